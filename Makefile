@@ -1,0 +1,58 @@
+# Everything needs only Python >= 3.11 and the internet; a second run is quick.
+#   make demo    a mixed fleet on this machine, trained on, moved across, compared
+#   make test    the whole test suite, with the second environment where this machine can have it
+#   make lint    formatting, lint and types, as in .ci/run and pre-commit
+#   make docs    write the generated pages of docs/ anew
+#   make clean   remove what was made in this folder; environments in the user's cache stay (polyfleet env remove)
+
+.PHONY: help demo test lint docs clean environment second-environment
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+LOCK := cluster/locks/main.txt
+BIN := .venv/bin
+# The environment is made anew when the lock or the project's own metadata change.
+STAMP := .venv/made-from-$(firstword $(shell cat $(LOCK) pyproject.toml | cksum))
+
+# What a test run and the demo print must not depend on the caller's shell.
+unexport PYTHONPATH PYTHONHOME
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: environment second-environment
+	$(BIN)/python examples/demo.py
+
+# POLYFLEET_XLA_PYTHON is the interpreter of the second environment; tests that need it say so where it is not set.
+test: environment second-environment
+	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
+	env $${xla:+POLYFLEET_XLA_PYTHON="$$xla"} $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+
+lint: environment
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
+
+docs: environment
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf .venv build dist *.egg-info demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+environment: $(STAMP)
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "Polyfleet needs Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+	@rm -f .venv/made-from-*
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -r $(LOCK)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Exit code 3 means that this machine cannot hold it (system, Python, disk): said above, and not an error.
+second-environment: environment
+	@$(BIN)/polyfleet env create xla >/dev/null || { code=$$?; test $$code -eq 3 && echo "going on without the second environment"; }

@@ -1,0 +1,4 @@
+"""What exists: vocabulary, accelerator facts, pools, environments, and the cluster that holds them.
+
+Imports neither sister package.
+"""

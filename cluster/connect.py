@@ -1,0 +1,59 @@
+"""Joining a running Ray cluster as its one driver. The environment must be right before `import ray`: Ray reads it
+once.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import FleetError
+from cluster.fleet_record import FleetRecord
+from cluster.ray_node import SETTINGS, token_environment
+
+NAMESPACE = "polyfleet"
+
+
+def foreign_token() -> Path:
+    """The token file of a cluster that is not ours: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token. Raises FleetError
+    without one.
+    """
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    if path.is_file():
+        return path.absolute()
+    raise FleetError(
+        f"no token for that Ray cluster at {path}",
+        "start Ray with RAY_AUTH_MODE=token and put its token there (0600), or name its file in RAY_AUTH_TOKEN_PATH",
+    )
+
+
+def prepare(record: FleetRecord) -> None:
+    """Set this process's Ray variables for `record`, and drop all others: they would belong to another cluster."""
+    for name in [n for n in os.environ if n.startswith("RAY_")]:
+        del os.environ[name]
+    os.environ.update({k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"})
+    os.environ.update(token_environment(Path(record.token_path)))
+
+
+def connect(record: FleetRecord) -> None:
+    """Join. `prepare` must have run before anything imported ray. Raises FleetError when the head does not answer."""
+    import ray
+
+    from cluster.ray_hook import stay_on_loopback
+
+    if record.loopback:
+        stay_on_loopback()
+    where: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if record.loopback else {}
+    try:
+        ray.init(record.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **where)
+    except (ConnectionError, RuntimeError) as e:
+        reason = str(e).strip().splitlines()[0]
+        raise FleetError(
+            f"no Ray cluster answers at {record.address}: {reason}", "`polyfleet down`, then `polyfleet up`"
+        ) from e
+
+
+def disconnect() -> None:
+    import ray
+
+    ray.shutdown()

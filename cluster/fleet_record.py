@@ -1,0 +1,77 @@
+"""fleet.json: what is up on this machine, written before the first process starts, so that a crash leaves nothing
+unknown.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.paths import home, private_dir, write_private
+from cluster.plain import from_plain, to_plain
+from cluster.processes import ProcessId, alive
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProcess:
+    """One `ray start` of ours. `role` is head or worker."""
+
+    role: str
+    node: str
+    pool: str
+    pid: int
+    created: float
+
+    @property
+    def process(self) -> ProcessId:
+        return ProcessId(self.pid, self.created)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRecord:
+    """`state` is starting, up or stopping; `pools` holds each PoolSpec as plain data; `left_out` pairs a pool with the
+    reason.
+    """
+
+    name: str
+    state: str
+    address: str
+    version: str
+    started_s: float
+    token_path: str
+    temp_dir: str = ""
+    loopback: bool = True
+    processes: tuple[NodeProcess, ...] = ()
+    pools: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def embedded(self) -> bool:
+        return bool(self.temp_dir)
+
+    def with_process(self, process: NodeProcess) -> "FleetRecord":
+        return replace(self, processes=(*self.processes, process))
+
+    def living(self) -> tuple[NodeProcess, ...]:
+        return tuple(p for p in self.processes if alive(p.process))
+
+
+def path() -> Path:
+    return home() / "fleet.json"
+
+
+def read() -> FleetRecord | None:
+    """The record of this home, or None when no fleet was brought up."""
+    try:
+        return from_plain(FleetRecord, json.loads(path().read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def write(record: FleetRecord) -> None:
+    private_dir(home())
+    write_private(path(), json.dumps(to_plain(record), indent=1))
+
+
+def forget() -> None:
+    path().unlink(missing_ok=True)

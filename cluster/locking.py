@@ -1,0 +1,41 @@
+"""Lock files: held by a process and the children it hands the descriptor to; the kernel frees them when all have ended.
+
+A lock file is never removed: another could then hold a lock on a file that no longer has a name.
+"""
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def exclusive(path: Path, when_taken: Callable[[], None]) -> Iterator[int]:
+    """Hold `path`; where somebody else does, say so by `when_taken` and wait. Yields the descriptor to hand on."""
+    with path.open("w") as file:
+        if not _taken(file):
+            when_taken()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+@contextmanager
+def if_free(path: Path) -> Iterator[int | None]:
+    """Hold `path` and yield its descriptor, or yield None at once where somebody else holds it."""
+    with path.open("w") as file:
+        yield file.fileno() if _taken(file) else None
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds `path` now."""
+    with if_free(path) as descriptor:
+        return descriptor is None
+
+
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""How one Ray node of an embedded fleet is started: its command line and its environment. Pure functions.
+
+Settings and their reasons: Ray 2.60's defaults find a frozen node after a minute and kill every job when the head is
+away
+for one; `memory monitor` counts the whole host, which is not ours alone; usage statistics would leave the machine.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster.accelerators import TABLE, ray_resource
+
+SETTINGS = {
+    "RAY_health_check_initial_delay_ms": "2000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_START_HOOK": "cluster.ray_hook.prepare_node",
+} | {f"RAY_EXPERIMENTAL_NOSET_{a.visibility}": "1" for a in TABLE.values() if a.visibility}
+
+OBJECT_STORE_BYTES = 128 << 20
+NOT_INHERITED = ("RAY_", "POLYFLEET_", "PYTHON", "VIRTUAL_ENV", "CONDA_")
+OUR_OWN = ("POLYFLEET_CACHE",)
+
+
+def token_environment(token_path: Path | None) -> dict[str, str]:
+    """Ray's authentication, always explicit: Ray's own default depends on what lies in the user's home (2.59)."""
+    if token_path is None:
+        return {"RAY_AUTH_MODE": "disabled"}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+
+
+def inherited(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The caller's environment without what would steer another Ray, another fleet or another interpreter."""
+    found = os.environ if base is None else base
+    return {k: v for k, v in found.items() if not k.startswith(NOT_INHERITED) or k in OUR_OWN}
+
+
+def node_environment(
+    token_path: Path, code: Path, ports: Mapping[str, int], extra: Mapping[str, str]
+) -> dict[str, str]:
+    """`code` is the folder with our packages; `ports` are free ports for Ray's fixed-port listeners."""
+    metrics = {"AUTOSCALER_METRIC_PORT": str(ports["autoscaler"]), "DASHBOARD_METRIC_PORT": str(ports["dashboard"])}
+    return inherited() | SETTINGS | metrics | token_environment(token_path) | {"PYTHONPATH": str(code)} | dict(extra)
+
+
+def _start(interpreter: Path) -> list[str]:
+    return [str(interpreter), "-m", "ray.scripts.scripts", "start", "--block", "--include-log-monitor=false",
+            f"--object-store-memory={OBJECT_STORE_BYTES}", "--dashboard-agent-listen-port=0"]  # fmt: skip
+
+
+def head_command(interpreter: Path, port: int, temp_dir: Path) -> list[str]:
+    """The head holds the cluster's state and runs no work: zero CPUs."""
+    return [*_start(interpreter), "--head", f"--port={port}", f"--temp-dir={temp_dir}", "--num-cpus=0", "--num-gpus=0",
+            "--include-dashboard=false", "--no-monitor", "--labels=polyfleet.io/role=head"]  # fmt: skip
+
+
+def worker_command(interpreter: Path, address: str, labels: Mapping[str, str], counts: Mapping[str, int]) -> list[str]:
+    """Explicit counts, so that Ray looks for no device itself. `counts` maps Ray resource names to numbers."""
+    others = {k: v for k, v in counts.items() if k not in ("CPU", "GPU")}
+    custom = "{" + ", ".join(f'"{k}": {v}' for k, v in others.items()) + "}"
+    told = ",".join(f"{key}={value}" for key, value in labels.items())
+    return [*_start(interpreter), f"--address={address}", f"--num-cpus={counts['CPU']}",
+            f"--num-gpus={counts.get('GPU', 0)}", f"--resources={custom}", f"--labels={told}"]  # fmt: skip
+
+
+def resource_counts(backend: str, devices: int, cpus: int, emulated: bool) -> dict[str, int]:
+    """Ray resources of a node: its CPUs, and the backend's own resource once per device."""
+    resource = ray_resource(backend, emulated)
+    return {"CPU": cpus} if resource == "CPU" else {"CPU": cpus, resource: devices}

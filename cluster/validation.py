@@ -1,0 +1,194 @@
+"""From pydantic's many errors to the one sentence a person needs: which field, what is wrong, which key was meant."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from cluster.errors import SpecError, UserError, nearest
+
+M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R")
+
+MAX_SHOWN = 60
+# pydantic's wording, and ours: about what was written, in YAML's words, with "must".
+WORDING = (
+    (re.compile(r"^(Value error|Assertion failed), "), ""),
+    (re.compile(r"^(Input|String|List|Tuple|Set|Dictionary|Value|Number) should "), "must "),
+    (re.compile(r" after validation, not \d+"), ""),
+    (re.compile(r"valid (tuple|set|array)"), "list"),
+    (re.compile(r"valid dictionary"), "mapping"),
+)
+
+
+class WrongValueError(ValueError):
+    """What a validator raises to say more than a sentence: `checked` hands the remedy on and adds the field.
+
+    A validator of a whole model names the guilty one of its fields in `field`.
+    """
+
+    def __init__(self, message: str, remedy: str = "", field: str = ""):
+        super().__init__(message, remedy, field)
+        self.message = message
+        self.remedy = remedy
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def in_field(function: Callable[..., R], *arguments: Any) -> R:
+    """Call `function` inside a validator: its UserError becomes an error of the field being validated."""
+    try:
+        return function(*arguments)
+    except UserError as e:
+        raise WrongValueError(e.message, e.remedy) from None
+
+
+def checked(model_class: type[M], data: Any, source: str = "") -> M:
+    """`data` as an instance of `model_class`. `source` names the file it came from.
+
+    Raises SpecError with the dotted field as the user wrote it (no names of ours for unions), what was given, and for
+    an unknown key the nearest valid one.
+    """
+    try:
+        return model_class.model_validate(data)
+    except ValidationError as e:
+        errors = _of_meant_members([_placed(dict(error), data) for error in e.errors(include_url=False)])
+    # Unknown keys come first and hide what is missing: a key misspelt is both.
+    chosen = min(errors, key=lambda error: error.type != "extra_forbidden")
+    hidden = "missing" if chosen.type == "extra_forbidden" else ""
+    others = len({error.path for error in errors if error.type != hidden} - {chosen.path})
+    also = f" (and {others} more)" if others else ""
+    where = f" (in {source})" if source else ""
+    message, remedy = _sentence(chosen, model_class)
+    raise SpecError(chosen.field, f"{message}{where}{also}", remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Error:
+    """One error of pydantic's. `steps` is its `loc`, each part with whether it is a key of the data, or a name of
+    pydantic's own: that of a union's member."""
+
+    type: str
+    said: str
+    context: dict[str, Any]
+    given: Any
+    steps: tuple[tuple[str | int, bool], ...]
+
+    @property
+    def path(self) -> tuple[str | int, ...]:
+        return tuple(part for part, written in self.steps if written)
+
+    @property
+    def cause(self) -> WrongValueError | None:
+        error = self.context.get("error")
+        return error if isinstance(error, WrongValueError) else None
+
+    @property
+    def field(self) -> str:
+        own = (self.cause.field,) if self.cause and self.cause.field else ()
+        return ".".join(str(part) for part in (*self.path, *own))
+
+    @property
+    def member(self) -> tuple[tuple[str | int, ...], str | int] | None:
+        """The outermost union it came from, and for which of its members."""
+        for position, (part, written) in enumerate(self.steps):
+            if not written:
+                return tuple(p for p, _ in self.steps[:position]), part
+        return None
+
+
+def _placed(error: dict[str, Any], data: Any) -> _Error:
+    steps = []
+    here, last = data, len(error["loc"]) - 1
+    for position, part in enumerate(error["loc"]):
+        written = _has(here, part)
+        here = here[part] if written else here
+        steps.append((part, written or (position == last and error["type"] == "missing")))
+    return _Error(error["type"], error["msg"], error.get("ctx") or {}, error["input"], tuple(steps))
+
+
+def _of_meant_members(errors: list[_Error]) -> list[_Error]:
+    """A union that takes a value for none of its members tells the errors of each. Kept are those of the member that
+    was meant: the one that got furthest into the value, then the one with the fewest errors."""
+    unions: dict[Any, dict[Any, list[_Error]]] = {}
+    for error in errors:
+        union, member = error.member or (None, None)
+        unions.setdefault(union, {}).setdefault(member, []).append(error)
+    kept = [
+        min(members.values(), key=lambda own: (-max(len(e.path) for e in own), len(own))) for members in unions.values()
+    ]
+    return [error for own in kept for error in own]
+
+
+def _has(here: Any, part: str | int) -> bool:
+    if isinstance(here, dict):
+        return part in here
+    return isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+
+
+def _sentence(error: _Error, model_class: type[BaseModel]) -> tuple[str, str]:
+    """Message and remedy."""
+    if error.cause:
+        return error.cause.message, error.cause.remedy
+    match error.type:
+        case "extra_forbidden":
+            key = str(error.path[-1])
+            return f"unknown key {key!r}", nearest(key, _valid_keys(model_class, error.path[:-1]))
+        case "missing":
+            return "is required", ""
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"must be a mapping, got {_shown(error.given)}", ""
+        case "literal_error" | "enum" if isinstance(error.given, str):
+            valid = re.findall(r"'([^']*)'", str(error.context.get("expected", "")))
+            return f"unknown value {_shown(error.given)}", nearest(error.given, valid)
+        case "value_error" | "assertion_error":
+            return _worded(error.said), ""
+    return f"{_worded(error.said)}, got {_shown(error.given)}", ""
+
+
+def _worded(message: str) -> str:
+    for pattern, ours in WORDING:
+        message = pattern.sub(ours, message)
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _valid_keys(model_class: type[BaseModel], path: Iterable[str | int]) -> list[str]:
+    """Keys the models at `path` know (of a union: all of its members), in the order they are declared."""
+    here: list[Any] = [model_class]
+    for part in path:
+        here = [inner for kind in here for inner in _inside(kind, part)]
+    models = [kind for kind in here if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return list(dict.fromkeys(field.alias or name for model in models for name, field in model.model_fields.items()))
+
+
+def _inside(kind: Any, part: str | int) -> Iterator[Any]:
+    """The types a value of type `kind` may have at key or index `part`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            if part in (name, field.alias):
+                yield from _members(field.annotation)
+        return
+    arguments = [a for a in get_args(kind) if a is not Ellipsis]
+    if arguments:  # dict[key, value], list[item], tuple[item, ...]
+        yield from _members(arguments[-1])
+
+
+def _members(kind: Any) -> Iterator[Any]:
+    """A type taken out of Annotated, unions and optionals."""
+    if get_origin(kind) is Annotated:
+        yield from _members(get_args(kind)[0])
+    elif get_origin(kind) in (Union, UnionType):
+        for member in get_args(kind):
+            yield from _members(member)
+    else:
+        yield kind

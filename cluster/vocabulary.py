@@ -1,0 +1,65 @@
+"""Words of DESIGN.md as plain, frozen data: what a node has. Everything here crosses Ray as JSON-like data (see
+cluster/plain.py).
+"""
+
+from dataclasses import dataclass, field
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or the CPU of a node taken as one device. Found without opening it.
+
+    `index` is the device's number on its node, as the backend's visibility variable counts. Bytes are None when
+    unknown.
+    """
+
+    backend: str
+    kind: str
+    index: int
+    name: str
+    uuid: str = ""
+    total_memory_bytes: int | None = None
+    free_memory_bytes: int | None = None
+    driver_version: str = ""
+    architecture: str = ""
+    emulated: bool = False
+    unavailable_reason: str = ""
+    properties: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something `doctor` tells: a level (`info`, `warning`, `error`), what it is about, what was seen, what to do."""
+
+    level: str
+    subject: str
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What an agent reports of its node. `versions` has python, ray, torch, … of its environment, read without
+    importing torch.
+    """
+
+    node: str
+    ray_node_id: str
+    host: str
+    address: str
+    pool: str
+    backend: str
+    environment: str
+    protocol: int
+    versions: dict[str, str]
+    devices: tuple[Device, ...]
+    cpu_count: int
+    memory_total_bytes: int
+    memory_free_bytes: int
+    load_1min: float
+    disk_free_bytes: int
+    agent_pid: int
+    storage: str
+    findings: tuple[Finding, ...] = ()

@@ -1,0 +1,237 @@
+"""True of the whole tree: where imports point, what is not called, how long things get, that links lead somewhere."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("cluster", "workers", "orchestrator")  # each may import those before it
+PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+# Of workers, the orchestrator takes messages and pure data; the agent's class only where the actor is made.
+OF_WORKERS = (
+    "workers.messages",
+    "workers.errors",
+    "workers.discovery",
+    "workers.checkpoint.manifest",
+    "workers.checkpoint.inspect",
+)
+AGENT_FROM = "orchestrator/runtime/"
+TORCH_FROM = tuple(f"workers/{part}/" for part in ("backends", "kernels", "optimizers", "tasks", "checkpoint"))
+RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "cluster/embedded.py", "cluster/ray")
+# A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
+VENDORS = {
+    "pynvml": ("nvidia",),
+    "amdsmi": ("amd",),
+    "torch_xla": ("tpu", "xla"),
+    "torch_tpu": ("tpu",),
+    "torch_neuronx": ("neuron",),
+    "intel_extension_for_pytorch": ("intel", "cpu"),
+}
+UNSAFE_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
+UNSAFE_CALLS = {
+    "eval",
+    "exec",
+    "os.system",
+    "os.popen",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "torch.load",
+}
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+FUNCTIONS_THAT_MAY_BE_LONGER = 5
+LONGEST_FUNCTION_LINES = 90
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[int, str, bool], ...]:
+    """Line, full module name, and whether it happens as soon as the file is imported."""
+    at_once = {id(node) for node in nodes_run_on_import(tree(path))}
+    found = []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name, id(node) in at_once) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found += [(node.lineno, f"{node.module}.{alias.name}", id(node) in at_once) for alias in node.names]
+    return tuple(found)
+
+
+def nodes_run_on_import(node: ast.AST) -> Iterator[ast.AST]:
+    """All but bodies of functions and what is for the type checker."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from nodes_run_on_import(child)
+
+
+def full_name(function: ast.expr, path: Path) -> str:
+    """`yaml.load` as the module it comes from: with `from cluster import yaml` it is cluster.yaml.load."""
+    first, dot, rest = ast.unparse(function).partition(".")
+    modules = [module for _, module, _ in imports(path) if module.split(".")[-1] == first]
+    return f"{modules[0] if modules else first}{dot}{rest}"
+
+
+def is_in(module: str, wanted: str) -> bool:
+    return module == wanted or module.startswith(f"{wanted}.")
+
+
+def repository_files() -> list[Path]:
+    """What is committed or would be."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    paths = [ROOT / line for line in listing.stdout.decode().split("\0") if line]
+    return [path for path in paths if path.is_file()]
+
+
+def text_files() -> Iterator[tuple[Path, str]]:
+    for path in repository_files():
+        content = path.read_bytes()
+        if b"\0" not in content[:8000]:
+            yield path, content.decode()
+
+
+def test_imports_point_down_only():
+    upward = [
+        f"{name(path)}:{line} imports {module}"
+        for path in PRODUCT
+        for line, module, _ in imports(path)
+        for above in PACKAGES[PACKAGES.index(path.relative_to(ROOT).parts[0]) + 1 :]
+        if is_in(module, above)
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_the_orchestrator_takes_only_messages_and_data_of_the_workers():
+    more = [
+        f"{name(path)}:{line} imports {module}"
+        for path in PRODUCT
+        if name(path).startswith("orchestrator/")
+        for line, module, _ in imports(path)
+        if is_in(module, "workers")
+        and not any(is_in(module, allowed) for allowed in OF_WORKERS)
+        and not (is_in(module, "workers.agent") and name(path).startswith(AGENT_FROM))
+    ]
+    assert not more, "\n".join(more)
+
+
+@pytest.mark.parametrize("library, places", [("torch", TORCH_FROM), ("ray", RAY_FROM)])
+def test_torch_and_ray_are_imported_only_in_their_places(library, places):
+    elsewhere = [
+        f"{name(path)}:{line} imports {module}"
+        for path in PRODUCT
+        for line, module, _ in imports(path)
+        if is_in(module, library) and not name(path).startswith(places)
+    ]
+    assert not elsewhere, "\n".join(elsewhere)
+
+
+def test_vendor_libraries_are_imported_by_their_vendors_files_on_first_use():
+    wrong = [
+        f"{name(path)}:{line} imports {module}"
+        for path in PRODUCT
+        for line, module, at_once in imports(path)
+        for library, stems in VENDORS.items()
+        if is_in(module, library) and (at_once or path.stem not in stems or not name(path).startswith("workers/"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_runs_code_by_reading_data():
+    unsafe = []
+    for path in PRODUCT:
+        unsafe += [
+            f"{name(path)}:{line} {module}"
+            for line, module, _ in imports(path)
+            if module.split(".")[0] in UNSAFE_MODULES
+        ]
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and (called := full_name(node.func, path)) in UNSAFE_CALLS:
+                unsafe.append(f"{name(path)}:{node.lineno} {called}()")
+            if isinstance(node, ast.keyword) and node.arg == "shell" and getattr(node.value, "value", None) is True:
+                unsafe.append(f"{name(path)}:{node.value.lineno} shell=True")
+    assert not unsafe, "\n".join(unsafe)
+
+
+def test_files_are_short_enough_to_be_read():
+    long = [f"{name(path)}: {n} lines" for path in PRODUCT if (n := path.read_text().count("\n")) > MAX_FILE_LINES]
+    assert not long, "\n".join(long)
+
+
+def test_almost_no_function_is_long_and_none_very():
+    lengths = {
+        f"{name(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in PRODUCT
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    long = {where: lines for where, lines in lengths.items() if lines > MAX_FUNCTION_LINES}
+    assert len(long) <= FUNCTIONS_THAT_MAY_BE_LONGER, long
+    assert max(long.values(), default=0) <= LONGEST_FUNCTION_LINES, long
+
+
+def test_no_init_file_lies_under_tests():
+    """One would hide the package of the same name: tests/cluster/__init__.py is a package `cluster`."""
+    assert [name(path) for path in (ROOT / "tests").rglob("__init__.py")] == []
+
+
+def test_no_file_holds_a_path_of_the_machine_it_was_written_on():
+    here = {str(ROOT), f"{Path.home()}/", f"{sys.base_prefix}/"} - {"//", "/usr/"}
+    found = [
+        f"{name(path)}:{number}"
+        for path, text in text_files()
+        for number, line in enumerate(text.splitlines(), 1)
+        if any(prefix in line for prefix in here)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_relative_link_in_the_documents_leads_somewhere():
+    link = re.compile(r"\]\(([^)\s]+)\)")
+    dead = []
+    for path, text in text_files():
+        if path.suffix == ".md":
+            prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+            for target in link.findall(prose):
+                place = target.split("#")[0]
+                if (
+                    place
+                    and "://" not in place
+                    and not place.startswith("mailto:")
+                    and not (path.parent / place).exists()
+                ):
+                    dead.append(f"{name(path)}: {target}")
+    assert not dead, "\n".join(dead)
+
+
+def test_every_direct_dependency_has_its_reason_written_down():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.match(r"[A-Za-z0-9-]+", line).group().lower() for group in groups for line in group} - {"polyfleet"}
+    reasons = (ROOT / "docs" / "decisions" / "0007-dependencies.md").read_text()
+    assert names == set(re.findall(r"^\| ([a-z0-9-]+) \| \S", reasons, re.MULTILINE)) - {"package"}
