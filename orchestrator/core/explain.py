@@ -1,0 +1,92 @@
+"""Why a job can, cannot, or can never run: the same rules as plan.py, told for one job."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from cluster.errors import nearest
+from orchestrator.core.fit import EVER, refusal, right_kind, right_pool
+from orchestrator.core.gang import islands, too_few_nodes
+from orchestrator.core.model import Candidate, Devices, Job, Snapshot, Start
+from orchestrator.core.plan import plan, survey
+from orchestrator.core.policies import Policy
+from orchestrator.core.policies.fifo import fifo
+from orchestrator.core.room import Room
+from orchestrator.core.states import State
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One candidate: devices ids that could hold (part of) it now, and per other devices id the refusing sentence.
+
+    The key "" of `refused` speaks of the whole fleet, e.g. that no island has nodes enough or what the job waits for.
+    """
+
+    candidate: int
+    kinds: tuple[str, ...]
+    count: int
+    min_count: int
+    nodes: int
+    pool: str
+    fits: tuple[str, ...]
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`impossible` is the sentence of `never`; `preempt` names the jobs that would be asked to stop."""
+
+    candidates: tuple[Answer, ...]
+    would_start: Start | None
+    preempt: tuple[str, ...]
+    impossible: str
+
+
+def explain(job: Job, snapshot: Snapshot, policy: Policy = fifo) -> Explanation:
+    """What the next plan says of `job`, in its place in the line. It need not be in the snapshot: then it is new."""
+    asked = replace(job, state=State.PENDING)
+    others = tuple(other for other in snapshot.jobs if other.id != job.id)
+    decided = plan(replace(snapshot, jobs=(*others, asked)), policy)
+    start = next((s for s in decided.start if s.job == job.id), None)
+    refused = survey(asked, Room(snapshot))[1] if start else decided.why_not[job.id]
+    preempt = tuple(p.victim for p in decided.preempt if p.job == job.id)
+    answers = tuple(_answer(index, want, snapshot, refused) for index, want in enumerate(job.candidates))
+    return Explanation(answers, start, preempt, never(job, snapshot.devices))
+
+
+def never(job: Job, devices: Iterable[Devices]) -> str:
+    """Why nothing here could ever run `job`, busy or not; "" if something could. Nodes that take no jobs now count."""
+    known = tuple(devices)
+    reasons = [_never(want, known) for want in job.candidates]
+    if not all(reasons):
+        return ""
+    if len(reasons) == 1:
+        return reasons[0]
+    return "; ".join(f"candidate {index + 1}: {reason}" for index, reason in enumerate(reasons))
+
+
+def _answer(index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]) -> Answer:
+    refused = {key: sentence for (number, key), sentence in why_not.items() if number == index}
+    fits = tuple(sorted(have.id for have in snapshot.devices if have.id not in refused))
+    return Answer(index, want.kinds, want.count, want.min_count, want.nodes, want.pool, fits, refused)
+
+
+def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
+    able = [have for have in devices if not refusal(want, have, EVER)]
+    found = islands(able)
+    if any(len(nodes) >= want.nodes for nodes in found.values()):
+        return ""
+    if able:
+        return too_few_nodes(want, found)
+    if want.pool and all(right_pool(want, have) for have in devices):
+        return f"no pool is called {want.pool}; {nearest(want.pool, sorted({have.pool for have in devices}))}"
+    right = [have for have in devices if not right_pool(want, have) and not right_kind(want, have)]
+    if not right:
+        return _no_such_kind(want, devices)
+    return "; ".join(f"{have.id}: {refusal(want, have, EVER)}" for have in sorted(right, key=lambda d: d.id)[:3])
+
+
+def _no_such_kind(want: Candidate, devices: tuple[Devices, ...]) -> str:
+    here = [have for have in devices if not right_pool(want, have)]
+    kinds = ", ".join(sorted({have.kind for have in here})) or "none"
+    where = f"pool {want.pool} has no" if want.pool else "no pool has"
+    return f"{where} {' or '.join(want.kinds)}; kinds here: {kinds}"

@@ -1,0 +1,89 @@
+"""Which devices can serve a candidate. A rule returns "" when it agrees, else the sentence that `explain` prints."""
+
+from collections.abc import Callable, Iterable
+
+from cluster.accelerators import ALIASES
+from orchestrator.core.model import Candidate, Devices
+
+ANY = "any"
+Rule = Callable[[Candidate, Devices], str]
+
+
+def matches(pattern: str, have: Devices) -> bool:
+    """Equal, in any case; the backend alone; `any`; or the model's family: `nvidia:H100` takes `nvidia:H100-80GB`."""
+    wanted, kind = pattern.lower(), have.kind.lower()
+    is_backend = ALIASES.get(wanted, wanted) == have.backend
+    is_family = ":" in wanted and kind.startswith(wanted + "-")
+    return wanted in (kind, ANY) or is_backend or is_family
+
+
+def asked_by_name(want: Candidate, have: Devices) -> bool:
+    """The full kind or the pool itself was written down, so nothing is chosen behind the user's back."""
+    return want.pool == have.pool or any(pattern.lower() == have.kind.lower() for pattern in want.kinds)
+
+
+def right_kind(want: Candidate, have: Devices) -> str:
+    if any(matches(pattern, have) for pattern in want.kinds):
+        return ""
+    return f"is {have.kind}, job accepts {', '.join(want.kinds)}"
+
+
+def not_emulated_unasked(want: Candidate, have: Devices) -> str:
+    if not have.emulated or asked_by_name(want, have):
+        return ""
+    return f"computes on the CPU: is taken only by its full name {have.kind} or its pool {have.pool}"
+
+
+def right_pool(want: Candidate, have: Devices) -> str:
+    if want.pool in ("", have.pool):
+        return ""
+    return f"is in pool {have.pool}, job asks for pool {want.pool}"
+
+
+def enough_memory(want: Candidate, have: Devices) -> str:
+    if have.memory_bytes >= want.memory_bytes:
+        return ""
+    if not have.memory_bytes:
+        return f"memory per device is unknown, job needs {_gib(want.memory_bytes)} GiB"
+    return f"{_gib(have.memory_bytes)} GiB per device, job needs {_gib(want.memory_bytes)}"
+
+
+def enough_devices(want: Candidate, have: Devices) -> str:
+    if have.total >= want.min_count:
+        return ""
+    return f"has {_devices(have.total)} in all, job needs {_needed(want)}"
+
+
+def node_takes_jobs(_want: Candidate, have: Devices) -> str:
+    if have.schedulable:
+        return ""
+    return have.reason or f"node {have.node} takes no jobs now"
+
+
+def enough_free(want: Candidate, have: Devices) -> str:
+    if len(have.free) >= want.min_count:
+        return ""
+    are = "is" if have.total == 1 else "are"
+    return f"{len(have.free)} of {_devices(have.total)} {are} free, job needs {_needed(want)}"
+
+
+EVER: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, enough_memory, enough_devices)
+"""What no waiting will change on these devices."""
+
+RULES: tuple[Rule, ...] = (*EVER, node_takes_jobs, enough_free)
+
+
+def refusal(want: Candidate, have: Devices, rules: Iterable[Rule] = RULES) -> str:
+    return next(filter(None, (rule(want, have) for rule in rules)), "")
+
+
+def _devices(count: int) -> str:
+    return f"{count} device" if count == 1 else f"{count} devices"
+
+
+def _needed(want: Candidate) -> str:
+    return f"{want.min_count}" if want.min_count == want.count else f"at least {want.min_count}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f}".removesuffix(".0")

@@ -1,0 +1,209 @@
+"""The event log, folded: what every job is now. The same log gives the same answer, whoever reads it and however often.
+
+| event       | moves the job | its data                                                                              |
+|-------------|---------------|---------------------------------------------------------------------------------------|
+| submitted   | to PENDING    | job (as plain data), spec, package                                                    |
+| placed      | yes           | candidate, kind, pool, leases [[devices id, [numbers]]], reason; epoch is the new one |
+| started     | yes           |                                                                                       |
+| preempted   | yes           | reason: the attempt was asked to save and stop                                        |
+| finished    | yes           | reason, result                                                                        |
+| failed      | yes           | reason, failure, result                                                               |
+| interrupted | yes           | as failed, and restarts, interruptions, first_candidate, not_before_s (retry.py)      |
+| refused     | yes           | reason: nothing can ever run it                                                       |
+| cancelled   | yes           | reason; its attempt lives on until `released`                                         |
+| released    | no            | outcome, reason: no process of the attempt is left, its devices are free              |
+| checkpoint  | no            | pool, path, step                                                                      |
+| resumed     | no            | step                                                                                  |
+
+Fencing: an event of an attempt counts only with the job's current epoch, and `placed` only with the next one. What a
+user does (submit, cancel) is never fenced. What does not count is ignored, with a sentence for whoever asks.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cluster.plain import from_plain, to_plain
+from orchestrator.core.model import Event, Job, Running, Start
+from orchestrator.core.retry import Decision
+from orchestrator.core.states import MOVES, TERMINAL, State
+
+WORKING = frozenset({State.STARTING, State.RUNNING})
+NOTES = frozenset({"released", "checkpoint", "resumed"})
+ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrupted", "released": "released"}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One placement. It holds its leases until `ended_s` is set. `outcome` is a word of ENDINGS, or finer."""
+
+    epoch: int
+    candidate: int
+    kind: str
+    pool: str
+    leases: tuple[tuple[str, tuple[int, ...]], ...]
+    placed_s: float
+    started_s: float | None = None
+    ended_s: float | None = None
+    outcome: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that is known of a job. `reason` is of the event that led to its state, `seq` of the last that counted."""
+
+    job: Job
+    spec: dict[str, Any]
+    package: str = ""
+    reason: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    checkpoint: dict[str, Any] | None = None
+    resumed_step: int | None = None
+    result: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    seq: int = 0
+
+    @property
+    def live(self) -> Attempt | None:
+        """The attempt that holds devices, if one does: also of a cancelled job until it is released."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last and last.ended_s is None else None
+
+
+def fold(events: Iterable[Event]) -> dict[str, Record]:
+    """Records by job id, in the order of submission."""
+    records: dict[str, Record] = {}
+    for event in events:
+        if record := apply(records.get(event.job), event):
+            records[event.job] = record
+    return records
+
+
+def apply(record: Record | None, event: Event) -> Record | None:
+    """The record after `event`; the very same one when the event does not count."""
+    if ignored(record, event):
+        return record
+    if record is None:
+        return _submitted(event)
+    after = replace(record, seq=event.seq)
+    if event.event in NOTES:
+        return _noted(after, event)
+    return _moved(after, event)
+
+
+def ignored(record: Record | None, event: Event) -> str:
+    """Why `event` does not count, "" when it does."""
+    if record is None:
+        return "" if event.event == "submitted" else f"no job {event.job} was submitted"
+    if event.event == "submitted":
+        return f"{event.job} is already submitted"
+    job = record.job
+    if event.event != "cancelled" and event.epoch != (expected := job.epoch + (event.event == "placed")):
+        return f"{event.event} of epoch {event.epoch}, the job is at {expected}"
+    if event.event == "released":
+        return "" if record.live else "nothing is left to release"
+    if event.event in NOTES:
+        return f"the job is {job.state}" if job.state in TERMINAL else ""
+    return "" if (job.state, event.event) in MOVES else f"a job in {job.state} has no move for {event.event}"
+
+
+def running(records: Iterable[Record]) -> tuple[Running, ...]:
+    """The live attempts, as a snapshot wants them."""
+    held = ((record.job, record.live) for record in records)
+    return tuple(
+        Running(job.id, job.priority, live.placed_s, live.leases, stopping=job.state not in WORKING)
+        for job, live in held
+        if live
+    )
+
+
+def submitted(job: Job, spec: dict[str, Any], package: str, now_s: float) -> Event:
+    return Event(job.id, "submitted", 0, now_s, {"job": to_plain(job), "spec": spec, "package": package})
+
+
+def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
+    """The event that makes `start` the job's next attempt."""
+    leases = [[devices_id, list(numbers)] for devices_id, numbers in start.leases]
+    data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": leases, "reason": start.reason}
+    return Event(job.id, "placed", job.epoch + 1, now_s, data)
+
+
+def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
+    """The event for what retry.py decided; `data` may have outcome, result and failure."""
+    told = to_plain(decision)
+    return Event(job.id, told.pop("event"), job.epoch, now_s, told | data)
+
+
+def _submitted(event: Event) -> Record:
+    job = from_plain(Job, event.data["job"])
+    return Record(job, event.data.get("spec", {}), event.data.get("package", ""), "submitted", seq=event.seq)
+
+
+def _noted(record: Record, event: Event) -> Record:
+    if event.event == "checkpoint":
+        return replace(record, checkpoint=dict(event.data))
+    if event.event == "resumed":
+        return replace(record, resumed_step=int(event.data["step"]))
+    return _attempt_ended(record, event)
+
+
+def _moved(record: Record, event: Event) -> Record:
+    state = MOVES[record.job.state, event.event]
+    after = replace(record, job=replace(record.job, state=state), reason=event.data.get("reason", ""))
+    after = STEPS.get(event.event, lambda same, _: same)(after, event)
+    return replace(after, ended_s=event.time_s) if state in TERMINAL else after
+
+
+def _placed(record: Record, event: Event) -> Record:
+    data = event.data
+    leases = tuple((devices_id, tuple(numbers)) for devices_id, numbers in data["leases"])
+    attempt = Attempt(event.epoch, data["candidate"], data["kind"], data["pool"], leases, event.time_s)
+    job = replace(record.job, epoch=event.epoch)
+    return replace(record, job=job, attempts=(*record.attempts, attempt))
+
+
+def _started(record: Record, event: Event) -> Record:
+    first_s = event.time_s if record.started_s is None else record.started_s
+    return replace(_last(record, started_s=event.time_s), started_s=first_s)
+
+
+def _attempt_ended(record: Record, event: Event) -> Record:
+    data = event.data
+    names = ("restarts", "interruptions", "first_candidate", "not_before_s")
+    job = replace(record.job, **{name: data[name] for name in names if name in data})
+    outcome = data.get("outcome") or ENDINGS[event.event]
+    after = _last(record, ended_s=event.time_s, outcome=outcome, reason=data.get("reason", ""))
+    failure = None if event.event == "finished" else data.get("failure") or after.failure
+    return replace(after, job=job, result=data.get("result") or after.result, failure=failure)
+
+
+def _last(record: Record, **changes: Any) -> Record:
+    """`record` with its last attempt changed; a job refused before any placement has none."""
+    if not record.attempts:
+        return record
+    return replace(record, attempts=(*record.attempts[:-1], replace(record.attempts[-1], **changes)))
+
+
+STEPS = {
+    "placed": _placed,
+    "started": _started,
+    "finished": _attempt_ended,
+    "failed": _attempt_ended,
+    "interrupted": _attempt_ended,
+}
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The fold kept up to date as events are written: what the server holds in memory."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+
+    def apply(self, event: Event) -> Record | None:
+        record = apply(self.records.get(event.job), event)
+        if record:
+            self.records[event.job] = record
+        return record

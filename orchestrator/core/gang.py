@@ -1,0 +1,65 @@
+"""Attempts over several nodes: all of them in one island, all or none."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from orchestrator.core.model import Candidate, Devices
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Island:
+    """Devices that may share one collective group: same back end, environment and pool, same kind."""
+
+    pool: str
+    kind: str
+    backend: str
+    environment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a job now: `count` devices on each of `nodes`, which are ready and have them free."""
+
+    candidate: int
+    count: int
+    nodes: tuple[Devices, ...]
+
+    @property
+    def leases(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The lowest free numbers of each node, in the order of the ranks."""
+        return tuple((have.id, tuple(sorted(have.free))[: self.count]) for have in self.nodes)
+
+
+def island_of(have: Devices) -> Island:
+    return Island(have.pool, have.kind, have.backend, have.environment)
+
+
+def islands(devices: Iterable[Devices]) -> dict[Island, list[Devices]]:
+    """Nodes by island, both in a fixed order whatever order they came in."""
+    grouped: dict[Island, list[Devices]] = {}
+    for have in sorted(devices, key=lambda d: d.id):
+        grouped.setdefault(island_of(have), []).append(have)
+    return dict(sorted(grouped.items()))
+
+
+def option(index: int, want: Candidate, fits: list[Devices], fewest: bool = False) -> Option | None:
+    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses.
+
+    Of a range, as many devices per node as `want.nodes` nodes can give, or the `fewest`. Every node gives the same
+    number, since the ranks of unequal nodes wait for the slowest.
+    """
+    if len(fits) < want.nodes:
+        return None
+    frees = sorted((len(have.free) for have in fits), reverse=True)
+    count = want.min_count if fewest else min(want.count, frees[want.nodes - 1])
+    tightest = sorted((have for have in fits if len(have.free) >= count), key=lambda d: (len(d.free), d.id))
+    return Option(index, count, tuple(tightest[: want.nodes]))
+
+
+def too_few_nodes(want: Candidate, found: dict[Island, list[Devices]]) -> str:
+    """Why a gang fits no island although single nodes agree; "" for a single node or where no node agrees."""
+    if want.nodes == 1 or not found:
+        return ""
+    island, fits = max(found.items(), key=lambda item: len(item[1]))
+    have = f"pool {island.pool} has {len(fits)} ({island.kind})"
+    return f"job needs {want.nodes} nodes of one island, each with {want.min_count} devices; {have}"

@@ -1,0 +1,147 @@
+"""What the core sees and what it decides: frozen data, no methods that do anything."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.core.states import State
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One acceptable way to run a job. `kinds` are patterns: `nvidia:H100-80GB`, a backend alone (`tpu`), or `any`.
+
+    `count` devices on each of `nodes` nodes; `min_count` ≤ count where a range was asked for; memory is per device.
+    Overrides are merged with the job's own values already (see orchestrator/spec.py); zero and "" mean "nothing said".
+    """
+
+    kinds: tuple[str, ...]
+    count: int = 1
+    min_count: int = 1
+    nodes: int = 1
+    pool: str = ""
+    memory_bytes: int = 0
+    precision: str = ""
+    batch_size: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What may be tried again. `max_restarts` counts failures of the job's code, `max_interruptions` those of nodes.
+
+    -1: no limit. An exit code of `retry_exit_codes` counts as an interruption.
+    """
+
+    max_restarts: int = 0
+    max_interruptions: int = -1
+    retry_exit_codes: tuple[int, ...] = ()
+    backoff_s: float = 1.0
+    lease_s: float = 20.0
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was asked for, and where it stands. Built by folding the event log; the server adds nothing of its own.
+
+    `first_candidate` is where the search starts: 0, or one past the candidate whose attempt ended badly (see retry.py).
+    """
+
+    id: str
+    name: str
+    task: str
+    candidates: tuple[Candidate, ...]
+    ordered: bool = False
+    priority: int = 0
+    objective: str = "any"
+    submitted_s: float = 0.0
+    recovery: Recovery = Recovery()
+    state: State = State.PENDING
+    epoch: int = 0
+    not_before_s: float = 0.0
+    restarts: int = 0
+    interruptions: int = 0
+    first_candidate: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The equal devices of one node. `free` holds the numbers nobody leases; memory and price are of one device."""
+
+    id: str
+    node: str
+    pool: str
+    environment: str
+    backend: str
+    kind: str
+    free: tuple[int, ...]
+    total: int
+    memory_bytes: int = 0
+    emulated: bool = False
+    schedulable: bool = True
+    reason: str = ""
+    price_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A live attempt, for preemption: which devices it holds and how dear it is."""
+
+    job: str
+    priority: int
+    started_s: float
+    leases: tuple[tuple[str, tuple[int, ...]], ...]
+    preemptible: bool = True
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All the core may know. `now_s` is the only clock."""
+
+    now_s: float
+    devices: tuple[Devices, ...]
+    jobs: tuple[Job, ...]
+    running: tuple[Running, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start `job` as its candidate number `candidate` on these leases: (devices id, numbers) per node, by rank."""
+
+    job: str
+    candidate: int
+    leases: tuple[tuple[str, tuple[int, ...]], ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Ask `victim` to save and stop so that `job` can start."""
+
+    victim: str
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. `why_not`: job -> (candidate number, devices id or "" for all) -> the refusing sentence."""
+
+    start: tuple[Start, ...] = ()
+    preempt: tuple[Preempt, ...] = ()
+    why_not: dict[str, dict[tuple[int, str], str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the log, in the past tense. `epoch` is of its attempt; the store gives `seq`, 0 before."""
+
+    job: str
+    event: str
+    epoch: int
+    time_s: float
+    data: dict[str, Any] = field(default_factory=dict)
+    seq: int = 0

@@ -1,0 +1,58 @@
+"""The decision: a snapshot in, a plan out. No clock, no I/O, no chance, and no order but the policy's."""
+
+from orchestrator.core import wait
+from orchestrator.core.fit import refusal
+from orchestrator.core.gang import Option, islands, option, too_few_nodes
+from orchestrator.core.model import Job, Plan, Preempt, Snapshot, Start
+from orchestrator.core.policies import Policy
+from orchestrator.core.policies.fifo import fifo
+from orchestrator.core.room import Room
+from orchestrator.core.score import reason, score
+
+Reasons = dict[tuple[int, str], str]
+
+
+def plan(snapshot: Snapshot, policy: Policy = fifo) -> Plan:
+    """What to start and whom to ask to stop, and why not the rest. Jobs are served in the policy's order."""
+    room = Room(snapshot)
+    start: list[Start] = []
+    preempt: list[Preempt] = []
+    why_not: dict[str, Reasons] = {}
+    for job in policy(snapshot):
+        pause_s = job.not_before_s - snapshot.now_s
+        if pause_s > 0:
+            sentence = f"is tried again in {pause_s:.1f} s, after {_troubles(job)}"
+            why_not[job.id] = {(index, ""): sentence for index in range(len(job.candidates))}
+            continue
+        options, reasons = survey(job, room)
+        if options:
+            best = min(options, key=lambda o: score(job, o))
+            room.take(best)
+            start.append(Start(job.id, best.candidate, best.leases, reason(job, best)))
+            continue
+        claimed = wait.claim(job, room)
+        if claimed:
+            preempt += wait.apply(job, claimed, room)
+            reasons[claimed.candidate, ""] = wait.sentence(claimed)
+        why_not[job.id] = reasons
+    return Plan(tuple(start), tuple(preempt), why_not)
+
+
+def survey(job: Job, room: Room) -> tuple[list[Option], Reasons]:
+    """All places where `job` could start now, the best of each candidate and island, and why the others are none."""
+    options: list[Option] = []
+    reasons: Reasons = {}
+    for index, want in enumerate(job.candidates):
+        refused = {have.id: refusal(want, have) for have in room.devices.values()}
+        fits = islands(have for have in room.devices.values() if not refused[have.id])
+        reasons |= {(index, key): why + room.note(key) for key, why in refused.items() if why}
+        found = [option(index, want, nodes, fewest=job.objective == "cost") for nodes in fits.values()]
+        options += [o for o in found if o]
+        if not any(found) and (short := too_few_nodes(want, fits)):
+            reasons[index, ""] = short
+    return options, reasons
+
+
+def _troubles(job: Job) -> str:
+    told = [(job.restarts, "failure"), (job.interruptions, "interruption")]
+    return " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in told if count) or "a pause"

@@ -1,0 +1,9 @@
+"""Higher priority first; among equals, first come, first served. A job that was interrupted keeps its place."""
+
+from orchestrator.core.model import Job, Snapshot
+from orchestrator.core.states import WAITING
+
+
+def fifo(snapshot: Snapshot) -> list[Job]:
+    waiting = (job for job in snapshot.jobs if job.state in WAITING)
+    return sorted(waiting, key=lambda job: (-job.priority, job.submitted_s, job.id))

@@ -1,0 +1,54 @@
+"""What is left of the fleet while a plan is made: it starts as the snapshot and shrinks with every decision."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.core.gang import Option
+from orchestrator.core.model import Devices, Running, Snapshot
+
+Numbers = tuple[int, ...]
+
+
+class Room:
+    """`devices`: free is what nobody took or keeps. `soon`: leased by who stops. `kept`: how many for whom."""
+
+    def __init__(self, snapshot: Snapshot):
+        self.devices: dict[str, Devices] = {d.id: d for d in sorted(snapshot.devices, key=lambda d: d.id)}
+        self.running: dict[str, Running] = {r.job: r for r in sorted(snapshot.running, key=lambda r: r.job)}
+        self.soon: dict[str, Numbers] = {}
+        self.kept: dict[str, dict[str, int]] = {}
+        for attempt in list(self.running.values()):
+            if attempt.stopping:
+                self.stop(attempt)
+
+    def take(self, option: Option) -> None:
+        for devices_id, numbers in option.leases:
+            self._without(devices_id, numbers)
+
+    def stop(self, attempt: Running) -> None:
+        """Its devices come free soon, and nobody else may count on stopping it."""
+        del self.running[attempt.job]
+        for devices_id, numbers in attempt.leases:
+            self.soon[devices_id] = tuple(sorted({*self.soon.get(devices_id, ()), *numbers}))
+
+    def promised(self, devices_id: str) -> int:
+        """Devices that are free, or will be without anything more being done."""
+        return len(self.devices[devices_id].free) + len(self.soon.get(devices_id, ()))
+
+    def keep(self, job: str, devices_id: str, count: int) -> None:
+        """Set `count` devices aside for a job that waits, `soon` ones first, so that free ones are used meanwhile."""
+        soon = self.soon.get(devices_id, ())
+        self.soon[devices_id] = soon[count:]
+        idle = sorted(self.devices[devices_id].free)[: max(0, count - len(soon))]
+        if idle:
+            self._without(devices_id, idle)
+            self.kept.setdefault(devices_id, {})[job] = len(idle)
+
+    def note(self, devices_id: str) -> str:
+        """For a refusal's sentence: which free devices are not to be had because they wait for somebody."""
+        kept = self.kept.get(devices_id, {})
+        return "".join(f"; {count} more kept for {job}, which goes first" for job, count in kept.items())
+
+    def _without(self, devices_id: str, numbers: Iterable[int]) -> None:
+        have = self.devices[devices_id]
+        self.devices[devices_id] = replace(have, free=tuple(sorted(set(have.free) - set(numbers))))

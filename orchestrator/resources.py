@@ -1,0 +1,139 @@
+"""What users write for devices, sizes and times, in the forms they know from other schedulers, as numbers and kinds.
+
+`nvidia:H100:8`, `H100:8`, `nvidia:A100-80GB,H100:8` (either model), `tpu:v5e`, `cpu:1`, `any`, `cpu:ipex:1`,
+`nvidia:H100:2..8`, `nvidia:8+`; a list of these, wanted in that order; a mapping {H100: 8, A100: 8}, any of them.
+Sizes `16GB`, `16GiB`; durations `30s`, `5m`, `1h30m`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from cluster.accelerators import ALIASES, TABLE, backend_name
+from cluster.errors import UserError
+from orchestrator.core.fit import ANY
+
+AT_MOST = 4096
+"""What `8+` stands for at its upper end: more devices than one node has."""
+
+MODELS: dict[str, tuple[str, ...]] = {
+    "nvidia": (
+        *("P100", "V100", "T4", "A10", "A10G", "A16", "A30", "A40", "A100", "A6000", "L4", "L40", "L40S", "RTX3090"),
+        *("RTX4090", "RTX5090", "H20", "H100", "H200", "GH200", "B200", "B300", "GB200", "GB300"),
+    ),
+    "amd": ("MI100", "MI210", "MI250", "MI250X", "MI300A", "MI300X", "MI325X", "MI350X", "MI355X"),
+    "tpu": ("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7x"),
+    "intel": ("Max1100", "Max1550", "B580", "Gaudi2", "Gaudi3"),
+    "neuron": ("Trainium1", "Trainium2", "Trainium3", "Inferentia2"),
+    "apple": ("M1", "M2", "M3", "M4", "M5"),
+}
+"""Models that may be written without their back end. Any other model needs it: `nvidia:NAME`."""
+
+BACKEND_OF = {model.lower(): (backend, model) for backend, models in MODELS.items() for model in models}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+COUNT = re.compile(r"(?P<low>[0-9]{1,6})(?P<more>\+|\.\.(?P<high>[0-9]{1,6}))?")
+SIZE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,6})?)\s*(?P<prefix>[KMGT])(?P<binary>i?)B\+?", re.IGNORECASE)
+TIME = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?(?:ms|s|m|h|d))+")
+TIME_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+FORMS = "write BACKEND, BACKEND:MODEL or BACKEND:MODEL:COUNT, e.g. nvidia:H100:8, tpu:v5e:4, cpu:1, any"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node; was a number written?"""
+
+    kinds: tuple[str, ...]
+    count: int = 1
+    min_count: int = 1
+    counted: bool = False
+
+
+def accelerators(value: object) -> tuple[Wanted, ...]:
+    """Alternatives in the order written. Raises UserError with what to write instead."""
+    if isinstance(value, str):
+        return (_one(value),)
+    if isinstance(value, list | tuple) and value and not any(isinstance(item, list | tuple) for item in value):
+        return tuple(wanted for item in value for wanted in accelerators(item))
+    if isinstance(value, Mapping) and value:
+        return tuple(counted(_one(str(name)), count) for name, count in value.items())
+    raise UserError(f"names no device: {str(value)[:60]!r}", FORMS)
+
+
+def counted(wanted: Wanted, count: object) -> Wanted:
+    """`wanted` with a number written elsewhere: 8, "8", "2..8" or "8+". Raises UserError when it has one already."""
+    if wanted.counted:
+        raise UserError(f"the number of {','.join(wanted.kinds)} is given twice", "keep one of them")
+    low, high = _count(str(count) if isinstance(count, int) and not isinstance(count, bool) else count)
+    return Wanted(wanted.kinds, high, low, counted=True)
+
+
+def size_bytes(text: object) -> int:
+    """`16GB` is 16·10⁹, `16GiB` is 16·2³⁰. Raises UserError for a number without a unit."""
+    match = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if not match:
+        raise UserError(f"{text!r} is not a size", "write a number and a unit, e.g. 16GB or 16GiB")
+    power = "KMGT".index(match["prefix"].upper()) + 1
+    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
+
+
+def duration_s(value: object) -> float:
+    """`500ms`, `30s`, `5m`, `1h30m`, `2d`; a plain number is seconds. Raises UserError for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9:
+        return float(value)
+    if isinstance(value, str) and TIME.fullmatch(value.strip()):
+        return sum(float(number) * SECONDS[unit] for number, unit in TIME_PART.findall(value))
+    raise UserError(f"{value!r} is not a duration", "write a number and a unit, e.g. 30s, 5m or 1h30m")
+
+
+def _one(text: str) -> Wanted:
+    parts = [part.strip() for part in text.split(":")]
+    number = parts.pop() if len(parts) > 1 and COUNT.fullmatch(parts[-1]) else ""
+    if len(parts) > 2 or not all(parts):
+        raise UserError(f"{text!r} is not an accelerator", FORMS)
+    kinds = _kinds(parts[0], parts[1] if len(parts) > 1 else "", text)
+    return counted(Wanted(kinds), number) if number else Wanted(kinds)
+
+
+def _kinds(first: str, models: str, text: str) -> tuple[str, ...]:
+    if not models and first.lower() != ANY and "," not in first:
+        return (_backend_or_model(first),)
+    if not models:
+        return (ANY,) if first.lower() == ANY else tuple(_backend_or_model(name.strip()) for name in first.split(","))
+    if first.lower() == ANY:
+        raise UserError(f"{text!r}: `any` takes no model", FORMS)
+    backend = backend_name(first)
+    return tuple(f"{backend}:{_model(name.strip(), text)}" for name in models.split(","))
+
+
+def _model(name: str, text: str) -> str:
+    if not NAME.fullmatch(name):
+        raise UserError(f"{text!r}: {name!r} is not a model", FORMS)
+    return BACKEND_OF.get(name.lower(), ("", name))[1]
+
+
+def _backend_or_model(name: str) -> str:
+    """The pattern for a word that stands alone. A model may carry its variant: `A100-80GB`."""
+    lower = name.lower()
+    if lower in TABLE or lower in ALIASES:
+        return backend_name(lower)
+    family, dash, variant = name.partition("-")
+    if family.lower() in BACKEND_OF:
+        backend, model = BACKEND_OF[family.lower()]
+        return f"{backend}:{model}{dash}{_model(variant, name) if dash else ''}"
+    close = get_close_matches(lower, [*TABLE, *ALIASES, ANY, *BACKEND_OF], n=1, cutoff=0.5)
+    meant = f"did you mean {BACKEND_OF.get(close[0], ('', close[0]))[1]!r}? " if close else ""
+    raise UserError(f"unknown accelerator {name!r}", f"{meant}{FORMS}")
+
+
+def _count(text: object) -> tuple[int, int]:
+    """(fewest, most) devices."""
+    match = COUNT.fullmatch(text.strip()) if isinstance(text, str) else None
+    if not match:
+        raise UserError(f"{text!r} is not a number of devices", "write 8, 2..8 or 8+")
+    low = int(match["low"])
+    high = int(match["high"]) if match["high"] else AT_MOST if match["more"] else low
+    if not 1 <= low <= high <= AT_MOST:
+        raise UserError(f"{text} devices is no range", f"write 1 to {AT_MOST}, the smaller number first")
+    return low, high

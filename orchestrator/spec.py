@@ -1,0 +1,196 @@
+"""What a user writes for a job, checked: `JobSpec`. `polyfleet schema job` prints it as JSON Schema.
+
+A spec keeps what was written (strings such as `nvidia:H100:8` or `5m`), so that it can be stored, shown and read again;
+`to_job` turns it into numbers and kinds. Secrets are named by reference: a spec never carries their values.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictInt, model_validator
+
+from cluster import yaml
+from cluster.errors import SpecError, UserError
+from cluster.validation import checked
+from orchestrator import spec_fields as f
+from orchestrator.core.model import Candidate, Job
+from orchestrator.resources import Wanted, size_bytes
+from orchestrator.spec_parts import CandidateSpec, CheckpointSpec, Model, RecoverySpec, Resources
+
+TASKS_OF: dict[str, tuple[str, ...]] = {
+    "entry": ("prepare", "train", "benchmark"),
+    "arguments": ("prepare", "train", "benchmark"),
+    "precision": ("prepare", "train", "benchmark"),
+    "batch_size": ("train", "benchmark"),
+    "checkpoint": ("train",),
+    "command": ("run",),
+}
+"""Fields that only some tasks read; in a job of another task they are refused, not ignored."""
+
+
+class JobSpec(Model):
+    """A job: what to run, on which devices, and what to do when it is interrupted."""
+
+    name: f.Name
+    """What the job is called; as the task unless said."""
+
+    task: Literal["prepare", "train", "benchmark", "run"]
+    """`run` when only a command is given, else `train`."""
+
+    entry: f.Entry = ""
+    """`file.py:function` or `module:function`: the training function (`train` unless said), or what makes a model."""
+
+    command: f.Command = ""
+    """A line for the shell, or the words of one command."""
+
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """What the task and the user's function read: `ctx.arguments`."""
+
+    working_dir: str = ""
+    """Folder that is sent along; a path in a file is relative to that file."""
+
+    env: f.Variables = Field(default_factory=dict)
+    secrets: f.Secrets = Field(default_factory=dict)
+    """NAME: env:NAME (a variable of the server) or file:/absolute/path."""
+
+    resources: Resources = Field(default_factory=Resources)
+    precision: f.Precision = ""
+    batch_size: f.BatchSize = 0
+    priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
+    objective: Literal["any", "throughput", "cost", "finish_time"] = "any"
+    recovery: RecoverySpec = Field(default_factory=RecoverySpec)
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _task_and_place(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        _refuse_misplaced(data)
+        task = data.get("task") or ("run" if data.get("command") and not data.get("entry") else "train")
+        return {**data, "task": task, "name": data.get("name") or task}
+
+    @model_validator(mode="after")
+    def _fields_of_the_task(self) -> "JobSpec":
+        _check_fields(self)
+        return self
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The words of the job's own command; empty where it has none."""
+        return _words(self.command)
+
+    def to_job(self, job_id: str, now_s: float) -> Job:
+        """What the core sees. Its candidates hold the job's own values where they override nothing."""
+        return Job(
+            id=job_id,
+            name=self.name,
+            task=self.task,
+            candidates=tuple(self._candidate(own, wanted) for own, wanted in self.resources.alternatives()),
+            ordered=self.resources.in_order,
+            priority=self.priority,
+            objective=self.objective,
+            submitted_s=now_s,
+            recovery=self.recovery.to_recovery(),
+        )
+
+    def _candidate(self, own: CandidateSpec, wanted: Wanted) -> Candidate:
+        memory = own.memory if own.memory is not None else self.resources.memory
+        return Candidate(
+            kinds=wanted.kinds,
+            count=wanted.count,
+            min_count=wanted.min_count,
+            nodes=own.nodes or self.resources.nodes or 1,
+            pool=own.pool or self.resources.pool,
+            memory_bytes=size_bytes(memory) if memory is not None else 0,
+            precision=own.precision or self.precision,
+            batch_size=own.batch_size or self.batch_size,
+            environment=self.env | own.env,
+            command=_words(own.command or self.command),
+            arguments=self.arguments | own.arguments,
+        )
+
+
+def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
+    """Raises SpecError with the dotted field, what is wrong and what to write, such as the nearest valid key."""
+    return checked(JobSpec, data, source)
+
+
+def load_job(path: Path) -> JobSpec:
+    """The job in a YAML file, its `working_dir` made absolute. Raises UserError or SpecError naming the file."""
+    spec = parse_job(yaml.load(_read(path), str(path)), str(path))
+    if not spec.working_dir:
+        if spec.entry.partition(":")[0].endswith(".py"):
+            raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")
+        return spec
+    folder = (path.parent / Path(spec.working_dir).expanduser()).resolve()
+    if not folder.is_dir():
+        raise SpecError("working_dir", f"there is no folder {folder}", f"create it; the path is relative to {path}")
+    return spec.model_copy(update={"working_dir": str(folder)})
+
+
+def job_schema() -> dict[str, Any]:
+    """JSON Schema of a job's file."""
+    schema = JobSpec.model_json_schema()
+    del schema["required"]  # name and task are guessed
+    for model in ("Resources", "CandidateSpec"):
+        properties = schema["$defs"][model]["properties"]
+        properties["gpus"] = properties["accelerators"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Polyfleet job"}
+
+
+def _words(command: Any) -> tuple[str, ...]:
+    """A line goes to the shell."""
+    return ("/bin/sh", "-c", command) if command and isinstance(command, str) else tuple(command)
+
+
+def _refuse_misplaced(data: dict[str, Any]) -> None:
+    """A key known one level down is not unknown: say where it belongs."""
+    for key in data.keys() - JobSpec.model_fields.keys():
+        for name, model in (("resources", Resources), ("recovery", RecoverySpec), ("checkpoint", CheckpointSpec)):
+            if key in model.model_fields or (key, name) == ("gpus", "resources"):
+                raise SpecError(key, f"belongs under `{name}`", f"write {name}: {{{key}: …}}")
+
+
+def _check_fields(spec: JobSpec) -> None:
+    """Every field that is set is one the task reads, and it has what it needs. Raises SpecError."""
+    for place, part in _places(spec):
+        for field, tasks in TASKS_OF.items():
+            if spec.task not in tasks and _is_set(part, field):
+                message = f"is read by {' and '.join(tasks)} jobs, this one is {spec.task}"
+                raise SpecError(f"{place}{field}", message, _instead(spec.task))
+    if spec.task == "run":
+        if not all(own.command or spec.command for own, _ in spec.resources.alternatives()):
+            raise SpecError("command", "a run job needs a command", "e.g. command: python train.py")
+        return
+    if not spec.entry:
+        raise SpecError("entry", f"a {spec.task} job needs an entry", "write file.py:function or module:function")
+    if spec.task != "train" and ":" not in spec.entry:
+        raise SpecError("entry", f"{spec.entry} names no function", f"write {spec.entry}:NAME, which makes the model")
+
+
+def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
+    yield "", spec
+    for name in ("any_of", "ordered"):
+        for index, candidate in enumerate(getattr(spec.resources, name)):
+            yield f"resources.{name}.{index}.", candidate
+
+
+def _is_set(part: Model, field: str) -> bool:
+    info = type(part).model_fields.get(field)
+    return info is not None and getattr(part, field) != info.get_default(call_default_factory=True, validated_data={})
+
+
+def _instead(task: str) -> str:
+    return "put it into the command or env" if task == "run" else "leave it out"
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(yaml.MAX_BYTES + 1).decode()
+    except OSError as e:
+        raise UserError(f"{path}: {e.strerror}", "name a YAML file with a job in it") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text", "save the file as UTF-8") from None

@@ -1,0 +1,149 @@
+"""The single values of a job's spec: which text is taken for each, and the sentence when it is not."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
+
+from cluster.accelerators import TABLE
+from cluster.errors import nearest
+from cluster.validation import WrongValueError, in_field
+from orchestrator.resources import Wanted, accelerators, counted, duration_s, size_bytes
+
+JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+ENTRY = re.compile(r"(?![/.])(?P<where>[A-Za-z0-9_./-]+?)(:(?P<function>[A-Za-z_]\w*))?", re.ASCII)
+POOL_PATH = re.compile(r"((?P<pool>[a-z0-9][a-z0-9-]{0,30}):)?(?P<path>[^:\0]+)")
+SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
+OURS = ("POLYFLEET_", "RAY_")
+SET_FROM_LEASES = frozenset(facts.visibility for facts in TABLE.values() if facts.visibility)
+PRECISIONS = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
+LONGEST_S = 7 * 86400.0
+
+
+def _accelerators(value: Any) -> Any:
+    if value is not None:
+        in_field(accelerators, value)
+    return value
+
+
+def _memory(value: Any) -> Any:
+    if value is not None:
+        in_field(size_bytes, value)
+    return value
+
+
+def _duration(value: Any) -> Any:
+    if in_field(duration_s, value) > LONGEST_S:
+        raise WrongValueError(f"{value} is longer than 7 days", "write a shorter time")
+    return value
+
+
+def _name(value: str) -> str:
+    if value and not JOB_NAME.fullmatch(value):
+        remedy = "use up to 63 letters, digits, '-' and '_', a letter or digit first and last"
+        raise WrongValueError(f"{value!r} is no name", remedy)
+    return value
+
+
+def _entry(value: str) -> str:
+    match = ENTRY.fullmatch(value)
+    if value and not (match and ".." not in match["where"].split("/") and _is_file_or_module(match["where"])):
+        raise WrongValueError(f"{value!r} names no function", "write file.py:function or package.module:function")
+    return value
+
+
+def _is_file_or_module(where: str) -> bool:
+    return where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
+
+
+def _command(value: Any) -> Any:
+    """A line for the shell, or the words of one command."""
+    if value in ("", (), []):
+        return ""
+    words = list(value) if isinstance(value, list | tuple) else [value]
+    if any(not isinstance(word, str) or "\0" in word for word in words) or not "".join(words[:1]).strip():
+        raise WrongValueError("must be a line for the shell or a list of words", 'e.g. command: ["python", "train.py"]')
+    return value if isinstance(value, str) else tuple(words)
+
+
+def _variables(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise WrongValueError("must be a mapping, NAME: value")
+    return {name: _variable(str(name), text) for name, text in value.items()}
+
+
+def _variable(name: str, value: Any) -> str:
+    _check_variable_name(name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or "\0" in value:
+        raise WrongValueError(f"{name} must be text or a number", "put the value in quotes")
+    return value
+
+
+def _check_variable_name(name: str) -> None:
+    if not VARIABLE.fullmatch(name):
+        raise WrongValueError(f"{name!r} cannot be an environment variable", "use letters, digits and _")
+    if name.startswith(OURS) or name in SET_FROM_LEASES:
+        raise WrongValueError(f"{name} is set by Polyfleet itself", "leave it out; any other name may be set")
+
+
+def _secrets(value: Any) -> Any:
+    """Errors here never show what was written: it may be the secret itself."""
+    if not isinstance(value, dict):
+        raise WrongValueError("must be a mapping of names to references", "e.g. HF_TOKEN: env:HF_TOKEN")
+    for name, reference in value.items():
+        _check_variable_name(str(name))
+        if not isinstance(reference, str) or not SECRET.fullmatch(reference):
+            remedy = f"write {name}: env:NAME (a variable of the server) or file:/absolute/path, never the value"
+            raise WrongValueError(f"{name} is not a reference to a secret", remedy)
+    return value
+
+
+def _precision(value: str) -> str:
+    if value and value not in PRECISIONS:
+        raise WrongValueError(f"unknown precision {value!r}", nearest(value, PRECISIONS))
+    return value
+
+
+def _resume_from(value: str) -> str:
+    match = POOL_PATH.fullmatch(value)
+    if value and not (match and ".." not in match["path"].split("/")):
+        raise WrongValueError(f"{value!r} is no checkpoint", "write POOL:PATH, or PATH in the pool the job runs in")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if value is not None:
+        in_field(counted, Wanted(()), value)
+    return value
+
+
+NUMBER = {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}
+SHAPES = [{"type": "string"}, {"type": "array", "items": {}}, {"type": "object"}]
+Accelerators = Annotated[
+    Any,
+    AfterValidator(_accelerators),
+    WithJsonSchema({"anyOf": SHAPES, "examples": ["nvidia:H100:8", ["tpu:v5e:4", "cpu"], {"H100": 8}]}),
+]
+Number = Annotated[Any, AfterValidator(_number), WithJsonSchema(NUMBER)]
+Size = Annotated[Any, AfterValidator(_memory), WithJsonSchema({"type": "string", "examples": ["16GB", "16GiB"]})]
+Duration = Annotated[
+    Any,
+    AfterValidator(_duration),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}], "examples": ["30s", "5m"]}),
+]
+Command = Annotated[
+    Any,
+    AfterValidator(_command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+Name = Annotated[str, AfterValidator(_name)]
+Entry = Annotated[str, AfterValidator(_entry)]
+ResumeFrom = Annotated[str, AfterValidator(_resume_from)]
+Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
+Secrets = Annotated[dict[str, str], BeforeValidator(_secrets)]
+Count = Annotated[StrictInt, Field(ge=1, le=4096)]
+BatchSize = Annotated[StrictInt, Field(ge=0, le=1 << 30)]
+Precision = Annotated[str, AfterValidator(_precision), WithJsonSchema({"enum": list(PRECISIONS)})]

@@ -1,0 +1,147 @@
+"""The parts of a job's spec below its top level: devices and candidates, recovery, checkpoints."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator, model_validator
+
+from cluster.validation import WrongValueError, in_field
+from orchestrator import resources as written
+from orchestrator import spec_fields as f
+from orchestrator.core.model import Recovery
+from orchestrator.resources import Wanted, counted, duration_s
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+class Shape(Model):
+    """Which devices, and how many."""
+
+    accelerators: f.Accelerators = None
+    """`nvidia:H100:8`, `tpu:v5e:4`, `cpu:1`, `any`; a range `nvidia:H100:2..8`; a list (in that order); a mapping
+    {H100: 8, A100: 8} (any of them). `gpus` is the same."""
+
+    count: f.Number = None
+    """Devices per node, where `accelerators` does not say: 8, 2..8 or 8+."""
+
+    nodes: f.Count | None = None
+    """Nodes of one island (same back end, environment and kind), 1 unless said."""
+
+    memory: f.Size = None
+    """Least memory of each device, e.g. 40GB."""
+
+    pool: str = ""
+    """Only nodes of this pool."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gpus_is_accelerators(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "gpus" not in data:
+            return data
+        if "accelerators" in data:
+            raise WrongValueError("gpus and accelerators are the same key", "keep one of them")
+        return {("accelerators" if key == "gpus" else key): value for key, value in data.items()}
+
+    @field_validator("count")
+    @classmethod
+    def _count_once(cls, count: Any, info: ValidationInfo) -> Any:
+        asked = info.data.get("accelerators")
+        if count is not None and asked is not None:
+            for wanted in written.accelerators(asked):
+                in_field(counted, wanted, count)
+        return count
+
+
+class CandidateSpec(Shape):
+    """One acceptable way to run the job; what it leaves out is as the job says."""
+
+    precision: f.Precision = ""
+    batch_size: f.BatchSize = 0
+    env: f.Variables = Field(default_factory=dict)
+    command: f.Command = ""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Resources(Shape):
+    """One shape, or candidates that take from it what they leave out."""
+
+    any_of: Annotated[tuple[CandidateSpec, ...], Field(max_length=32)] = ()
+    """Any of these, the best that is free."""
+
+    ordered: Annotated[tuple[CandidateSpec, ...], Field(max_length=32)] = ()
+    """The first of these that is free."""
+
+    @model_validator(mode="after")
+    def _one_list(self) -> "Resources":
+        if self.any_of and self.ordered:
+            raise WrongValueError("has both any_of and ordered", "keep one of them")
+        return self
+
+    @property
+    def in_order(self) -> bool:
+        return bool(self.ordered) or (not self.any_of and isinstance(self.accelerators, list | tuple))
+
+    def alternatives(self) -> Iterator[tuple[CandidateSpec, Wanted]]:
+        """Every candidate with the devices it wants: a list or mapping of accelerators makes several of one."""
+        for candidate in self.ordered or self.any_of or (CandidateSpec(),):
+            for wanted in _wanted(candidate, self):
+                yield candidate, wanted
+
+
+class RecoverySpec(Model):
+    """What may be tried again. Failures of the job's code are restarts, lost nodes and preemptions interruptions."""
+
+    max_restarts: Annotated[StrictInt, Field(ge=-1)] = 0
+    """-1: no limit."""
+
+    max_interruptions: Annotated[StrictInt, Field(ge=-1)] = -1
+    retry_exit_codes: tuple[Annotated[StrictInt, Field(ge=1, le=255)], ...] = ()
+    """Exit codes that count as interruptions, not as restarts."""
+
+    backoff: f.Duration = "1s"
+    """First pause; it doubles up to 60 s."""
+
+    lease: f.Duration = "20s"
+    """How long an attempt runs on without hearing from the server or the cluster's head; at least 3 s."""
+
+    grace: f.Duration = "30s"
+    """Time to save a checkpoint when asked to stop."""
+
+    @field_validator("lease")
+    @classmethod
+    def _long_enough(cls, lease: Any) -> Any:
+        if duration_s(lease) < 3:
+            raise WrongValueError(f"{lease} is too short", "write at least 3s: it is renewed over the network")
+        return lease
+
+    def to_recovery(self) -> Recovery:
+        return Recovery(
+            self.max_restarts,
+            self.max_interruptions,
+            tuple(self.retry_exit_codes),
+            backoff_s=duration_s(self.backoff),
+            lease_s=duration_s(self.lease),
+            grace_s=duration_s(self.grace),
+        )
+
+
+class CheckpointSpec(Model):
+    keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
+    """How many of the newest checkpoints stay."""
+
+    resume_from: f.ResumeFrom = ""
+    """Start from this checkpoint: POOL:PATH, or PATH in the pool the job runs in."""
+
+
+def _wanted(own: CandidateSpec, base: Resources) -> tuple[Wanted, ...]:
+    """A candidate's devices; a number of its own replaces the one inherited with the devices."""
+    if own.accelerators is not None:
+        wanted = written.accelerators(own.accelerators)
+        number = own.count if own.count is not None else base.count
+        return tuple(w if number is None or w.counted else counted(w, number) for w in wanted)
+    wanted = written.accelerators("any" if base.accelerators is None else base.accelerators)
+    if own.count is not None:
+        return tuple(counted(Wanted(w.kinds), own.count) for w in wanted)
+    return tuple(w if base.count is None else counted(w, base.count) for w in wanted)

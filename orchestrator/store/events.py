@@ -1,0 +1,163 @@
+"""EventStore: append and be sure, ask again and get the same answer."""
+
+import math
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Row, Select, select
+
+from cluster.errors import Conflict, UserError
+from orchestrator.core.model import Event
+from orchestrator.store.codec import decode, encode
+from orchestrator.store.database import Database
+from orchestrator.store.schema import events, reports, requests
+from orchestrator.store.writer import Work, Writer
+
+STRIPES = 256
+LONGEST_KEY = 255
+LONGEST_JOB = 128
+LONGEST_EVENT = 64
+LARGEST = 1 << 62
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request is answered with, and the events that make it true: stored together, or not at all."""
+
+    body: Data
+    events: Sequence[Event] = ()
+    status: int = 200
+
+
+class EventStore:
+    """Safe to use from many threads. Raises FleetError when the disk or the database does not do its part."""
+
+    def __init__(self, url: str):
+        self._database = Database(url)
+        self._writer = Writer(self._database)
+        self._stripes = [threading.RLock() for _ in range(STRIPES)]
+        self._writer.start()
+
+    def close(self) -> None:
+        """Write what waits and let go of the database."""
+        self._writer.close()
+        self._database.close_readers()
+        self._writer.disconnect()
+        self._database.close()
+
+    @property
+    def last_seq(self) -> int:
+        """Of the newest durable event, 0 when there is none."""
+        return self._writer.last_seq
+
+    def append(self, new: Sequence[Event]) -> list[int]:
+        """Their numbers, in order. Durable when it returns; when it raises, none of them is stored."""
+        return self._writer.submit(Work([_row(event) for event in new])) if new else []
+
+    def once(
+        self,
+        key: str,
+        digest: str,
+        make: Callable[[], Answer],
+        stored: Callable[[list[Event]], None] = lambda _: None,
+    ) -> Data:
+        """The body `make` gave the first time this key was used, however often and from wherever it is asked again.
+
+        Its events and the answer become durable in one transaction; `stored` then gets the events with their numbers,
+        before anybody sees the answer. With another digest the key is a Conflict. Without a key nothing is remembered.
+        """
+        if not key:
+            return self._answer(make(), None, stored)
+        key = _text("idempotency key", key, LONGEST_KEY)
+        with self._stripes[zlib.crc32(key.encode()) % STRIPES]:
+            known = self._known(key)
+            if known is None:
+                made = make()
+                row = {"key": key, "digest": digest, "status": made.status, "body": encode(made.body)}
+                return self._answer(made, row, stored)
+        if known.digest != digest:
+            raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
+        return decode(known.body)
+
+    def read(self, after: int, limit: int | None = None) -> list[Event]:
+        """Events with a number above `after`, oldest first."""
+        return self._events(select(events).where(events.c.seq > after), limit)
+
+    def events_of(self, job: str) -> list[Event]:
+        return self._events(select(events).where(events.c.job == job), None)
+
+    def wait(self, after: int, timeout_s: float) -> bool:
+        """Whether there is an event with a number above `after`, waiting for it up to `timeout_s`."""
+        with self._writer.committed:
+            return self._writer.committed.wait_for(lambda: self.last_seq > after, timeout_s)
+
+    def report(self, job: str, epoch: int, step: int, time_s: float, data: Data) -> None:
+        """Metrics of one step: written soon, not waited for, dropped rather than ever blocking (`reports_lost`).
+
+        A step or time that is no number a database can hold is stored as 0: metrics come from users' code.
+        """
+        row = {"job": _text("job id", job, LONGEST_JOB), "epoch": epoch, "data": encode(data)}
+        whole = isinstance(step, int) and abs(step) < LARGEST
+        finite = isinstance(time_s, int | float) and math.isfinite(time_s)
+        self._writer.submit_report(row | {"step": step if whole else 0, "time": time_s if finite else 0.0})
+
+    @property
+    def reports_lost(self) -> int:
+        """Reports dropped since the start: too many waited, or the disk was full."""
+        return self._writer.reports_lost
+
+    def reports(self, job: str, after: int = 0, limit: int | None = None) -> list[Data]:
+        """What a job reported, oldest first: the metrics, and seq, epoch, step and time of each."""
+        wanted = select(reports).where(reports.c.job == job, reports.c.seq > after).order_by(reports.c.seq).limit(limit)
+        with self._database.reading() as connection:
+            return [_report(row) for row in connection.execute(wanted)]
+
+    def last_report(self, job: str) -> Data:
+        """The newest metrics of a job, {} when it reported none."""
+        newest = select(reports).where(reports.c.job == job).order_by(reports.c.seq.desc()).limit(1)
+        with self._database.reading() as connection:
+            row = connection.execute(newest).first()
+        return decode(row.data) if row else {}
+
+    def _answer(self, made: Answer, request: Data | None, stored: Callable[[list[Event]], None]) -> Data:
+        rows = [_row(event) for event in made.events]
+        if rows or request:
+            numbers = self._writer.submit(Work(rows, request))
+            stored([replace(event, seq=seq) for event, seq in zip(made.events, numbers, strict=True)])
+        return decode(encode(made.body))
+
+    def _known(self, key: str) -> Row[Any] | None:
+        with self._database.reading() as connection:
+            return connection.execute(select(requests).where(requests.c.key == key)).first()
+
+    def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted.order_by(events.c.seq).limit(limit)).all()
+        return [Event(r.job, r.event, r.epoch, r.time, decode(r.data), r.seq) for r in rows]
+
+
+def _row(event: Event) -> Data:
+    """Checked here, in the caller's thread: a row the database refuses would fail all that are written with it."""
+    if not math.isfinite(event.time_s) or not 0 <= event.epoch < LARGEST:
+        raise UserError(f"event {event.event!r} has time {event.time_s} and epoch {event.epoch}", "report this")
+    return {
+        "time": event.time_s,
+        "job": _text("job id", event.job, LONGEST_JOB),
+        "epoch": event.epoch,
+        "event": _text("event", event.event, LONGEST_EVENT),
+        "data": encode(event.data),
+    }
+
+
+def _text(what: str, text: str, longest: int) -> str:
+    if text.isprintable() and len(text) <= longest:
+        return text
+    raise UserError(f"{what} {text[:40]!r} cannot be stored", f"use at most {longest} printable characters")
+
+
+def _report(row: Row[Any]) -> Data:
+    return {**decode(row.data), "seq": row.seq, "epoch": row.epoch, "step": row.step, "time": row.time}

@@ -1,0 +1,83 @@
+"""All that is special about SQLite, and the only file that knows it.
+
+One connection writes and checkpoints, the others only read: SQLite 3.7.0 to 3.51.2 can corrupt a database in WAL mode
+when two connections write or checkpoint at once (fixed in 3.51.3), and Debian 12 ships 3.40.1. A lock file beside the
+database keeps a second process out for the same reason. No mmap: a failing disk would be a signal instead of an error.
+"""
+
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.pool import NullPool, QueuePool
+
+from cluster.errors import FleetError, UserError
+
+BUSY_MS = 5000
+COMMON = ("PRAGMA mmap_size=0", f"PRAGMA busy_timeout={BUSY_MS}", "PRAGMA foreign_keys=ON")
+WRITER = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON", "PRAGMA wal_autocheckpoint=1000")
+READER = ("PRAGMA query_only=ON", "PRAGMA wal_autocheckpoint=0")
+FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+NOT_OURS = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
+def path_of(url: URL) -> Path:
+    if not url.database or url.database == ":memory:":
+        raise UserError("a store in memory would lose every job", "name a file: sqlite:////absolute/path.db")
+    return Path(url.database).absolute()
+
+
+def lock(path: Path) -> IO[bytes]:
+    """Keep other processes out until the file is closed, which the kernel also does for a killed process."""
+    file = path.with_name(path.name + ".lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise FleetError(f"another server has {path} open", "stop it first: `polyfleet server stop`") from None
+    return file
+
+
+def engines(url: URL) -> tuple[Engine, Engine]:
+    """(writer, readers). The file is made readable by its owner only; SQLite gives its companions the same mode."""
+    os.close(os.open(path_of(url), os.O_RDWR | os.O_CREAT, 0o600))
+    any_thread = {"check_same_thread": False}
+    writer = create_engine(url, poolclass=NullPool, connect_args=any_thread)
+    readers = create_engine(url, poolclass=QueuePool, pool_size=8, max_overflow=24, connect_args=any_thread)
+    _configure(writer, (*COMMON, *WRITER), begin="BEGIN IMMEDIATE")
+    _configure(readers, (*COMMON, *READER), begin="BEGIN")
+    return writer, readers
+
+
+def trouble(error: BaseException, path: Path) -> FleetError:
+    """What a failed statement means to a person. `error` is SQLite's own."""
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if primary in FULL:
+        free = os.statvfs(path.parent)
+        mib = free.f_bavail * free.f_frsize / 2**20
+        return FleetError(
+            f"the job store {path} cannot be written ({error}; {mib:.0f} MiB are free there)",
+            "make room on that disk: what was acknowledged is safe, and the store goes on by itself",
+        )
+    if primary in NOT_OURS:
+        return FleetError(f"{path} is damaged or no job store ({error})", "restore it from a backup, or move it away")
+    if primary == sqlite3.SQLITE_BUSY:
+        return FleetError(f"the job store {path} is held by another program", "close the program that has it open")
+    return FleetError(f"the job store {path} failed: {error}", "the server's log has more")
+
+
+def _configure(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:
+    """Transactions begin as we say, not when the driver thinks it saw a write."""
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        for pragma in pragmas:
+            connection.execute(pragma).close()
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Any) -> None:
+        connection.exec_driver_sql(begin)

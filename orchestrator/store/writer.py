@@ -1,0 +1,171 @@
+"""The one thread that writes. Whatever waits when it is ready goes into one transaction: a group pays for one fsync."""
+
+import logging
+import secrets
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from cluster.errors import FleetError
+from orchestrator.store.database import Database
+from orchestrator.store.schema import events, reports, requests
+from orchestrator.store.schema import writer as writers
+
+log = logging.getLogger(__name__)
+
+GROUP = 512
+"""Most units of work in one transaction."""
+
+REPORTS_AT_ONCE = 5000
+REPORTS_WAITING = 100_000
+REPORTS_PAUSE_S = 0.2
+"""Reports are not waited for, so they wait themselves: for others, or for something durable to ride with."""
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Work:
+    """Rows without their `seq`, committed together; `done` gets the numbers of the events once they are durable."""
+
+    events: list[Row]
+    request: Row | None = None
+    done: "Future[list[int]]" = field(default_factory=Future)
+
+
+class Writer(threading.Thread):
+    """`last_seq` is of the newest durable event; `committed` is notified when it grows. Reports that did not fit or
+    could not be written are counted in `reports_lost`."""
+
+    def __init__(self, database: Database):
+        super().__init__(name="store-writer", daemon=True)
+        self.committed = threading.Condition()
+        self.reports_lost = 0
+        self._database = database
+        self._wake = threading.Condition()
+        self._work: deque[Work] = deque()
+        self._reports: deque[Row] = deque()
+        self._closing = False
+        self._connection: Connection | None = None
+        self._doubtful: list[str] = []
+        self._token = secrets.token_hex(16)
+        with database.errors(), database.connect() as connection, connection.begin():
+            connection.execute(writers.delete())
+            connection.execute(writers.insert().values(id=1, token=self._token))
+            self.last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
+            self._last_report = connection.scalar(select(func.max(reports.c.seq))) or 0
+
+    def submit(self, work: Work) -> list[int]:
+        """Blocks until durable. Raises FleetError when it is not, and then nothing of it is stored."""
+        with self._wake:
+            if self._closing:
+                raise FleetError("the job store is closed", "start the server again")
+            self._work.append(work)
+            self._wake.notify()
+        return work.done.result()
+
+    def submit_report(self, row: Row) -> None:
+        """Returns at once; the oldest is dropped when too many wait."""
+        with self._wake:
+            if len(self._reports) >= REPORTS_WAITING:
+                self._reports.popleft()
+                self.reports_lost += 1
+            self._reports.append(row)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Write what waits, then stop; the connection stays open until `disconnect`."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self.join()
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def run(self) -> None:
+        while batch := self._next():
+            work, lines = batch
+            try:
+                with self._database.errors():
+                    self._commit(work, lines)
+            except FleetError as e:
+                self._failed(work, lines, e)
+            except BaseException as e:
+                self._broke(work, lines, e)
+                raise
+
+    def _next(self) -> tuple[list[Work], list[Row]] | None:
+        """What to write next; None once closed and empty."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._work or self._reports or self._closing)
+            if not self._work and not self._closing:
+                self._wake.wait_for(lambda: self._work or self._closing, REPORTS_PAUSE_S)
+            work = [self._work.popleft() for _ in range(min(GROUP, len(self._work)))]
+            lines = [self._reports.popleft() for _ in range(min(REPORTS_AT_ONCE, len(self._reports)))]
+        return (work, lines) if work or lines else None
+
+    def _commit(self, work: list[Work], lines: list[Row]) -> None:
+        connection = self._connected()
+        rows = [row | {"seq": self.last_seq + n} for n, row in enumerate((r for w in work for r in w.events), start=1)]
+        lines = [row | {"seq": self._last_report + n} for n, row in enumerate(lines, start=1)]
+        answered = [w.request for w in work if w.request]
+        with connection.begin():
+            self._still_ours(connection)
+            for table, values in ((events, rows), (requests, answered), (reports, lines)):
+                if values:
+                    connection.execute(table.insert(), values)
+        self._last_report += len(lines)
+        self._acknowledge(work, len(rows))
+
+    def _acknowledge(self, work: list[Work], written: int) -> None:
+        first = self.last_seq + 1
+        with self.committed:
+            self.last_seq += written
+            self.committed.notify_all()
+        for unit in work:
+            unit.done.set_result(list(range(first, first + len(unit.events))))
+            first += len(unit.events)
+
+    def _failed(self, work: list[Work], lines: list[Row], error: FleetError) -> None:
+        """Nobody is told that it worked, and nothing stays that might have: see `_connected`."""
+        log.error("%s", error)
+        self.reports_lost += len(lines)
+        self._doubtful += [unit.request["key"] for unit in work if unit.request]
+        if self._connection is not None:
+            self._connection.invalidate()
+            self.disconnect()
+        for unit in work:
+            unit.done.set_exception(FleetError(*error.args))
+
+    def _broke(self, work: list[Work], lines: list[Row], error: BaseException) -> None:
+        """A fault of ours: nobody may wait for a thread that is gone."""
+        with self._wake:
+            self._closing = True
+            work, self._work = [*work, *self._work], deque()
+        self._failed(work, lines, FleetError(f"the job store stopped: {error!r}", "start the server again"))
+
+    def _still_ours(self, connection: Connection) -> None:
+        """The row is locked until the commit, so no other server can begin to write in between."""
+        token = connection.scalar(select(writers.c.token).with_for_update())
+        if token != self._token:
+            raise FleetError(f"another server has taken over {self._database.name}", "stop one of the two")
+
+    def _connected(self) -> Connection:
+        """The connection, made anew after an error. A commit that reported an error may have reached the disk all the
+        same; what was not acknowledged is taken out again, so that an error means "not stored"."""
+        if self._connection is None:
+            self._connection = self._database.connect()
+            with self._connection.begin():
+                self._still_ours(self._connection)
+                self._connection.execute(events.delete().where(events.c.seq > self.last_seq))
+                self._connection.execute(reports.delete().where(reports.c.seq > self._last_report))
+                self._connection.execute(requests.delete().where(requests.c.key.in_(self._doubtful)))
+            self._doubtful.clear()
+        return self._connection

@@ -1,0 +1,137 @@
+import json
+from dataclasses import replace
+
+from cluster.plain import to_plain
+from orchestrator.core.explain import Answer, Explanation, explain, never
+from orchestrator.core.model import Start
+from orchestrator.core.states import State
+
+
+def test_a_kind_no_pool_has_is_named_with_the_kinds_that_are_here(w):
+    assert never(w.job("j", w.want("tpu:v5p")), [w.cpu(), w.xla()]) == (
+        "no pool has tpu:v5p; kinds here: cpu, tpu:emulated"
+    )
+    assert never(w.job("j", w.want("nvidia:H200", "amd:MI300X")), []) == (
+        "no pool has nvidia:H200 or amd:MI300X; kinds here: none"
+    )
+    assert never(w.job("j", w.want("tpu:v5p", pool="cpu")), [w.cpu(), w.xla()]) == (
+        "pool cpu has no tpu:v5p; kinds here: cpu"
+    )
+
+
+def test_a_pool_that_is_not_here_is_named_with_the_nearest(w):
+    assert never(w.job("j", w.want("any", pool="xlaa")), [w.cpu(), w.xla()]) == (
+        "no pool is called xlaa; did you mean 'xla'? valid: cpu, xla"
+    )
+
+
+def test_too_much_for_every_node_says_what_each_has(w):
+    fleet = [w.devices("a", 4), w.devices("b", 2)]
+    assert never(w.job("j", w.want(count=8)), fleet) == (
+        "a/nvidia:H100-80GB: has 4 devices in all, job needs 8; b/nvidia:H100-80GB: has 2 devices in all, job needs 8"
+    )
+
+
+def test_a_gang_larger_than_any_island_can_never_run(w):
+    fleet = [w.devices("a", 4), w.devices("b", 4), w.devices("c", 4, pool="other")]
+    assert never(w.job("j", w.want(count=4, nodes=3)), fleet) == (
+        "job needs 3 nodes of one island, each with 4 devices; pool h100 has 2 (nvidia:H100-80GB)"
+    )
+
+
+def test_an_emulated_device_asked_for_by_its_backend_says_how_to_ask(w):
+    assert never(w.job("j", w.want("tpu")), [w.xla()]) == (
+        "xla-0/tpu:emulated: computes on the CPU: is taken only by its full name tpu:emulated or its pool xla"
+    )
+
+
+def test_one_possible_candidate_is_enough_and_busy_or_lost_nodes_count(w):
+    job = w.job("j", w.want("tpu:v5p"), w.want("cpu"))
+    assert never(job, [w.cpu(free=(), schedulable=False)]) == ""
+    assert never(job, [w.xla()]) == (
+        "candidate 1: no pool has tpu:v5p; kinds here: tpu:emulated; "
+        "candidate 2: no pool has cpu; kinds here: tpu:emulated"
+    )
+
+
+def test_a_job_that_would_start_is_told_where_and_what_else_would_do(w):
+    fleet = [w.cpu(), w.devices("a", 2), w.devices("b", 2, free=())]
+    job = w.job("new", w.want("nvidia"), w.want("cpu"), ordered=True)
+    assert explain(job, w.snapshot(fleet, [])) == Explanation(
+        (
+            Answer(
+                0,
+                ("nvidia",),
+                1,
+                1,
+                1,
+                "",
+                ("a/nvidia:H100-80GB",),
+                {
+                    "b/nvidia:H100-80GB": "0 of 2 devices are free, job needs 1",
+                    "cpu-0/cpu": "is cpu, job accepts nvidia",
+                },
+            ),
+            Answer(
+                1,
+                ("cpu",),
+                1,
+                1,
+                1,
+                "",
+                ("cpu-0/cpu",),
+                {
+                    "a/nvidia:H100-80GB": "is nvidia:H100-80GB, job accepts cpu",
+                    "b/nvidia:H100-80GB": "is nvidia:H100-80GB, job accepts cpu",
+                },
+            ),
+        ),
+        Start(
+            "new",
+            0,
+            (("a/nvidia:H100-80GB", (0,)),),
+            "candidate 1 of 2: nvidia:H100-80GB in pool h100, the tightest fit",
+        ),
+        (),
+        "",
+    )
+
+
+def test_a_job_is_explained_in_its_place_in_the_line(w):
+    ahead, job = w.job("ahead", priority=1), w.job("j")
+    fleet = [w.devices("a", 1)]
+    told = explain(job, w.snapshot(fleet, [ahead, job]))
+    assert told.would_start is None
+    assert told.candidates[0].fits == ()
+    assert told.candidates[0].refused == {
+        "a/nvidia:H100-80GB": "0 of 1 device is free, job needs 1",
+        "": "waits for 1 device on a/nvidia:H100-80GB",
+    }
+
+
+def test_a_running_job_is_explained_as_if_it_were_asked_for_now(w):
+    node = w.devices("a", 2, free=(1,))
+    job = replace(w.job("j"), state=State.RUNNING)
+    assert explain(job, w.snapshot([node], [job])).would_start.leases == ((node.id, (1,)),)
+
+
+def test_those_who_would_have_to_stop_are_named(w):
+    node = w.devices("a", 1, free=())
+    told = explain(w.job("j", priority=3), w.snapshot([node], [], [w.running("low", (node.id, (0,)))]))
+    assert (told.would_start, told.preempt) == (None, ("low",))
+
+
+def test_what_can_never_run_says_so_beside_every_refusal(w):
+    told = explain(w.job("j", w.want("tpu:v5p")), w.snapshot([w.cpu()], []))
+    assert told.impossible == "no pool has tpu:v5p; kinds here: cpu"
+    assert told.candidates[0].refused == {"cpu-0/cpu": "is cpu, job accepts tpu:v5p"}
+
+
+def test_an_explanation_is_plain_data(w):
+    told = explain(w.job("j"), w.snapshot([w.devices("a", 1)], []))
+    assert json.loads(json.dumps(to_plain(told)))["would_start"] == {
+        "job": "j",
+        "candidate": 0,
+        "leases": [["a/nvidia:H100-80GB", [0]]],
+        "reason": "nvidia:H100-80GB in pool h100, the tightest fit",
+    }

@@ -1,0 +1,147 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.core.fold import Attempt, Ledger, Record, apply, ended, fold, ignored, placed, running, submitted
+from orchestrator.core.model import Candidate, Event, Recovery, Running, Start
+from orchestrator.core.retry import Ended, after
+from orchestrator.core.states import State
+
+LEASES = (("a/cpu", (0,)), ("b/cpu", (0, 1)))
+
+
+def story(w, *events):
+    """The record after `submitted` and these (event, epoch, data), one second apart."""
+    job = w.job("j", submitted_s=1.0)
+    log = [submitted(job, {"entry": "train.py"}, "abc", 1.0)]
+    log += [Event("j", event, epoch, float(s), data) for s, (event, epoch, data) in enumerate(events, start=2)]
+    return fold(replace(event, seq=n) for n, event in enumerate(log, start=1))["j"]
+
+
+def place(candidate=0):
+    leases = [[devices_id, list(numbers)] for devices_id, numbers in LEASES]
+    return {"candidate": candidate, "kind": "cpu", "pool": "cpu", "leases": leases, "reason": "fits"}
+
+
+def test_a_job_comes_back_from_the_log_as_it_was_submitted(w):
+    wants = (
+        Candidate(("cuda",), 4, 2, 2, "p", 7, "bf16", 8, {"A": "1"}, ("x", "y"), {"lr": 0.1, "deep": [{"a": None}]}),
+        Candidate(("cpu",)),
+    )
+    job = w.job("j", *wants, ordered=True, priority=-3, objective="cost", recovery=Recovery(1, 2, (3, 4), 5, 6, 7))
+    event = submitted(job, {"name": "j"}, "sha", 9.0)
+    stored = replace(event, data=json.loads(json.dumps(event.data)), seq=1)
+    assert fold([stored]) == {"j": Record(job, {"name": "j"}, "sha", "submitted", seq=1)}
+
+
+def test_a_whole_life_is_told_attempt_by_attempt(w):
+    record = story(
+        w,
+        ("placed", 1, place()),
+        ("started", 1, {}),
+        ("checkpoint", 1, {"pool": "cpu", "path": "j/step-10", "step": 10}),
+        ("preempted", 1, {"reason": "big needs the node"}),
+        ("interrupted", 1, {"reason": "made room", "outcome": "preempted", "interruptions": 1, "not_before_s": 6.0}),
+        ("placed", 2, place(1)),
+        ("resumed", 2, {"step": 10}),
+        ("started", 2, {}),
+        ("finished", 2, {"reason": "done", "result": {"last_step": 20}}),
+    )
+    assert record == Record(
+        job=replace(w.job("j", submitted_s=1.0), state=State.SUCCEEDED, epoch=2, interruptions=1, not_before_s=6.0),
+        spec={"entry": "train.py"},
+        package="abc",
+        reason="done",
+        attempts=(
+            Attempt(1, 0, "cpu", "cpu", LEASES, 2.0, 3.0, 6.0, "preempted", "made room"),
+            Attempt(2, 1, "cpu", "cpu", LEASES, 7.0, 9.0, 10.0, "succeeded", "done"),
+        ),
+        checkpoint={"pool": "cpu", "path": "j/step-10", "step": 10},
+        resumed_step=10,
+        result={"last_step": 20},
+        started_s=3.0,
+        ended_s=10.0,
+        seq=10,
+    )
+
+
+def test_the_failure_is_kept_until_a_later_attempt_succeeds(w):
+    failure = {"rank": 0, "kind": "user", "message": "ValueError"}
+    events = [("placed", 1, place()), ("interrupted", 1, {"failure": failure, "restarts": 1})]
+    assert story(w, *events).failure == failure
+    assert story(w, *events, ("placed", 2, place()), ("finished", 2, {})).failure is None
+    assert story(w, *events, ("placed", 2, place()), ("failed", 2, {"failure": failure})).failure == failure
+
+
+def test_events_of_an_older_epoch_are_refused(w):
+    before = story(w, ("placed", 1, place()), ("interrupted", 1, {}), ("placed", 2, place()), ("started", 2, {}))
+    for event in ("started", "finished", "failed", "interrupted", "checkpoint", "resumed", "released", "preempted"):
+        late = Event("j", event, 1, 99.0, {"step": 1, "reason": "late"})
+        assert ignored(before, late) == f"{event} of epoch 1, the job is at 2"
+        assert apply(before, late) is before
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_a_placement_counts_only_with_the_next_epoch(w, epoch):
+    before = story(w, ("placed", 1, place()), ("interrupted", 1, {}))
+    assert apply(before, Event("j", "placed", epoch, 9.0, place())) is before
+
+
+def test_a_cancellation_counts_with_any_epoch_and_its_attempt_holds_devices_until_released(w):
+    cancelled = story(w, ("placed", 1, place()), ("started", 1, {}), ("cancelled", 0, {"reason": "by its user"}))
+    assert (cancelled.job.state, cancelled.reason, cancelled.ended_s) == (State.CANCELLED, "by its user", 4.0)
+    assert running([cancelled]) == (Running("j", 0, 2.0, LEASES, stopping=True),)
+    released = apply(cancelled, Event("j", "released", 1, 9.0, {"outcome": "cancelled", "reason": "by its user"}))
+    assert running([released]) == ()
+    assert released.attempts == (Attempt(1, 0, "cpu", "cpu", LEASES, 2.0, 3.0, 9.0, "cancelled", "by its user"),)
+    assert released.job.state is State.CANCELLED
+    assert ignored(released, Event("j", "released", 1, 9.0)) == "nothing is left to release"
+
+
+def test_an_end_is_final(w):
+    done = story(w, ("placed", 1, place()), ("finished", 1, {"reason": "done"}))
+    late = {"failed": {}, "cancelled": {}, "checkpoint": {"step": 1}, "placed": place(), "interrupted": {}}
+    for event, data in late.items():
+        epoch = 2 if event == "placed" else 1
+        assert apply(done, Event("j", event, epoch, 9.0, data)) is done
+        assert "SUCCEEDED" in ignored(done, Event("j", event, epoch, 9.0, data))
+
+
+def test_what_was_never_submitted_is_ignored_and_a_second_submission_too(w):
+    assert fold([Event("ghost", "started", 1, 1.0)]) == {}
+    again = submitted(w.job("j", priority=9), {}, "", 2.0)
+    assert ignored(story(w), again) == "j is already submitted"
+
+
+def test_a_refused_job_ends_with_its_reason(w):
+    refused = story(w, ("refused", 0, {"reason": "no pool has tpu:v5p"}))
+    assert (refused.job.state, refused.reason, refused.ended_s) == (State.FAILED, "no pool has tpu:v5p", 2.0)
+
+
+def test_only_working_attempts_are_not_stopping(w):
+    def stopping(*events):
+        return [r.stopping for r in running([story(w, ("placed", 1, place()), *events)])]
+
+    assert stopping() == [False]
+    assert stopping(("started", 1, {})) == [False]
+    assert stopping(("preempted", 1, {})) == [True]
+    assert stopping(("interrupted", 1, {})) == []
+
+
+def test_builders_write_what_the_fold_reads(w):
+    ledger = Ledger()
+    job = w.job("j")
+    ledger.apply(submitted(job, {}, "", 1.0))
+    record = ledger.apply(placed(job, Start("j", 0, LEASES, "fits"), "cpu", "cpu", 2.0))
+    assert record.live == Attempt(1, 0, "cpu", "cpu", LEASES, 2.0)
+    assert record.reason == "fits"
+    decision = after(record.job, Ended("lost", 0, "", "node a is lost"), 3.0)
+    event = ended(record.job, decision, 3.0, outcome="lost", failure={"message": "gone"})
+    assert (event.event, event.epoch) == ("interrupted", 1)
+    record = ledger.apply(event)
+    assert record.job == replace(
+        job, state=State.RECOVERING, epoch=1, interruptions=1, first_candidate=1, not_before_s=4.0
+    )
+    assert (record.attempts[0].outcome, record.reason) == ("lost", "node a is lost")
+    assert ledger.records == {"j": record}
