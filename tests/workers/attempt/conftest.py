@@ -1,0 +1,115 @@
+"""A node that really runs attempts: real supervisors and ranks, stopped again at the end of each test."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workers.attempt.attempts import Attempts
+from workers.attempt.records import Folder, read_json
+from workers.messages import Order
+from workers.packages import Packages
+
+DEADLINE_S = 20.0
+
+
+class Node:
+    def __init__(self, root):
+        self.root = root
+        self.packages = Packages(root / "packages")
+        self.attempts = self.reopen()
+
+    def reopen(self):
+        """What a restarted agent has: the same folder, and nothing remembered."""
+        self.attempts = Attempts(self.root / "attempts", self.root / "storage", "n0", self.packages, lambda order: 1)
+        return self.attempts
+
+    def order(self, job="j", command=("true",), **more):
+        fixed = {
+            "task": "run",
+            "backend": "cpu",
+            "kind": "cpu",
+            "emulated": False,
+            "devices": (0,),
+            "nodes": 1,
+            "epoch": 1,
+        }
+        ranks = {"node_rank": 0, "first_rank": 0, "ranks": 1, "world_size": 1, "lease_s": 60.0}
+        meet = {"master_address": "127.0.0.1", "master_port": 29500}
+        return Order(**(fixed | ranks | meet | {"job": job, "command": tuple(command)} | more))
+
+    def start(self, job="j", command=("true",), secrets=None, **more):
+        self.attempts.start(self.order(job, command, **more), secrets or {})
+
+    def python(self, job, code, secrets=None, **more):
+        self.start(job, (sys.executable, "-c", code), secrets, **more)
+
+    def folder(self, job="j", epoch=1, node_rank=0):
+        return Folder(self.root / "attempts" / f"{job}.{epoch}.{node_rank}")
+
+    def outcome(self, job="j", epoch=1):
+        """Waits for the end, as a controller would: by looking at the news."""
+        self.until(lambda: self.attempts.news({}, {}, 0.0) and self.folder(job, epoch).outcome.exists(), f"{job} ended")
+        return read_json(self.folder(job, epoch).outcome)
+
+    def text(self, job="j", rank=0):
+        """A rank's log without time stamps."""
+        lines = self.attempts.log(job, 1, rank, 0, 1 << 20)["data"].splitlines()
+        return [line.partition(" ")[2] for line in lines]
+
+    def until_printed(self, text, job="j", rank=0):
+        path = self.folder(job).log(rank)
+        self.until(lambda: path.exists() and text in path.read_text(), f"{job} printed {text!r}")
+
+    def until_file(self, path):
+        self.until(lambda: Path(path).exists() and Path(path).read_text(), f"{path} is there")
+        return Path(path).read_text()
+
+    def until_gone(self, pid):
+        self.until(lambda: not alive(pid), f"process {pid} is gone")
+
+    def until(self, true, what):
+        deadline = time.monotonic() + DEADLINE_S
+        while not true():
+            assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}\n{self.state()}"
+            time.sleep(0.01)
+
+    def state(self):
+        return "\n".join(f"{p}: {p.read_text()[-500:]}" for p in self.root.glob("attempts/*/*") if p.is_file())
+
+    def supervisor_pid(self, job="j"):
+        return read_json(self.folder(job).supervisor)["pid"]
+
+    def close(self):
+        for attempt in self.reopen().live():
+            self.attempts.stop(attempt.id.job, attempt.id.epoch, "cancel")
+        for attempt in self.attempts.live():
+            self.outcome(attempt.id.job, attempt.id.epoch)
+
+
+def alive(pid):
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def node(tmp_path):
+    it = Node(tmp_path)
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def is_alive():
+    return alive
+
+
+@pytest.fixture
+def written():
+    """written(path) reads JSON lines."""
+    return lambda path: [json.loads(line) for line in Path(path).read_text().splitlines()]

@@ -1,0 +1,217 @@
+import dataclasses
+import hashlib
+import os
+import signal
+import threading
+import zipfile
+
+import pytest
+
+from cluster.errors import Conflict, FleetError, NotFound, UserError
+from cluster.plain import from_plain
+from workers.attempt import lease, processes
+from workers.attempt.records import read_json
+from workers.messages import AttemptReport
+
+FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
+
+
+def package(node, tmp_path, **files):
+    """Puts an archive of these files on the node; returns its digest."""
+    path = tmp_path / "sent.zip"
+    with zipfile.ZipFile(path, "w") as z:
+        for name, text in files.items():
+            z.writestr(f"{name}.py", text)
+    data = path.read_bytes()
+    node.packages.put(hashlib.sha256(data).hexdigest(), 0, data, True)
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_the_news_of_an_attempt_go_from_starting_to_its_outcome(node):
+    node.start(command=("sh", "-c", "exit 0"))
+    phases, known = [], {}
+    while phases[-1:] != ["ended"]:
+        for report in node.attempts.news({}, known, 5.0):
+            phases.append(report["phase"])
+            known["j.1.0"] = report["phase"]
+    assert phases in (["starting", "running", "ended"], ["starting", "ended"], ["running", "ended"])
+    assert from_plain(AttemptReport, report).outcome.state == "succeeded"
+    assert node.attempts.news({}, known, 0.0) == []
+
+
+def test_starting_twice_starts_once(node):
+    node.start(command=FOREVER)
+    node.until_printed("ready")
+    first = node.supervisor_pid()
+    node.start(command=FOREVER)
+    assert node.supervisor_pid() == first
+    node.attempts.stop("j", 1, "cancel")
+    ended = node.outcome()
+    node.start(command=FOREVER)
+    assert read_json(node.folder().outcome) == ended
+
+
+def test_many_starts_at_once_start_one_supervisor(node):
+    threads = [threading.Thread(target=node.start, args=("j", FOREVER)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    node.until_printed("ready")
+    assert node.text() == ["out ready"]
+
+
+def test_an_epoch_that_is_past_is_refused(node):
+    node.start(epoch=4)
+    with pytest.raises(Conflict, match="epoch 3 of j is past: this node has seen epoch 4"):
+        node.start(epoch=3)
+    node.outcome(epoch=4)
+    node.attempts.forget("j", 4)
+    with pytest.raises(Conflict):
+        node.reopen().start(node.order(epoch=3), {})
+
+
+def test_a_newer_epoch_cancels_the_older_one(node):
+    node.start(command=FOREVER, epoch=1)
+    node.until_printed("ready")
+    node.start(command=("true",), epoch=2)
+    assert node.outcome(epoch=1)["state"] == "cancelled"
+    assert node.outcome(epoch=2)["state"] == "succeeded"
+
+
+def test_a_restarted_agent_adopts_what_runs_and_reports_its_end(node):
+    node.start(command=("sh", "-c", "mkfifo gate; echo ready; read line < gate; echo $line"))
+    node.until_printed("ready")
+    attempts = node.reopen()
+    (report,) = attempts.news({}, {}, 5.0)
+    assert report["phase"] == "running"
+    (node.folder().work(0) / "gate").write_text("went on\n")
+    assert node.outcome()["state"] == "succeeded"
+    assert node.text() == ["out ready", "out went on"]
+
+
+def test_a_supervisor_killed_by_9_leaves_a_lost_attempt_and_no_process(node, tmp_path, is_alive):
+    daemon = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' >/dev/null 2>&1 &"
+    node.start(command=("sh", "-c", f"{daemon} echo ready; exec sleep 600"))
+    node.until_printed("ready")
+    pid = node.until_file(tmp_path / "pid")
+    os.kill(node.supervisor_pid(), signal.SIGKILL)
+    ended = node.outcome()
+    assert (ended["state"], ended["exit_codes"]) == ("lost", {})
+    assert not is_alive(pid)
+    assert processes.tree(0, node.folder().path) == set()
+
+
+def test_an_agent_that_died_between_folder_and_supervisor_can_be_asked_again(node):
+    order = dataclasses.replace(node.order(), lease_s=600.0)
+    folder = node.folder()
+    folder.work(0).mkdir(parents=True)
+    (folder.work(0) / "half").touch()
+    lease.write(folder.lease, order.lease_s)
+    assert node.reopen().news({}, {}, 0.0) == []
+    node.attempts.start(order, {})
+    assert node.outcome()["state"] == "succeeded"
+    assert not (folder.work(0) / "half").exists()
+
+
+def test_the_ranks_find_the_submitted_files_in_their_own_copies(node, tmp_path):
+    sha = package(node, tmp_path, main="import helper", helper="print('helped')")
+    node.start(command=("python", "main.py"), package=sha, ranks=2, world_size=2)
+    assert node.outcome()["state"] == "succeeded"
+    assert node.text(rank=0) == node.text(rank=1) == ["out helped"]
+
+
+def test_a_command_may_bring_modules_called_like_ours(node, tmp_path):
+    sha = package(node, tmp_path, workers="NAME = 'mine'")
+    node.start(command=("python", "-c", "import workers; print(workers.NAME)"), package=sha)
+    node.outcome()
+    assert node.text() == ["out mine"]
+
+
+def test_an_order_that_cannot_be_followed_leaves_nothing_behind(node):
+    with pytest.raises(NotFound, match="package 0000"):
+        node.start(package="0" * 64)
+    with pytest.raises(UserError, match="not below this pool's storage"):
+        node.start(checkpoint_root="../elsewhere")
+    with pytest.raises(UserError, match="without a command"):
+        node.start(command=())
+    with pytest.raises(UserError, match="cannot be a job's id"):
+        node.start(job="../j")
+    with pytest.raises(UserError, match="protocol 99"):
+        node.start(protocol=99)
+    assert list((node.root / "attempts").iterdir()) == []
+    assert node.attempts.news({}, {}, 0.0) == []
+
+
+def test_a_supervisor_that_cannot_start_is_an_error_with_its_last_words(node, monkeypatch):
+    monkeypatch.setattr("workers.attempt.environment.CODE", node.root)
+    with pytest.raises(FleetError, match=r"did not start: .*No module named 'workers'"):
+        node.start()
+    assert not node.folder().path.exists()
+
+
+def test_checkpoint_folders_are_made_below_the_storage(node):
+    node.start(command=("sh", "-c", "echo $POLYFLEET_CHECKPOINT_DIR"), checkpoint_root="jobs/j")
+    node.outcome()
+    assert node.text() == [f"out {node.root}/storage/jobs/j"]
+    assert (node.root / "storage/jobs/j").is_dir()
+
+
+def test_events_arrive_once_each_in_order_and_garbage_is_skipped(node):
+    lines = r'{"type": "report", "step": 1}\nnot json\n[1]\n{"type": "report", "step": 2}\n{"half'
+    node.start(
+        command=("sh", "-c", f"printf '{lines}' > $POLYFLEET_ATTEMPT_DIR/events.jsonl; echo ready; exec sleep 600")
+    )
+    node.until_printed("ready")
+    (first,) = node.attempts.news({}, {}, 5.0)
+    assert [e["step"] for e in first["events"]] == [1, 2]
+    with node.folder().events.open("a") as f:
+        f.write('": 3}\n')
+    (second,) = node.attempts.news({"j.1.0": first["cursor"]}, {"j.1.0": first["phase"]}, 5.0)
+    assert second["events"] == [{"half": 3}]
+
+
+def test_waiting_for_news_ends_as_soon_as_an_attempt_is_started(node):
+    found = []
+    waiting = threading.Thread(target=lambda: found.extend(node.attempts.news({}, {}, 600.0)))
+    waiting.start()
+    node.start()
+    waiting.join(timeout=20)
+    assert found[0]["job"] == "j"
+
+
+def test_a_forgotten_attempt_keeps_its_log_and_loses_its_folders(node):
+    node.start(command=("echo", "hello"))
+    with pytest.raises(NotFound):
+        node.attempts.log("other", 1, 0, 0, 100)
+    node.outcome()
+    node.attempts.forget("j", 1)
+    assert not node.folder().works.exists()
+    assert node.reopen().news({}, {}, 0.0) == []
+    assert node.text() == ["out hello"]
+
+
+def test_a_running_attempt_is_not_forgotten(node):
+    node.start(command=FOREVER)
+    with pytest.raises(UserError, match="has not ended"):
+        node.attempts.forget("j", 1)
+
+
+def test_a_log_is_read_in_pieces_of_whole_lines(node):
+    node.start(command=("sh", "-c", "for i in 1 2 3 4 5; do echo line $i; done"))
+    node.outcome()
+    told, offset, ended = "", 0, False
+    while not ended:
+        piece = node.attempts.log("j", 1, 0, offset, 80)
+        assert piece["data"].endswith("\n")
+        told, offset, ended = told + piece["data"], piece["next"], piece["ended"]
+    assert told == node.folder().log(0).read_text()
+    with pytest.raises(NotFound, match="no rank 7"):
+        node.attempts.log("j", 1, 7, 0, 80)
+
+
+def test_a_stop_in_words_we_do_not_know_is_refused(node):
+    node.start(command=FOREVER)
+    with pytest.raises(UserError, match="valid: preempt, cancel"):
+        node.attempts.stop("j", 1, "please")
+    node.attempts.stop("unknown", 1, "cancel")

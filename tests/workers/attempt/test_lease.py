@@ -1,0 +1,50 @@
+import subprocess
+import sys
+
+from workers.attempt import lease
+
+
+def test_a_lease_holds_until_its_deadline(tmp_path):
+    lease.write(tmp_path / "lease", 600)
+    assert not lease.passed(tmp_path / "lease")
+    assert 599 < lease.deadline_s(tmp_path / "lease") - lease.now_s() <= 600
+
+
+def test_a_lease_that_has_passed_is_never_renewed(tmp_path):
+    lease.write(tmp_path / "lease", 10, asked_s=lease.now_s() - 11)
+    assert not lease.renew(tmp_path / "lease", 600)
+    assert lease.passed(tmp_path / "lease")
+
+
+def test_no_lease_at_all_has_passed(tmp_path):
+    assert lease.passed(tmp_path / "lease")
+    (tmp_path / "lease").write_text("soon")
+    assert lease.passed(tmp_path / "lease")
+
+
+def test_a_slow_answer_counts_from_when_it_was_asked_for(tmp_path):
+    lease.write(tmp_path / "lease", 5)
+    asked_s = lease.now_s() - 100
+    assert lease.renew(tmp_path / "lease", 120, asked_s)
+    assert lease.deadline_s(tmp_path / "lease") < asked_s + 121
+
+
+def test_an_older_word_does_not_shorten_a_lease(tmp_path):
+    lease.write(tmp_path / "lease", 600)
+    before = lease.deadline_s(tmp_path / "lease")
+    assert lease.renew(tmp_path / "lease", 20)
+    assert lease.deadline_s(tmp_path / "lease") == before
+
+
+def test_a_lock_is_held_by_who_lives_and_let_go_by_who_dies(tmp_path):
+    code = "import sys, pathlib; from workers.attempt import lease; lease.hold(pathlib.Path(sys.argv[1]))"
+    code += "; print('held', flush=True); sys.stdin.read()"
+    path = tmp_path / "lock"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes) as holder:
+        assert holder.stdout.readline() == "held\n"
+        assert lease.is_held(path)
+        assert lease.hold(path) is None
+        holder.kill()
+        holder.wait()
+        assert not lease.is_held(path)

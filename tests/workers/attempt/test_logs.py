@@ -1,0 +1,75 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from workers.attempt.logs import LONGEST_LINE_BYTES, RankLog
+from workers.attempt.redaction import Redactor
+
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (out|err) (.*)")
+
+
+@pytest.fixture
+def written(tmp_path):
+    """written([pieces], secrets) -> what the log then says of stdout, line by line."""
+
+    def write(pieces, *secrets):
+        log = RankLog(tmp_path / "rank-0.log", Redactor(secrets))
+        for piece in pieces:
+            log.feed("out", piece)
+        log.close()
+        lines = (tmp_path / "rank-0.log").read_text().split("\n")[:-1]
+        return [LINE.fullmatch(line)[2] for line in lines]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ([b"one\ntwo\n"], ["one", "two"]),
+        ([b"o", b"n", b"e\ntw", b"o"], ["one", "two"]),
+        ([b"10%\r50%\r100%\n"], ["10%", "50%", "100%"]),
+        ([b"dos\r", b"\nnext\r\n"], ["dos", "next"]),
+        ([b"\n\n"], ["", ""]),
+        ([b"end\r"], ["end"]),
+        ([b"caf\xc3", b"\xa9\n"], ["café"]),
+        ([b"bad \xff byte\n"], [r"bad \xff byte"]),
+        ([], []),
+    ],
+)
+def test_output_becomes_lines_however_it_arrives(written, pieces, lines):
+    assert written(pieces) == lines
+
+
+def test_a_secret_split_over_two_pieces_is_redacted(written):
+    assert written([b"token=s3c", b"r3t!\n"], "s3cr3t") == ["token=***!"]
+
+
+def test_a_secret_in_a_line_without_end_is_redacted(written):
+    filler = b"x" * (LONGEST_LINE_BYTES - 2)
+    assert "".join(written([filler, b"s3c", b"r3t", b"y" * 10], "s3cr3t")) == filler.decode() + "***" + "y" * 10
+
+
+def test_a_full_disk_costs_lines_and_says_how_many(tmp_path):
+    """/dev/full refuses every byte, as a full disk does; then there is room again."""
+    target = tmp_path / "log"
+    target.symlink_to("/dev/full")
+    log = RankLog(target, Redactor([]))
+    log.feed("err", b"one\ntwo\n")
+    target.unlink()
+    roomy = RankLog(target, Redactor([]))
+    log._file, roomy._file = roomy._file, log._file
+    log.feed("out", b"three\n")
+    log.close()
+    roomy.close()
+    told = [LINE.fullmatch(line)[2] for line in Path(target).read_text().splitlines()]
+    assert told == ["[polyfleet: 2 lines lost, the disk was full]", "three"]
+
+
+def test_the_last_line_on_stderr_is_remembered(tmp_path):
+    log = RankLog(tmp_path / "log", Redactor([]))
+    log.feed("err", b"Traceback\nValueError: boom\n\n")
+    log.feed("out", b"unrelated\n")
+    assert log.last_err == "ValueError: boom"
+    log.close()

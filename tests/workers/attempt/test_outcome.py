@@ -1,0 +1,48 @@
+import pytest
+
+from cluster.plain import from_plain
+from workers.attempt import outcome
+from workers.attempt.records import AttemptId
+from workers.messages import OUTCOMES, Outcome
+
+
+@pytest.mark.parametrize(
+    ("why", "codes", "noted", "state"),
+    [
+        ("", {0: 0, 1: 0}, False, "succeeded"),
+        ("failed", {0: 1, 1: -9}, False, "failed"),
+        ("preempt", {0: 0, 1: 0}, False, "succeeded"),
+        ("preempt", {0: 0, 1: 0}, True, "preempted"),
+        ("preempt", {0: -15, 1: 143}, False, "preempted"),
+        ("preempt", {0: 0, 1: -9}, False, "preempted"),
+        ("preempt", {0: 1}, False, "failed"),
+        ("preempt", {0: 0, 1: 1}, True, "preempted"),
+        ("cancel", {0: 0}, False, "cancelled"),
+        ("cancel", {0: 1}, True, "cancelled"),
+        ("lease", {0: 0}, True, "lost"),
+    ],
+)
+def test_the_state_follows_from_why_it_ended_and_the_exit_codes(why, codes, noted, state):
+    assert outcome.state(why, codes, noted) == state
+    assert state in OUTCOMES
+
+
+def test_an_outcome_is_the_message_the_controller_reads():
+    failure = outcome.from_exit(1, "n0", -11, "")
+    plain = outcome.outcome(AttemptId("j", 2, 1), "failed", {1: -11, 0: 0}, failure)
+    read = from_plain(Outcome, plain)
+    assert (read.exit_codes, read.failure.message) == ({0: 0, 1: -11}, "rank 1 was killed by SIGSEGV")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "kind", "message"),
+    [
+        (2, "boom", "user", "rank 0 ended with exit code 2: boom"),
+        (2, "", "user", "rank 0 ended with exit code 2"),
+        (-9, "", "signal", "rank 0 was killed by SIGKILL, often the kernel's when memory runs out"),
+        (-40, "", "signal", "rank 0 was killed by signal 40"),
+    ],
+)
+def test_an_exit_code_is_put_into_words(code, said, kind, message):
+    found = outcome.from_exit(0, "n0", code, said)
+    assert (found["kind"], found["message"], found["exit_code"]) == (kind, message, code)

@@ -1,0 +1,254 @@
+"""One suite over every back end this process can use; test_other_environment.py runs it in the XLA environment too."""
+
+import copy
+import json
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+from cluster.errors import UserError
+from workers import backends
+from workers.backends.parts import levels
+
+NAMES = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]
+
+
+@pytest.fixture(params=NAMES)
+def backend(request):
+    with backends.create(request.param) as created:
+        yield created
+
+
+class Tied(nn.Module):
+    """Embedding and output share one weight; a buffer is known by two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.ones(6))
+        self.register_buffer("same_scale", self.scale)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens) * self.scale)
+
+
+def convolutional():
+    torch.manual_seed(7)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(64, 3),
+    )
+    for module in model:
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return model
+
+
+def test_it_says_what_it_is_in_plain_data(backend):
+    info = backend.device_info()
+    assert json.loads(json.dumps(info)) == info
+    assert info["backend"] == backend.BACKEND_NAME
+    assert info["device"] == str(backend.device)
+    assert info["versions"]["torch"] == torch.__version__
+    assert info["name"]
+
+
+def test_a_device_it_does_not_have_is_refused_with_the_number_it_has(backend):
+    with pytest.raises(UserError, match=f"has no device 64; this process sees {type(backend).device_count()}"):
+        type(backend)(64)
+
+
+def test_nested_data_arrives_whole_and_in_its_types(backend):
+    data = {"a": torch.arange(3), "b": [torch.ones(2), ("text", None)], "c": levels.Sample((torch.zeros(1),), {"k": 5})}
+    moved = backend.to_device(data)
+    assert moved["a"].device == moved["b"][0].device == moved["c"].args[0].device == backend.device
+    assert moved["a"].tolist() == [0, 1, 2]
+    assert moved["b"][1] == ("text", None)
+    assert isinstance(moved["c"], levels.Sample)
+    assert data["a"].device.type == "cpu"
+
+
+def test_ties_of_parameters_and_buffers_survive_a_move(backend):
+    model = backend.to_device(Tied())
+    assert model.head.weight is model.embedding.weight
+    assert model.same_scale is model.scale
+    assert model.head.weight.device == backend.device
+    assert len(list(model.parameters())) == 1
+
+
+def test_the_same_seed_gives_the_same_numbers(backend):
+    draws = []
+    for _ in range(2):
+        backend.seed(5)
+        draws.append((torch.rand(4, device=backend.device).cpu(), torch.rand(4)))
+    assert torch.equal(draws[0][0], draws[1][0])
+    assert torch.equal(draws[0][1], draws[1][1])
+
+
+def test_random_state_is_taken_up_where_it_was_left(backend):
+    torch.rand(3, device=backend.device)
+    state = copy.deepcopy(backend.rng_state())
+    first = torch.rand(4, device=backend.device).cpu(), torch.rand(4)
+    backend.set_rng_state(state)
+    second = torch.rand(4, device=backend.device).cpu(), torch.rand(4)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def test_random_state_of_another_type_of_device_is_refused(backend):
+    state = backend.rng_state() | {"device_type": "abacus"}
+    assert not backend.accepts_rng_state(state)
+    with pytest.raises(UserError, match="random state of abacus cannot be set"):
+        backend.set_rng_state(state)
+
+
+def test_dtypes_are_tried_out_on_the_device(backend):
+    assert {torch.float32, torch.int64, torch.bool} <= backend.supported_dtypes()
+    assert backend.supports_dtype("bf16") == backend.supports_dtype(torch.bfloat16)
+    with pytest.raises(UserError, match="did you mean 'bfloat16'"):
+        backend.supports_dtype("bfloat")
+
+
+def test_autocast_lowers_a_matrix_product_and_leaves_float32_alone(backend):
+    x = torch.ones(4, 4, device=backend.device)
+    for asked, got in (("", torch.float32), ("float32", torch.float32), ("bf16", torch.bfloat16)):
+        with backend.autocast(asked):
+            assert (x @ x).dtype == got
+    with pytest.raises(UserError, match="no precision to compute in"):
+        backend.autocast("int8")
+
+
+def test_memory_is_told_in_bytes(backend):
+    memory = backend.memory_stats()
+    assert set(memory) == {"allocated_bytes", "reserved_bytes", "peak_bytes", "free_bytes", "total_bytes"}
+    assert 0 < memory["free_bytes"] <= memory["total_bytes"]
+    assert all(value is None or isinstance(value, int) for value in memory.values())
+
+
+def test_synchronize_and_empty_cache_may_be_called_at_any_time(backend):
+    y = torch.ones(8, 8, device=backend.device) @ torch.ones(8, 8, device=backend.device)
+    backend.step_boundary()
+    backend.synchronize()
+    backend.empty_cache()
+    assert y.cpu().sum() == 8 * 64
+
+
+@pytest.mark.parametrize("level", ["O0", "o1"])
+def test_a_prepared_model_computes_the_same_and_the_callers_model_is_untouched(backend, level):
+    model, images = convolutional(), torch.rand(2, 1, 8, 8)
+    before, ids = copy.deepcopy(model.state_dict()), [id(p) for p in model.parameters()]
+    with torch.no_grad():
+        want = copy.deepcopy(model).eval()(images)
+    prepared = backend.prepare_model(model, level, images)
+    with torch.no_grad():
+        have = prepared.model(backend.to_device(images)).cpu()
+    torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+    assert model.training
+    assert [id(p) for p in model.parameters()] == ids
+    assert all(
+        torch.equal(a, b) and b.device.type == "cpu"
+        for a, b in zip(before.values(), model.state_dict().values(), strict=True)
+    )
+
+
+def test_every_pass_of_a_level_is_either_applied_or_skipped_with_a_reason(backend):
+    prepared = backend.prepare_model(convolutional(), "O1", torch.rand(2, 1, 8, 8))
+    names = {entry.partition(":")[0] for entry in prepared.applied}
+    assert names | set(prepared.skipped) == {"placement", "channels_last", "fold_conv_bn", "autocast"}
+    assert not names & set(prepared.skipped)
+    assert all(prepared.skipped.values())
+    assert "fold_conv_bn: 2 pairs" in prepared.applied
+
+
+def test_a_lower_precision_is_used_only_when_asked_and_answers_in_float32(backend):
+    images = torch.rand(2, 1, 8, 8)
+    prepared = backend.prepare_model(convolutional(), "O1", images, "bf16")
+    assert "autocast: bfloat16" in prepared.applied
+    with torch.no_grad():
+        assert prepared.model(backend.to_device(images)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_plain_loop_whose_optimizer_was_built_before_the_move_trains(backend, make):
+    backend.seed(1)
+    model = Tied()
+    optimizer = make(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
+    tokens = torch.arange(11)
+    trained = backend.optimize_for_training(model, optimizer)
+    tokens = backend.to_device(tokens)
+    losses = []
+    for _ in range(12):
+        loss = nn.functional.cross_entropy(trained.model(tokens), (tokens + 1) % 11)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert trained.model is model
+    assert model.head.weight is model.embedding.weight
+
+
+def test_an_optimizer_that_has_already_stepped_moves_with_its_state(backend):
+    def stepped(move_after):
+        torch.manual_seed(3)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        where = torch.device("cpu")
+        for step in range(4):
+            if step == move_after:
+                backend.optimize_for_training(model, optimizer)
+                where = backend.device
+            x = torch.ones(3, 4).to(where)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return model.weight.detach().cpu()
+
+    torch.testing.assert_close(stepped(move_after=2), stepped(move_after=None), rtol=1e-4, atol=1e-6)
+
+
+def test_training_in_bfloat16_keeps_the_models_type_and_names(backend):
+    model = nn.Linear(4, 2)
+    trained = backend.optimize_for_training(model, None, "bf16")
+    assert "autocast: bfloat16" in trained.applied
+    assert type(trained.model) is nn.Linear
+    assert set(trained.model.state_dict()) == {"weight", "bias"}
+    exact = nn.functional.linear(torch.full((1, 4), 0.3, device=backend.device), model.weight, model.bias)
+    lowered = trained.model(torch.full((1, 4), 0.3, device=backend.device))
+    assert lowered.dtype == torch.float32
+    assert not torch.equal(lowered.cpu(), exact.cpu())
+
+
+def test_training_in_float16_is_refused_for_want_of_loss_scaling(backend):
+    if not backend.supports_dtype(torch.float16):
+        pytest.skip(f"{backend.BACKEND_NAME} has no native float16")
+    with pytest.raises(UserError, match="needs loss scaling"):
+        backend.optimize_for_training(nn.Linear(2, 2), None, "fp16")
+
+
+def test_what_is_not_a_module_or_a_level_is_refused_before_anything_changes(backend):
+    with pytest.raises(UserError, match=r"must be a torch\.nn\.Module, not function"):
+        backend.prepare_model(lambda x: x)
+    with pytest.raises(UserError, match="unknown optimisation level 'O7'"):
+        backend.prepare_model(nn.Linear(2, 2), "O7")
+
+
+def test_leaving_it_gives_back_what_entering_it_changed(backend):
+    hooks = import_module("torch.optim.optimizer")._global_optimizer_post_hooks
+    before = len(hooks), torch.get_num_threads()
+    with backends.create(backend.BACKEND_NAME):
+        if backend.device.type == "cpu":
+            torch.set_num_threads(1)
+    assert (len(hooks), torch.get_num_threads()) == before

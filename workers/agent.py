@@ -1,0 +1,189 @@
+"""What runs on every node: finds its devices, runs its attempts, serves its checkpoints. One Ray actor per node.
+
+It remembers nothing: after kill -9 the new agent reads everything back from the node's folder and goes on with attempts
+that never stopped. Arguments and results are plain data. Without Ray it is an ordinary object.
+"""
+
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster.paths import private_dir
+from cluster.plain import from_plain, to_plain
+from workers.attempt import fence, lease
+from workers.attempt.attempts import Attempts
+from workers.attempt.environment import threads_per_rank
+from workers.discovery import discover
+from workers.discovery.facts import node_facts, place
+from workers.discovery.limits import cores
+from workers.discovery.machine import Machine
+from workers.messages import Order
+from workers.packages import Packages
+from workers.storage import Storage
+from workers.stored_checkpoints import StoredCheckpoints
+
+FACTS_EVERY_S = 10.0
+DISCOVER_EVERY_S = 60.0
+FENCE_EVERY_S = 1.0
+KV_TIMEOUT_S = 3.0
+
+
+class Agent:
+    """Defaults come from the POLYFLEET_… variables of an embedded node, else from what is found on this machine."""
+
+    def __init__(
+        self,
+        node_dir: Path | None = None,
+        storage: Path | None = None,
+        node: str | None = None,
+        pool: str | None = None,
+        backend: str | None = None,
+    ):
+        self._place = place(node, pool, backend, node_dir, storage)
+        private_dir(self._place.node_dir)
+        self._storage = Storage(self._place.storage)
+        self._packages = Packages(self._place.node_dir / "packages")
+        self._checkpoints = StoredCheckpoints(self._storage)
+        self._discover()
+        folder = self._place.node_dir / "attempts"
+        self._attempts = Attempts(folder, self._place.storage, self._place.node, self._packages, self._threads)
+        self._told_s = float("-inf")
+        self._heard_s = time.monotonic()
+        if _ray() is not None:
+            threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
+
+    def _discover(self) -> None:
+        self._discovered_s = time.monotonic()
+        self._devices, self._findings = discover(self._place.backend)
+
+    def _threads(self, order: Order) -> int:
+        return threads_per_rank(cores(Machine()), len(self._devices), order)
+
+    def hello(self) -> dict[str, Any]:
+        """Facts of this node, devices looked for anew."""
+        self._discover()
+        return self._facts()
+
+    def _facts(self) -> dict[str, Any]:
+        self._told_s = time.monotonic()
+        ray = _ray()
+        node_id = ray.get_runtime_context().get_node_id() if ray else ""
+        facts: dict[str, Any] = to_plain(
+            node_facts(self._place, self._devices, self._findings, node_id, self.address())
+        )
+        return facts
+
+    def start(self, order: dict[str, Any], secrets: dict[str, str]) -> None:
+        """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch older than one seen of the job."""
+        if isinstance(order.get("command"), str):
+            order = {**order, "command": ["/bin/sh", "-c", order["command"]]}
+        self._attempts.start(from_plain(Order, order), secrets)
+
+    def stop(self, job: str, epoch: int, how: str) -> None:
+        """`preempt` lets the ranks save first, `cancel` does not. Unknown attempt: nothing to do."""
+        self._attempts.stop(job, epoch, how)
+
+    def watch(self, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key]} at news, else after `timeout_s`.
+
+        `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows. Each
+        call renews all leases; so that they hold until the next call, one lasts no longer than a third of the shortest
+        lease.
+        """
+        self._heard_s = time.monotonic()
+        self._attempts.renew()
+        leases = [a.lease_s / 3 for a in self._attempts.live()]
+        reports = self._attempts.news(cursors, known, min([timeout_s, *leases]))
+        return {"facts": self._facts_if_due(), "reports": reports, "attempts": self._attempts.known()}
+
+    def _facts_if_due(self) -> dict[str, Any] | None:
+        now = time.monotonic()
+        if now - self._discovered_s >= DISCOVER_EVERY_S:
+            threading.Thread(target=self._discover, name="discovery", daemon=True).start()
+        return self._facts() if now - self._told_s >= FACTS_EVERY_S else None
+
+    def forget(self, job: str, epoch: int) -> None:
+        """The controller has the outcome durably: remove the ranks' folders, keep logs and records."""
+        self._attempts.forget(job, epoch)
+
+    def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
+        """{"data", "next", "ended"}: whole lines of a rank's log from byte `offset`."""
+        return self._attempts.log(job, epoch, rank, offset, limit_bytes)
+
+    def has_package(self, sha: str) -> bool:
+        return self._packages.has(sha)
+
+    def put_package(self, sha: str, offset: int, data: bytes, last: bool) -> None:
+        """One piece of a submitted archive; after the last one it is checked. Raises Conflict, UserError."""
+        self._packages.put(sha, offset, data, last)
+
+    def free_port(self) -> int:
+        """A TCP port nobody listens on now."""
+        with socket.socket() as s:
+            s.bind((self.address(), 0))
+            return int(s.getsockname()[1])
+
+    def address(self) -> str:
+        """Where other nodes reach this one."""
+        ray = _ray()
+        return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
+
+    def list_files(self, folder: str) -> list[dict[str, Any]]:
+        return self._storage.list_files(folder)
+
+    def read_file(self, path: str, offset: int, limit_bytes: int) -> bytes:
+        return self._storage.read(path, offset, limit_bytes)
+
+    def write_file(self, path: str, offset: int, data: bytes) -> int:
+        return self._storage.write(path, offset, data)
+
+    def commit_folder(self, temporary: str, final: str) -> None:
+        self._storage.commit(temporary, final)
+
+    def checkpoints(self, prefix: str) -> list[dict[str, Any]]:
+        return self._checkpoints.list(prefix)
+
+    def has_checkpoint(self, path: str) -> bool:
+        return self._checkpoints.has(path)
+
+    def resolve_checkpoint(self, path: str) -> str:
+        """A checkpoint's own path, or the newest one of a folder of checkpoints, or ""."""
+        return self._checkpoints.step(path)
+
+    def describe_checkpoint(self, path: str) -> dict[str, Any]:
+        return self._checkpoints.describe(path)
+
+    def verify_checkpoint(self, path: str) -> dict[str, Any]:
+        return self._checkpoints.verify(path)
+
+    def plan_checkpoint(self, path: str, backend: str, emulated: bool) -> dict[str, Any]:
+        return self._checkpoints.plan(path, backend, emulated)
+
+    def _watch_fences(self) -> None:
+        """While the controller is silent for a third of a lease, ask Ray's key-value store who owns the job."""
+        while True:
+            time.sleep(FENCE_EVERY_S)
+            silent_s = time.monotonic() - self._heard_s
+            fence.check((a for a in self._attempts.live() if silent_s > a.lease_s / 3), _newest_epoch)
+
+
+def _ray() -> Any:
+    """Ray, in a process that is part of a Ray cluster; else None. It is never imported for the asking."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+def _newest_epoch(job: str) -> int | None:
+    """What the controller wrote last. Raises Unreadable when the store does not answer in time."""
+    from ray.exceptions import RayError
+    from ray.experimental.internal_kv import internal_kv_get_gcs_client
+
+    try:
+        key = lease.FENCE_KEY.format(job=job).encode()
+        value = internal_kv_get_gcs_client().internal_kv_get(key, None, timeout=KV_TIMEOUT_S)
+        return None if value is None else int(value)
+    except (RayError, RuntimeError, OSError, ValueError) as e:
+        raise fence.Unreadable(str(e)) from e

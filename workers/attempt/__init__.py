@@ -1,0 +1,1 @@
+"""One placement of a job on one node: its folder, its supervisor, its ranks, and how all of them end."""

@@ -1,0 +1,123 @@
+"""One attempt as the agent sees it: nothing but what its folder says, so a restarted agent sees the same."""
+
+import json
+import shutil
+import signal
+import time
+from typing import Any
+
+from cluster.errors import NotFound, UserError
+from workers.attempt import lease, outcome, processes
+from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
+
+LOOK_FOR_SUPERVISOR_S = 0.3
+MOST_EVENT_BYTES = 1 << 20
+MOST_LOG_BYTES = 1 << 20
+
+
+class Attempt:
+    """`lease_s` is the order's. `starting` is true while this agent makes the folder, before there is a supervisor."""
+
+    def __init__(self, attempt: AttemptId, folder: Folder, lease_s: float):
+        self.id = attempt
+        self.folder = folder
+        self.lease_s = lease_s
+        self.starting = False
+        self._ended: dict[str, Any] | None = None
+        self._looked_s = 0.0
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        if self._ended is None and self.folder.outcome.exists():
+            self._ended = read_json(self.folder.outcome)
+        return self._ended
+
+    @property
+    def phase(self) -> str:
+        if self.outcome is not None:
+            return "ended"
+        return "running" if self.folder.started.exists() else "starting"
+
+    @property
+    def live(self) -> bool:
+        return self.outcome is None
+
+    def settle(self) -> None:
+        """An attempt whose supervisor is gone without an outcome is lost: kill what it left, and say so."""
+        now = time.monotonic()
+        if self.starting or self.outcome is not None or now - self._looked_s < LOOK_FOR_SUPERVISOR_S:
+            return
+        self._looked_s = now
+        never_ran = not self.folder.supervisor.exists()
+        if lease.is_held(self.folder.lock) or (never_ran and not lease.passed(self.folder.lease)):
+            return
+        if self.outcome is None:
+            processes.kill_tree(0, self.folder.path)
+            write_json(self.folder.outcome, outcome.outcome(self.id, "lost", {}), durable=True)
+
+    def report(self, cursor: int, known: str) -> dict[str, Any] | None:
+        """An AttemptReport as plain data when there is news: another phase than `known`, or events from `cursor` on."""
+        phase = self.phase
+        events, after = self._events(cursor)
+        if phase == known and after == cursor:
+            return None
+        named = {"job": self.id.job, "epoch": self.id.epoch, "node_rank": self.id.node_rank, "phase": phase}
+        return {**named, "events": events, "cursor": after, "outcome": self.outcome if phase == "ended" else None}
+
+    def _events(self, cursor: int) -> tuple[list[dict[str, Any]], int]:
+        """Whole lines from byte `cursor` on, at most 1 MiB. User code can write here: what is no event is skipped."""
+        try:
+            if self.folder.events.stat().st_size <= cursor:
+                return [], cursor
+            with self.folder.events.open("rb") as f:
+                f.seek(cursor)
+                data = f.read(MOST_EVENT_BYTES)
+        except OSError:
+            return [], cursor
+        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == MOST_EVENT_BYTES else b"")
+        return [event for line in whole.splitlines() if (event := _event(line)) is not None], cursor + len(whole)
+
+    def stop(self, how: str) -> None:
+        """Ask the supervisor; `cancel` replaces `preempt`, never the other way round."""
+        if how not in ("preempt", "cancel"):
+            raise UserError(f"cannot stop an attempt by {how!r}", "valid: preempt, cancel")
+        if not self.live or (self.folder.stop.exists() and how == "preempt"):
+            return
+        replace_text(self.folder.stop, how)
+        recorded = read_json(self.folder.supervisor)
+        if recorded is not None and lease.is_held(self.folder.lock):
+            processes.send(recorded["pid"], signal.SIGUSR1)
+
+    def forget(self) -> None:
+        """Remove the ranks' folders; logs and records stay. Raises UserError while it runs."""
+        if self.live:
+            raise UserError(f"attempt {self.id} has not ended", "stop it first")
+        shutil.rmtree(self.folder.works, ignore_errors=True)
+        replace_text(self.folder.forgotten, "")
+
+    def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
+        """Whole lines of a rank's log from byte `offset`: {"data", "next", "ended"}; ended once no more can come."""
+        ended = not self.live
+        try:
+            with self.folder.log(rank).open("rb") as f:
+                f.seek(offset)
+                data = f.read(max(1, min(limit_bytes, MOST_LOG_BYTES)))
+                at_end = not f.read(1)
+        except FileNotFoundError:
+            if ended:
+                raise NotFound(f"attempt {self.id} has no rank {rank} on this node", "`show` lists the ranks") from None
+            return {"data": "", "next": offset, "ended": False}
+        whole = data[: data.rfind(b"\n") + 1] or (b"" if at_end else data)
+        return {
+            "data": whole.decode("utf-8", "replace"),
+            "next": offset + len(whole),
+            "ended": ended and at_end and len(whole) == len(data),
+        }
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

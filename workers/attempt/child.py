@@ -1,0 +1,124 @@
+"""A rank of prepare, train or benchmark: `python -m workers.attempt.child`, told what to do by its environment.
+
+Our modules are imported before the user's folder comes first on sys.path: no file of theirs can take their place.
+"""
+
+import importlib
+import json
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+import workers
+from cluster.errors import PolyfleetError, UserError
+from workers.attempt.records import Folder, read_json, write_json
+
+CODE = Path(workers.__file__).parents[1]
+OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
+STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+LIBRARIES = ("torch", "torch_xla", "intel_extension_for_pytorch", "numpy", "safetensors")
+INTERRUPTED = 130
+OUT_OF_MEMORY = ("OutOfMemoryError", "OutOfDeviceMemory", "MemoryError")
+OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
+
+
+def main() -> int:
+    folder, rank = Folder(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
+    try:
+        result = _run_task(folder, rank)
+        if rank == 0:
+            write_json(folder.result, _checked(result))
+    except SystemExit as e:
+        return _exit_code(e)
+    except BaseException as e:
+        failure = describe(e, rank)
+        print(failure["traceback"] or failure["message"], file=sys.stderr)  # noqa: T201 - the rank's log is its stderr
+        write_json(folder.failure(rank), failure)
+        return INTERRUPTED if isinstance(e, KeyboardInterrupt) else 1
+    return 0
+
+
+def _run_task(folder: Folder, rank: int) -> dict[str, Any]:
+    order = read_json(folder.order)
+    task = importlib.import_module(f"workers.tasks.{order['task']}")
+    context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.path, rank, order)
+    sys.path.insert(0, str(folder.work(rank)))
+    result: dict[str, Any] = task.main(context)
+    return result
+
+
+def _checked(result: Any) -> Any:
+    """Raises UserError for a result that JSON cannot hold."""
+    try:
+        json.dumps(result)
+    except (TypeError, ValueError) as e:
+        raise UserError(
+            f"the task's result cannot be written as JSON: {e}", "return numbers, strings, lists and dicts"
+        ) from None
+    return result
+
+
+def _exit_code(e: SystemExit) -> int:
+    """As the interpreter itself does it: None is 0, text goes to stderr and is 1."""
+    if e.code is None or isinstance(e.code, int):
+        return e.code or 0
+    print(e.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def describe(e: BaseException, rank: int) -> dict[str, Any]:
+    """A Failure as plain data: the user's frames and those of libraries they called, without ours.
+
+    An exception that never passed through the user's code is ours to mend: it keeps all frames and is called internal.
+    """
+    whole = traceback.TracebackException.from_exception(e)
+    users = isinstance(e, SyntaxError) or any(_is_users(frame.filename) for frame in whole.stack)
+    said_on_purpose = isinstance(e, PolyfleetError)
+    kind = "memory" if _is_out_of_memory(e) else "user" if users or said_on_purpose else "internal"
+    if kind != "internal":
+        _cut(whole)
+    return {
+        "rank": rank,
+        "node": "",
+        "kind": kind,
+        "message": str(e) if said_on_purpose else "".join(whole.format_exception_only()).strip(),
+        "traceback": "".join(whole.format()) if users or kind == "internal" else "",
+        "exit_code": 1,
+    }
+
+
+def _cut(whole: traceback.TracebackException) -> None:
+    """Drop our frames here and in every exception this one came from."""
+    whole.stack[:] = [frame for frame in whole.stack if not _is_ours(frame.filename)]
+    for earlier in (whole.__cause__, whole.__context__):
+        if earlier is not None:
+            _cut(earlier)
+
+
+def _is_ours(filename: str) -> bool:
+    """Ours, or the interpreter's machinery that runs and imports modules."""
+    return filename.startswith((*OURS, "<frozen ")) or filename.endswith(
+        (f"{os.sep}runpy.py", f"importlib{os.sep}__init__.py")
+    )
+
+
+def _is_users(filename: str) -> bool:
+    """Neither ours nor of a library that we call ourselves."""
+    if _is_ours(filename):
+        return False
+    _, installed, below = filename.rpartition(f"{os.sep}site-packages{os.sep}")
+    return Path(below).parts[0] not in LIBRARIES if installed else not filename.startswith(STANDARD_LIBRARY)
+
+
+def _is_out_of_memory(e: BaseException) -> bool:
+    names = {cls.__name__ for cls in type(e).__mro__}
+    return bool(names & set(OUT_OF_MEMORY)) or (
+        isinstance(e, RuntimeError) and any(text in str(e) for text in OUT_OF_MEMORY_TEXTS)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

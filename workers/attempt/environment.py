@@ -1,0 +1,132 @@
+"""The environment variables of ranks: an allow-list of the node's own, the user's, torchrun's and ours, in that order.
+
+Whatever is not on the list stays out, above all Ray's variables, our home, and any token.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import workers
+from cluster.accelerators import TABLE
+from workers.attempt.processes import MARK
+from workers.messages import Order
+
+CODE = Path(workers.__file__).absolute().parents[1]
+"""The folder that holds our packages."""
+
+NAMES = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CACHE_HOME"}
+    | {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+    | {"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "POLYFLEET_CPU_ENGINE"}
+)
+PREFIXES = (
+    *(
+        "LC_",
+        "CUDA_",
+        "NVIDIA_",
+        "NCCL_",
+        "ROCM_",
+        "HIP_",
+        "HSA_",
+        "RCCL_",
+        "MIOPEN_",
+        "PJRT_",
+        "TPU_",
+        "LIBTPU_",
+        "XLA_",
+    ),
+    *("NEURON_", "ONEAPI_", "ZE_", "SYCL_", "CCL_", "IPEX_", "MKL_", "KMP_", "GOMP_", "GLOO_", "UCX_", "FI_"),
+    *("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_"),
+)
+LOOKS_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH", re.IGNORECASE)
+
+# The CUDA runtime counts the quickest GPU first unless told otherwise; NVML and Level Zero's sysfs count in PCI order.
+ORDER_OF_DEVICES = {
+    "nvidia": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    "intel": {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
+}
+TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1"}
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a rank may see of the node's own variables. A proxy with a password in it is left out."""
+    kept = {k: v for k, v in environ.items() if (k in NAMES or k.startswith(PREFIXES)) and not LOOKS_SECRET.search(k)}
+    kept = {k: v for k, v in kept.items() if not (k.lower().endswith("_proxy") and "@" in v)}
+    search = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
+    return kept | {"PATH": os.pathsep.join(search)}
+
+
+def supervisor_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Next to nothing: any process of the same user can read it."""
+    return {"PATH": environ.get("PATH", os.defpath), "PYTHONPATH": str(CODE), "LC_ALL": "C.UTF-8"}
+
+
+def rank_environment(
+    order: Order, local_rank: int, folder: Path, threads: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """`folder` is the attempt's; the order's checkpoint folders are absolute by now."""
+    base = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | _loopback(order)
+    user = inherited(environ) | base | order.environment
+    ours = _torchrun(order, local_rank) | _polyfleet(order, folder) | visible(order, local_rank)
+    return user | ours | {"PYTHONPATH": _python_path(order, local_rank, folder)}
+
+
+def _python_path(order: Order, local_rank: int, folder: Path) -> str:
+    """A command finds its own folder first; a task of ours finds us, and puts the user's folder first by itself."""
+    own = folder / "work" / str(order.first_rank + local_rank) if order.task == "run" else CODE
+    return os.pathsep.join(filter(None, (str(own), order.environment.get("PYTHONPATH", ""))))
+
+
+def _torchrun(order: Order, local_rank: int) -> dict[str, str]:
+    return {
+        "RANK": str(order.first_rank + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(order.world_size),
+        "LOCAL_WORLD_SIZE": str(order.ranks),
+        "GROUP_RANK": str(order.node_rank),
+        "MASTER_ADDR": order.master_address,
+        "MASTER_PORT": str(order.master_port),
+        "TORCHELASTIC_RUN_ID": f"{order.job}.{order.epoch}",
+    }
+
+
+def _polyfleet(order: Order, folder: Path) -> dict[str, str]:
+    return {
+        MARK: str(folder),
+        "POLYFLEET_ATTEMPT": f"{order.job}.{order.epoch}",
+        "POLYFLEET_JOB": order.job,
+        "POLYFLEET_EPOCH": str(order.epoch),
+        "POLYFLEET_BACKEND": order.backend,
+        "POLYFLEET_DEVICE_KIND": order.kind,
+        "POLYFLEET_CHECKPOINT_DIR": order.checkpoint_root,
+        "POLYFLEET_RESUME_FROM": order.resume_from,
+    }
+
+
+def visible(order: Order, local_rank: int) -> dict[str, str]:
+    """Which devices the rank sees: one of the leased for `train`, all of them for the tasks with one rank per node."""
+    variable = TABLE[order.backend].visibility
+    if order.emulated or not variable:
+        return {}
+    leased = order.devices[local_rank : local_rank + 1] if order.task == "train" else order.devices
+    shown = {variable: ",".join(str(number) for number in leased)} | ORDER_OF_DEVICES.get(order.backend, {})
+    if order.backend == "tpu" and len(leased) in TPU_BOUNDS:
+        shown |= {"TPU_CHIPS_PER_HOST_BOUNDS": TPU_BOUNDS[len(leased)], "TPU_HOST_BOUNDS": "1,1,1"}
+    return shown
+
+
+def _loopback(order: Order) -> dict[str, str]:
+    """Ranks that meet on the loopback address must not look for each other under the machine's name."""
+    if not order.master_address.startswith("127."):
+        return {}
+    interface = "lo0" if sys.platform == "darwin" else "lo"
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
+def threads_per_rank(cores: int, devices_of_node: int, order: Order) -> int:
+    """A fair share of the node's cores: as much of them as of its devices, split among the ranks; at least one."""
+    share = cores * len(order.devices) / max(devices_of_node, len(order.devices), 1)
+    return max(1, int(share) // max(order.ranks, 1))

@@ -1,0 +1,94 @@
+"""Makes an attempt's folder and hands it to a supervisor that lives on without us."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import FleetError, UserError
+from cluster.plain import to_plain
+from workers.attempt import lease, processes
+from workers.attempt.environment import rank_environment, supervisor_environment
+from workers.attempt.records import Folder, write_json
+from workers.messages import Order
+from workers.packages import Packages
+
+START_TIMEOUT_S = 20.0
+CHILD = ("-P", "-m", "workers.attempt.child")
+
+
+def absolute(order: Order, storage: Path) -> Order:
+    """The order with its checkpoint folders as absolute paths. Raises UserError for one that is not below `storage`."""
+
+    def below(path: str) -> str:
+        if not path:
+            return ""
+        whole = Path(os.path.normpath(storage / path))
+        if not whole.is_relative_to(storage):
+            raise UserError(
+                f"checkpoint folder {path!r} is not below this pool's storage", "name it relative to the storage"
+            )
+        return str(whole)
+
+    return replace(order, checkpoint_root=below(order.checkpoint_root), resume_from=below(order.resume_from))
+
+
+def prepare(
+    folder: Folder, order: Order, node: str, threads: int, packages: Packages, environ: Mapping[str, str]
+) -> None:
+    """Everything on disk a supervisor needs: the user's files, the order, the launch record, the first lease."""
+    shutil.rmtree(folder.works, ignore_errors=True)
+    for rank in range(order.first_rank, order.first_rank + order.ranks):
+        folder.work(rank).mkdir(parents=True, mode=0o700)
+        if order.package:
+            packages.unpack(order.package, folder.work(rank))
+    if order.checkpoint_root:
+        Path(order.checkpoint_root).mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_json(folder.order, to_plain(order))
+    write_json(folder.launch, launch_record(folder, order, node, threads, environ))
+    lease.write(folder.lease, order.lease_s)
+
+
+def launch_record(folder: Folder, order: Order, node: str, threads: int, environ: Mapping[str, str]) -> dict[str, Any]:
+    command = list(order.command) if order.task == "run" else [sys.executable, *CHILD]
+    return {
+        "task": order.task,
+        "node": node,
+        "grace_s": order.grace_s,
+        "ranks": [
+            {
+                "rank": order.first_rank + local,
+                "command": command,
+                "environment": rank_environment(order, local, folder.path, threads, environ),
+                "folder": str(folder.work(order.first_rank + local)),
+            }
+            for local in range(order.ranks)
+        ],
+    }
+
+
+def supervise(folder: Folder, secrets: Mapping[str, str], lock: int) -> None:
+    """Start the supervisor, which inherits `lock`, and return once it is on record. Raises FleetError otherwise."""
+    # Without site-packages Python starts in half the time; elsewhere than on Linux the supervisor needs psutil.
+    lean = ["-S"] if processes.LINUX else []
+    child = subprocess.Popen(
+        [sys.executable, *lean, "-s", "-P", "-m", "workers.attempt.supervisor", str(folder.path), str(lock)],
+        env=supervisor_environment(os.environ), cwd=folder.path, pass_fds=(lock,), start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with child:
+        try:
+            _, said = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise FleetError(
+                f"the supervisor did not start within {START_TIMEOUT_S:.0f} s", "the node is overloaded"
+            ) from None
+    if child.returncode:
+        last = (said.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        raise FleetError(f"the supervisor of {folder.path.name} did not start: {last}", "see the agent's node")

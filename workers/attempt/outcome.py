@@ -1,0 +1,54 @@
+"""How an attempt ended, decided from what its supervisor saw. Plain data in, plain data out: an Outcome as JSON."""
+
+import signal
+import time
+from typing import Any
+
+from workers.attempt.records import AttemptId
+
+TERMINATED = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
+"""Exit codes of a rank that ended by the signals we send to preempt it, also as a shell passes them on."""
+
+
+def state(why: str, codes: dict[int, int], noted: bool) -> str:
+    """`why` is what ended it: "" (its ranks), failed, preempt, cancel or lease. `noted`: a rank says that it saved."""
+    if why in ("cancel", "lease"):
+        return {"cancel": "cancelled", "lease": "lost"}[why]
+    bad = [code for code in codes.values() if code != 0]
+    if why == "preempt" and (noted or (bad and all(code in TERMINATED for code in bad))):
+        return "preempted"
+    return "failed" if bad else "succeeded"
+
+
+def outcome(
+    attempt: AttemptId,
+    ended_as: str,
+    codes: dict[int, int],
+    failure: dict[str, Any] | None = None,
+    result: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "job": attempt.job,
+        "epoch": attempt.epoch,
+        "node_rank": attempt.node_rank,
+        "state": ended_as,
+        "exit_codes": {str(rank): code for rank, code in sorted(codes.items())},
+        "failure": failure,
+        "result": result or {},
+        "ended_s": time.time(),
+    }
+
+
+def failure(rank: int, node: str, kind: str, message: str, exit_code: int | None = None) -> dict[str, Any]:
+    """A Failure for which no child wrote one: it has no traceback."""
+    return {"rank": rank, "node": node, "kind": kind, "message": message, "traceback": "", "exit_code": exit_code}
+
+
+def from_exit(rank: int, node: str, code: int, last_err: str) -> dict[str, Any]:
+    """What can be said of a rank that left only an exit code and its last line on stderr."""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = ", often the kernel's when memory runs out" if code == -signal.SIGKILL else ""
+        return failure(rank, node, "signal", f"rank {rank} was killed by {name}{hint}", code)
+    said = f": {last_err}" if last_err else ""
+    return failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}", code)

@@ -1,0 +1,92 @@
+"""The folder of an attempt on a node: all that agent, supervisor and ranks share. Standard library only, and light.
+
+order.json        the Order; no secrets
+launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
+supervisor.json   {"pid", "created"} of the supervisor
+lock              held by the supervisor while it lives
+lease             deadline in seconds of the boot clock; replaced by rename
+stop              "preempt" or "cancel"
+started           there once every rank has been started
+events.jsonl      one JSON object per line, appended by the ranks
+rank-R.log        `TIME out|err TEXT` lines
+work/R/           the rank's working directory
+failure-R.json    a Failure, written by a child that caught the user's exception
+result.json       the task's result, by global rank 0
+outcome.json      the Outcome, written last
+forgotten         there once the controller has the outcome
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.(\d+)\.(\d+)", re.ASCII)
+
+
+class AttemptId(NamedTuple):
+    job: str
+    epoch: int
+    node_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.job}.{self.epoch}.{self.node_rank}"
+
+
+def parse(name: str) -> AttemptId | None:
+    """The attempt a folder's name stands for; None for a name that is not one, so it may come from anywhere."""
+    match = NAME.fullmatch(name)
+    return AttemptId(match[1], int(match[2]), int(match[3])) if match else None
+
+
+class Folder:
+    """Paths of one attempt."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.order = path / "order.json"
+        self.launch = path / "launch.json"
+        self.supervisor = path / "supervisor.json"
+        self.lock = path / "lock"
+        self.lease = path / "lease"
+        self.stop = path / "stop"
+        self.started = path / "started"
+        self.events = path / "events.jsonl"
+        self.result = path / "result.json"
+        self.outcome = path / "outcome.json"
+        self.forgotten = path / "forgotten"
+        self.works = path / "work"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+    def failure(self, rank: int) -> Path:
+        return self.path / f"failure-{rank}.json"
+
+    def work(self, rank: int) -> Path:
+        return self.works / str(rank)
+
+
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as f:
+        f.write(text)
+        if durable:
+            f.flush()
+            os.fsync(f.fileno())
+    part.replace(path)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    replace_text(path, json.dumps(value), durable=durable)
+
+
+def read_json(path: Path) -> Any:
+    """None when the file is absent or holds no JSON: user code can write into its attempt's folder."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

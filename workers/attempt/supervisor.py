@@ -1,0 +1,277 @@
+"""Runs the ranks of one attempt: `python -m workers.attempt.supervisor FOLDER LOCK`, secrets as JSON on standard input.
+
+Standard library only, so that it starts in milliseconds and lives in any environment. It detaches itself, starts what
+launch.json says, writes the ranks' output to their logs, obeys `stop` and `lease`, and writes outcome.json last, when
+no process of the attempt is left. LOCK is the inherited descriptor of the locked file `lock`, held until the end.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from workers.attempt import lease, outcome, processes
+from workers.attempt.logs import RankLog
+from workers.attempt.records import AttemptId, Folder, parse, read_json, replace_text, write_json
+from workers.attempt.redaction import Redactor
+
+LOOK_EVERY_S = 0.25
+CANCEL_GRACE_S = 2.0
+DRAIN_S = 1.0
+READ_BYTES = 64 << 10
+CANNOT_START = 127
+SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
+STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "lease": 4}
+
+
+class Supervisor:
+    def __init__(self, folder: Folder, attempt: AttemptId, secrets: dict[str, str]):
+        self.folder = folder
+        self.attempt = attempt
+        self.secrets = secrets
+        self.redact = Redactor(secrets.values())
+        self.launch: dict[str, Any] = read_json(folder.launch)
+        self.by_group = self.launch["task"] == "run"
+        self.logs: dict[int, RankLog] = {}
+        self.running: dict[int, int] = {}  # rank by pid
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.codes: dict[int, int] = {}
+        self.failure: dict[str, Any] | None = None
+        self.culprit: int | None = None  # the rank that failed first
+        self.why = ""
+        self.kill_at_s = float("inf")
+        self.looked_s = 0.0
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        _usual_priority()
+        self._listen_to_signals()
+        processes.adopt_orphans()
+        for rank in self.launch["ranks"]:
+            if not self.why:
+                self._start(rank)
+        if not self.why:
+            replace_text(self.folder.started, f"{time.time():.3f}")
+        while self.running or self._lingers():
+            self._turn(LOOK_EVERY_S)
+            self._reap()
+            if lease.now_s() - self.looked_s >= LOOK_EVERY_S:
+                self._look()
+        processes.kill_tree(os.getpid(), self.folder.path)
+        self._drain()
+        self._finish()
+
+    def _listen_to_signals(self) -> None:
+        """A signal makes the selector return at once: a rank's end and an agent's word are seen in milliseconds."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        for number in SIGNALS:
+            signal.signal(number, self._signalled)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self.selector.register(reader, selectors.EVENT_READ, None)
+
+    def _signalled(self, number: int, _frame: Any) -> None:
+        """SIGTERM to us is a machine that shuts down: the ranks may still save. SIGUSR1 is an agent: look at once."""
+        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._end("preempt")
+        if number != signal.SIGCHLD:
+            self.looked_s = 0.0
+
+    def _start(self, rank: dict[str, Any]) -> None:
+        """One rank in a process group of its own, which the kernel kills if we die."""
+        number, me = rank["rank"], os.getpid()
+        self.logs[number] = RankLog(self.folder.log(number), self.redact)
+        try:
+            child = subprocess.Popen(
+                rank["command"], env=rank["environment"] | self.secrets, cwd=rank["folder"], process_group=0,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                preexec_fn=lambda: _before_exec(me),
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as e:
+            self.codes[number] = CANNOT_START
+            message = f"rank {number} could not start {rank['command'][0]!r}: {getattr(e, 'strerror', None) or e}"
+            self.failure = outcome.failure(number, self.launch["node"], "start", message, CANNOT_START)
+            self._end("failed")
+            return
+        self.children.append(child)
+        self.running[child.pid] = number
+        for stream, pipe in (("out", child.stdout), ("err", child.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self.selector.register(pipe, selectors.EVENT_READ, (number, stream))
+
+    def _turn(self, timeout_s: float) -> None:
+        """Wait for output or a signal, and take one piece of each stream: a rank that floods cannot starve the rest."""
+        for key, _ in self.selector.select(timeout_s):
+            if key.data is None:
+                os.read(key.fd, 4096)
+                continue
+            number, stream = key.data
+            data = os.read(key.fd, READ_BYTES)
+            if data:
+                self.logs[number].feed(stream, data)
+            else:
+                self.selector.unregister(key.fileobj)
+                self.logs[number].end(stream)
+
+    def _reap(self) -> None:
+        """All children that ended: ranks, and orphans we adopted."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (number := self.running.pop(pid, None)) is not None:
+                self._ended(number, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, number: int, code: int) -> None:
+        """One rank that fails ends the gang: the others would wait for it in a collective for ever."""
+        self.codes[number] = code
+        if code != 0 and not self.why:
+            self.culprit = number
+            self._end("failed")
+
+    def _look(self) -> None:
+        """At the lease, at what the agent asks for, and at the clock."""
+        self.looked_s = lease.now_s()
+        if lease.passed(self.folder.lease):
+            self._end("lease")
+        elif self.folder.stop.exists():
+            self._end(_asked(self.folder.stop))
+        if lease.now_s() >= self.kill_at_s:
+            processes.kill_tree(os.getpid(), self.folder.path)
+
+    def _end(self, why: str) -> None:
+        """Begin to stop the ranks for this reason, unless they are being stopped for a stronger one."""
+        if STRENGTH[why] <= STRENGTH[self.why]:
+            return
+        self.why = why
+        grace_s = {"preempt": self.launch["grace_s"], "cancel": CANCEL_GRACE_S}.get(why, 0.0)
+        self.kill_at_s = min(self.kill_at_s, lease.now_s() + grace_s)
+        self.looked_s = 0.0
+        for pid in self.running if grace_s else ():
+            processes.send(pid, signal.SIGTERM, group=self.by_group)
+
+    def _lingers(self) -> bool:
+        """A preempted command whose shell is gone, while what it started still saves."""
+        waits = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
+        return waits and bool(processes.tree(os.getpid(), self.folder.path))
+
+    def _drain(self) -> None:
+        """What is still in the pipes. Their writers are dead, unless somebody outside the tree holds one open."""
+        until = lease.now_s() + DRAIN_S
+        while len(self.selector.get_map()) > 1 and lease.now_s() < until:
+            self._turn(0.05)
+        for log in self.logs.values():
+            log.close()
+
+    def _finish(self) -> None:
+        self._reap()
+        noted = self.why == "preempt" and _noted_preempted(self.folder.events)
+        ended_as = outcome.state(self.why, self.codes, noted)
+        failure = (self.failure or self._failure()) if ended_as == "failed" else None
+        result = self.redact.plain(read_json(self.folder.result))
+        done = outcome.outcome(
+            self.attempt, ended_as, self.codes, failure, result if isinstance(result, dict) else None
+        )
+        write_json(self.folder.outcome, done, durable=True)
+
+    def _failure(self) -> dict[str, Any]:
+        """Of the rank that failed first: what its child wrote, else what its exit code and last line tell."""
+        bad = sorted(rank for rank, code in self.codes.items() if code != 0)
+        number = bad[0] if self.culprit is None else self.culprit
+        written, code = self.redact.plain(read_json(self.folder.failure(number))), self.codes[number]
+        if not isinstance(written, dict):
+            return outcome.from_exit(number, self.launch["node"], code, self.logs[number].last_err)
+        write_json(self.folder.failure(number), written)
+        return written | {"rank": number, "node": self.launch["node"], "exit_code": code}
+
+
+def _before_exec(parent: int) -> None:
+    """In the new child: die with the supervisor, and start with the signals a program expects."""
+    processes.die_with(parent)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _usual_priority() -> None:
+    """Ray runs its workers at niceness 15, and so would the user's training. Without the right to go back, it stays."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        return
+
+
+def _asked(stop: Path) -> str:
+    """What the stop file asks for; anything we do not know is the stronger of the two."""
+    try:
+        return "preempt" if stop.read_text().strip() == "preempt" else "cancel"
+    except OSError:
+        return ""
+
+
+def _noted_preempted(events: Path) -> bool:
+    """Whether a rank noted that it stopped early because it was asked to."""
+    try:
+        with events.open("rb") as f:
+            lines = [line for line in f if b'"preempted"' in line]
+    except OSError:
+        return False
+    notes = []
+    for line in lines:
+        try:
+            notes.append(json.loads(line))
+        except ValueError:
+            continue
+    return any(isinstance(n, dict) and n.get("type") == "note" and n.get("preempted") is True for n in notes)
+
+
+def _detach() -> None:
+    """Leave the agent's process tree: the parent ends once the child, in its own session, has put itself on record.
+
+    A Ray worker that exits kills its children; ours has to be a grandchild by then, whose parent is gone.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        os._exit(0 if os.read(reader, 1) else 1)
+    os.setsid()
+    os.close(reader)
+    os.set_inheritable(writer, False)
+    _put_on_record(Folder(Path(sys.argv[1])))
+    os.write(writer, b"1")
+    os.close(writer)
+
+
+def _put_on_record(folder: Folder) -> None:
+    write_json(folder.supervisor, {"pid": os.getpid(), "created": processes.created_s(os.getpid())})
+    null = os.open(os.devnull, os.O_RDWR)
+    errors = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (null, 1), (errors, 2)):
+        os.dup2(source, target)
+
+
+def main() -> int:
+    folder = Folder(Path(sys.argv[1]))
+    attempt = parse(folder.path.name)
+    secrets = json.load(sys.stdin)
+    if attempt is None:
+        return 2
+    _detach()
+    os.set_inheritable(int(sys.argv[2]), False)
+    Supervisor(folder, attempt, secrets).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

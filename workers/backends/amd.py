@@ -1,0 +1,48 @@
+"""AMD GPUs: a ROCm build of torch, which answers under the name torch.cuda. Not yet run on a device by us."""
+
+from typing import Any
+
+import torch
+
+from workers.backends.parts.torch_module import TorchModuleBackend
+
+# The flavour of fp8 by architecture: the same bits mean half the value in fnuz. Source: AMD's ROCm precision support
+# table.
+FP8_FNUZ = ("gfx940", "gfx941", "gfx942")
+FP8_OCP = ("gfx950", "gfx1200", "gfx1201")
+
+
+class AMDBackend(TorchModuleBackend):
+    BACKEND_NAME = "amd"
+
+    @classmethod
+    def unavailable_reason(cls) -> str:
+        if torch.version.hip is None:
+            return f"torch {torch.__version__} is not a ROCm build"
+        if not torch.cuda.is_available():
+            return (
+                f"torch {torch.__version__} (ROCm {torch.version.hip}) sees no AMD device; check the rights on /dev/kfd"
+            )
+        return ""
+
+    @property
+    def collective_backend(self) -> str:
+        return "nccl"  # RCCL registers under this name
+
+    def _architecture(self) -> str:
+        return str(torch.cuda.get_device_properties(self.device).gcnArchName).split(":")[0]
+
+    def _info(self) -> dict[str, Any]:
+        return super()._info() | {"architecture": self._architecture(), "rocm": torch.version.hip}
+
+    def _is_native(self, dtype: torch.dtype) -> bool:
+        name = str(dtype).removeprefix("torch.")
+        if not name.startswith("float8"):
+            return True
+        return self._architecture() in (FP8_FNUZ if name.endswith("fnuz") else FP8_OCP)
+
+    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
+        return "MIOpen's default layout is contiguous; not measured to be faster"
+
+
+Backend = AMDBackend

@@ -1,0 +1,45 @@
+"""NVIDIA GPUs through torch.cuda."""
+
+from typing import Any
+
+import torch
+
+from workers.backends.parts.torch_module import TorchModuleBackend
+
+# First compute capability with native units; below, torch emulates or refuses. Source: NVIDIA's CUDA programming guide,
+# arithmetic.
+NATIVE_FROM: dict[str, tuple[int, int]] = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9), "float8_e5m2": (8, 9)}
+NEVER = ("float8_e4m3fnuz", "float8_e5m2fnuz")
+
+
+class NVIDIABackend(TorchModuleBackend):
+    BACKEND_NAME = "nvidia"
+
+    @classmethod
+    def unavailable_reason(cls) -> str:
+        if torch.version.hip is not None:
+            return f"torch {torch.__version__} is a ROCm build"
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA"
+        if not torch.cuda.is_available():
+            return f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no device; is the driver new enough?"
+        return ""
+
+    @property
+    def collective_backend(self) -> str:
+        return "nccl"
+
+    def _info(self) -> dict[str, Any]:
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return super()._info() | {"compute_capability": f"{major}.{minor}", "cuda": torch.version.cuda}
+
+    def _is_native(self, dtype: torch.dtype) -> bool:
+        name = str(dtype).removeprefix("torch.")
+        return name not in NEVER and torch.cuda.get_device_capability(self.device) >= NATIVE_FROM.get(name, (0, 0))
+
+    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
+        half = dtype in (torch.bfloat16, torch.float16)
+        return "" if half else "it pays on tensor cores, and the precision asked for is float32"
+
+
+Backend = NVIDIABackend

@@ -1,0 +1,42 @@
+"""Checkpoints that cross vendors: plain safetensors and a manifest, verified, never pickled. The format: manifest.py.
+
+Importing this imports no torch; `save`, `load` and `open_checkpoint` do when they are first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workers.checkpoint.inspect import Latest as Latest
+    from workers.checkpoint.inspect import describe as describe
+    from workers.checkpoint.inspect import latest as latest
+    from workers.checkpoint.inspect import list_checkpoints as list_checkpoints
+    from workers.checkpoint.inspect import verify as verify
+    from workers.checkpoint.loading import Loaded as Loaded
+    from workers.checkpoint.loading import load as load
+    from workers.checkpoint.manifest import DamagedCheckpoint as DamagedCheckpoint
+    from workers.checkpoint.opening import OpenCheckpoint as OpenCheckpoint
+    from workers.checkpoint.opening import open_checkpoint as open_checkpoint
+    from workers.checkpoint.planning import plan as plan
+    from workers.checkpoint.policy import LossyLoad as LossyLoad
+    from workers.checkpoint.report import Report as Report
+    from workers.checkpoint.saving import Saved as Saved
+    from workers.checkpoint.saving import save as save
+
+_WHERE = {
+    **dict.fromkeys(("Latest", "describe", "latest", "list_checkpoints", "verify"), "inspect"),
+    **dict.fromkeys(("Loaded", "load"), "loading"),
+    **dict.fromkeys(("OpenCheckpoint", "open_checkpoint"), "opening"),
+    **dict.fromkeys(("Saved", "save"), "saving"),
+    "DamagedCheckpoint": "manifest",
+    "LossyLoad": "policy",
+    "Report": "report",
+    "plan": "planning",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

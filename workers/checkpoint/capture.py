@@ -1,0 +1,105 @@
+"""A live state flattened: named tensors where they are now, ties found by identity, one JSON tree per entry."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from workers.checkpoint import names, optimizer, tree
+from workers.checkpoint.manifest import Entry
+from workers.checkpoint.rng import capture_rng
+from workers.errors import CheckpointError
+
+ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(slots=True)
+class Capture:
+    """`tensors` are still on their devices. `ties`: name -> (stored name, role). `_stored`: object id -> name."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
+    ties: dict[str, tuple[str, str]] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    _stored: dict[int, str] = field(default_factory=dict)
+
+    def module(self, entry: str, module: nn.Module) -> None:
+        for slot in names.slots(entry, module):
+            stored = self._stored.get(id(slot.tensor))
+            if stored:
+                self.ties[slot.name] = (stored, slot.role)
+            else:
+                self._store(slot.name, slot.tensor, slot.role)
+        extra = {prefix: owner.get_extra_state() for prefix, owner in names.extra_states(module).items()}
+        self._entry(entry, "module", names.unwrapped(module), {"extra_state": extra}, "buffer")
+
+    def optimizer(self, entry: str, live: torch.optim.Optimizer) -> None:
+        parameters = {id(t): name for name, t in self.tensors.items() if self.roles[name] == "parameter"}
+        self._entry(entry, "optimizer", live, optimizer.describe(entry, live, parameters), "optimizer")
+
+    def stateful(self, entry: str, live: Any) -> None:
+        self._entry(entry, "stateful", live, live.state_dict(), "tensor")
+
+    def rng(self, entry: str) -> None:
+        device_types = {tensor.device.type for tensor in self.tensors.values()}
+        self._entry(entry, "rng", None, capture_rng(device_types), "rng")
+
+    def plain(self, entry: str, value: Any) -> None:
+        self._entry(entry, "tree", None, value, "tensor")
+
+    def _entry(self, entry: str, kind: str, live: object, value: Any, role: str) -> None:
+        encoded = tree.encode(value, entry, lambda leaf, where: self._leaf(leaf, where, role))
+        self.entries[entry] = Entry(kind, type(live).__name__ if live is not None else "", encoded)
+
+    def _leaf(self, value: Any, where: str, role: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            names.check_plain(where, value)
+            return {"$tensor": self._stored.get(id(value)) or self._store(where, value, role)}
+        if type(value) is np.ndarray and tree.portable(value.dtype):
+            native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+            return {"$array": self._store(where, torch.from_numpy(native), role)}
+        return tree.refuse(value, where)
+
+    def _store(self, name: str, tensor: torch.Tensor, role: str) -> str:
+        while name in self.tensors or name in self.ties:
+            name += "~"  # {"a/b": x, "a": {"b": y}} makes one path twice
+        self.tensors[name], self.roles[name], self._stored[id(tensor)] = tensor, role, name
+        return name
+
+
+def capture(state: dict[str, Any]) -> Capture:
+    """Modules first: optimizers are told by their parameters' names, and a tensor is stored where a module holds it."""
+    for entry in state:
+        if not isinstance(entry, str) or not ENTRY.fullmatch(entry):
+            raise CheckpointError(
+                f"entry {entry!r} of the state", "name entries with letters, digits, '_', '-' and '.'"
+            )
+    captured = Capture()
+    for entry in sorted(state, key=lambda name: kind_of(name, state[name]) != "module"):
+        value = state[entry]
+        match kind_of(entry, value):
+            case "module":
+                captured.module(entry, value)
+            case "optimizer":
+                captured.optimizer(entry, value)
+            case "stateful":
+                captured.stateful(entry, value)
+            case "rng":
+                captured.rng(entry)
+            case _:
+                captured.plain(entry, value)
+    return captured
+
+
+def kind_of(entry: str, value: Any) -> str:
+    """The kind (of manifest.KINDS) of an entry of a live state."""
+    if isinstance(value, nn.Module):
+        return "module"
+    if isinstance(value, torch.optim.Optimizer):
+        return "optimizer"
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return "stateful"
+    return "rng" if entry == "rng" and value is True else "tree"

@@ -1,0 +1,51 @@
+"""Which folders below a root are checkpoints, and in which order. Reads names and manifests, no shard."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from workers.checkpoint.checks import read_json
+from workers.checkpoint.manifest import FOLDER, NAME
+from workers.errors import CheckpointError
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name, -1 for any other name."""
+    match = FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else -1
+
+
+def is_committed(folder: Path) -> bool:
+    """Whether it is a checkpoint at all: without a manifest it is unfinished, and a link may lead anywhere."""
+    return step_of(folder) >= 0 and not folder.is_symlink() and os.path.lexists(folder / NAME)
+
+
+def newest_first(root: Path) -> list[Path]:
+    """Committed checkpoints directly below `root`: highest step first, of equal steps the one committed last."""
+    if not root.is_dir():
+        return []
+    order = {folder: _order(folder) for folder in root.iterdir() if is_committed(folder)}
+    return sorted((folder for folder in order if order[folder]), key=lambda folder: order[folder], reverse=True)
+
+
+def below(root: Path) -> Iterator[Path]:
+    """Committed checkpoints at any depth, links not followed; those of one parent newest first."""
+    for parent, names, _ in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith(".") and not FOLDER.fullmatch(name))
+        yield from newest_first(Path(parent))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether its manifest holds and all its files have the right size. Their content is not read."""
+    try:
+        files = read_json(folder)["files"]
+        return all(os.lstat(folder / name).st_size == file["bytes"] for name, file in files.items())
+    except (CheckpointError, OSError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _order(folder: Path) -> tuple[int, int, str] | tuple[()]:
+    try:
+        return step_of(folder), os.lstat(folder / NAME).st_mtime_ns, folder.name
+    except FileNotFoundError:  # deleted since it was listed: another writer keeps only the newest
+        return ()

@@ -1,0 +1,124 @@
+"""What a checkpoint holds and whether it is sound, without torch: for the server, the agents and the command line."""
+
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import NotFound
+from cluster.plain import to_plain
+from workers.checkpoint.checks import read_manifest, tensor_bytes
+from workers.checkpoint.folders import below, newest_first, step_of
+from workers.checkpoint.manifest import NAME, DamagedCheckpoint, Manifest
+from workers.checkpoint.planning import plan as plan
+from workers.checkpoint.reader import Reader
+from workers.checkpoint.report import Skipped
+from workers.checkpoint.words import few
+from workers.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest sound checkpoint, and the newer ones that were passed over."""
+
+    path: Path
+    step: int
+    skipped: tuple[Skipped, ...] = ()
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """A summary of one checkpoint: who saved it, what is in it, how large. Reads the manifest only."""
+    folder = checkpoint_folder(path)
+    manifest = read_manifest(folder)
+    return {
+        "path": str(folder),
+        "name": folder.name,
+        "step": manifest.step,
+        "created": manifest.created,
+        "producer": to_plain(manifest.producer),
+        "bytes": manifest.size_bytes(),
+        "files": len(manifest.files),
+        "entries": {name: {"kind": entry.kind, "type": entry.type} for name, entry in manifest.entries.items()},
+        **_contents(manifest),
+    }
+
+
+def list_checkpoints(root: str | Path) -> list[dict[str, Any]]:
+    """`describe` of every checkpoint below `root`, those of one folder newest first; a damaged one has `problem`."""
+    listed = []
+    for folder in below(Path(root)):
+        try:
+            listed.append(describe(folder))
+        except CheckpointError as e:
+            listed.append({"path": str(folder), "name": folder.name, "step": step_of(folder), "problem": e.message})
+    return listed
+
+
+def verify(path: str | Path) -> dict[str, Any]:
+    """Read every byte: {"path", "step", "ok", "bytes", "chunks", "problems": [sentences]}. Raises NotFound only."""
+    folder = checkpoint_folder(path)
+    try:
+        with Reader(folder) as reader:
+            problems = [fault.message for fault in reader.faults()]
+            size_bytes = reader.manifest.size_bytes()
+            chunks = sum(len(file.xxh3_128) for file in reader.manifest.files.values())
+            step = reader.manifest.step
+    except CheckpointError as e:
+        problems, size_bytes, chunks, step = [e.message], 0, 0, step_of(folder)
+    return {
+        "path": str(folder),
+        "step": step,
+        "ok": not problems,
+        "bytes": size_bytes,
+        "chunks": chunks,
+        "problems": problems,
+    }
+
+
+def latest(root: str | Path) -> Latest | None:
+    """The newest checkpoint below `root` whose manifest and hashes hold; None where there is none at all.
+
+    Raises DamagedCheckpoint where there are some and none holds: to begin from nothing must be somebody's decision.
+    """
+    skipped: list[Skipped] = []
+    for folder in newest_first(Path(root)):
+        found = verify(folder)
+        if found["ok"]:
+            return Latest(folder, found["step"], tuple(skipped))
+        skipped.append(Skipped(str(folder), found["problems"][0]))
+    if skipped:
+        raise DamagedCheckpoint(
+            f"none of the {len(skipped)} checkpoints in {root} is sound; the newest: {skipped[0].reason}",
+            "copy one again from its source, or name another folder to begin anew",
+        )
+    return None
+
+
+def checkpoint_folder(path: str | Path) -> Path:
+    """`path` if it is a checkpoint. Raises NotFound with what is there instead."""
+    folder = Path(path)
+    if os.path.lexists(folder / NAME):
+        return folder
+    there = few([found.name for found in newest_first(folder)])
+    if there:
+        raise NotFound(f"{folder} is a folder of checkpoints, not one", f"name one of them: {there}")
+    raise NotFound(f"{folder} is no checkpoint: it has no {NAME}", "name a folder step-…, or save one first")
+
+
+def _contents(manifest: Manifest) -> dict[str, Any]:
+    stored = {name: tensor for name, tensor in manifest.tensors.items() if not tensor.alias_of}
+    size_bytes: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for tensor in stored.values():
+        count[tensor.dtype] += 1
+        size_bytes[tensor.dtype] += tensor_bytes(tensor)
+    parameters = [tensor for tensor in stored.values() if tensor.role == "parameter"]
+    return {
+        "tensors": len(stored),
+        "parameters": sum(math.prod(tensor.shape) for tensor in parameters),
+        "dtypes": {dtype: {"tensors": count[dtype], "bytes": size_bytes[dtype]} for dtype in sorted(count)},
+        "roles": dict(Counter(tensor.role for tensor in stored.values())),
+        "ties": {name: tensor.alias_of for name, tensor in manifest.tensors.items() if tensor.alias_of},
+    }

@@ -1,0 +1,128 @@
+"""Into live modules: every stored tensor has its place and every place its tensor, ties are tied again."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from workers.checkpoint import bits, names
+from workers.checkpoint.dtypes import dtype_name
+from workers.checkpoint.names import Slot
+from workers.checkpoint.staging import Apply, Stage
+from workers.checkpoint.values import check_kind
+from workers.checkpoint.words import closest, few
+from workers.errors import CheckpointError
+
+
+@dataclass(slots=True)
+class Live:
+    """Live tensors by the names under which they are stored. `kept`: which object bears a name after the load."""
+
+    names: dict[int, str] = field(default_factory=dict)
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    applies: list[Apply] = field(default_factory=list)
+
+    def device_types(self) -> set[str]:
+        return {tensor.device.type for tensor in self.kept.values()}
+
+
+def stage_modules(stage: Stage, modules: dict[str, nn.Module]) -> Live:
+    """Check and convert all that goes into `modules`. They are changed only by the returned `applies`."""
+    live = Live()
+    places: dict[str, list[Slot]] = defaultdict(list)
+    for entry, module in modules.items():
+        check_kind(stage, entry, "module", module)
+        found = names.slots(entry, module)
+        _check_names(stage, entry, {slot.name for slot in found})
+        for slot in found:
+            places[stage.reader.manifest.resolve(slot.name)].append(slot)
+        live.applies.append(_stage_extra(stage, entry, module))
+    _check_shapes(stage, places)
+    _check_live_ties(stage, places)
+    for stored, slots in places.items():
+        live.applies.append(_stage_tensor(stage, live, stored, slots))
+    return live
+
+
+def _stage_tensor(stage: Stage, live: Live, stored: str, slots: list[Slot]) -> Apply:
+    kept = next((slot for slot in slots if slot.name == stored), slots[0]).tensor
+    apart = [slot for slot in slots if slot.tensor is not kept]
+    for slot in slots:
+        live.names[id(slot.tensor)] = stored
+        _check_tie(slot, kept, stored)
+    live.kept[stored] = kept
+    stage.policy.admit(stored, dtype_name(kept.dtype), kept.device.type)
+    tensor = stage.converted(stored, kept.dtype, kept.device)
+    stage.report.retied.update({slot.name: stored for slot in apart})
+
+    def apply() -> None:
+        for slot in apart:
+            slot.replace(kept)
+        with torch.no_grad():
+            bits.copy_bits(kept, tensor)
+
+    return apply
+
+
+def _check_names(stage: Stage, entry: str, live: set[str]) -> None:
+    tensors = stage.reader.manifest.tensors
+    stored = {n for n, t in tensors.items() if n.startswith(f"{entry}/") and t.role in ("parameter", "buffer")}
+    missing, extra = sorted(live - stored), sorted(stored - live)
+    if missing or extra:
+        sides = (("live model", missing), ("checkpoint", extra))
+        say = [f"{len(found)} only in the {side} ({few(found)})" for side, found in sides if found]
+        remedy = closest(missing[0], extra) if missing and extra else "build the model it was saved from"
+        raise CheckpointError(f"entry {entry!r}: tensor names differ: {'; '.join(say)}", remedy)
+
+
+def _check_shapes(stage: Stage, places: dict[str, list[Slot]]) -> None:
+    wrong = [
+        f"{slot.name} is {list(slot.tensor.shape)} live and {list(stage.shape(stored))} in the checkpoint"
+        for stored, slots in places.items()
+        for slot in slots
+        if tuple(slot.tensor.shape) != stage.shape(stored)
+    ]
+    if wrong:
+        raise CheckpointError(f"shapes differ: {few(wrong, '; ')}", "build the model it was saved from")
+
+
+def _check_live_ties(stage: Stage, places: dict[str, list[Slot]]) -> None:
+    """One live tensor cannot receive two stored ones unless they are the same, bit for bit."""
+    first: dict[int, str] = {}
+    for stored, slots in places.items():
+        for slot in slots:
+            other = first.setdefault(id(slot.tensor), stored)
+            if other != stored and bits.to_bytes(stage.stored(other)) != bits.to_bytes(stage.stored(stored)):
+                raise CheckpointError(
+                    f"{other} and {stored} are one tensor in the live model and two different ones in the checkpoint",
+                    "untie them in the model before loading",
+                )
+
+
+def _check_tie(slot: Slot, kept: torch.Tensor, stored: str) -> None:
+    tensor = slot.tensor
+    if (tensor.dtype, tensor.device, tensor.shape) != (kept.dtype, kept.device, kept.shape):
+        raise CheckpointError(
+            f"{slot.name} is tied to {stored} in the checkpoint; live, one is {tensor.dtype} on {tensor.device},"
+            f" the other {kept.dtype} on {kept.device}",
+            "give both one dtype and device before loading",
+        )
+
+
+def _stage_extra(stage: Stage, entry: str, module: nn.Module) -> Apply:
+    owners = names.extra_states(module)
+    tree: Any = stage.entry(entry).tree or {}
+    saved = stage.value(tree.get("extra_state", {}))
+    if set(saved) != set(owners):
+        differ = sorted(set(saved) ^ set(owners))
+        raise CheckpointError(
+            f"entry {entry!r}: extra state of {differ[0]!r} is on one side only", "build the model it was saved from"
+        )
+
+    def apply() -> None:
+        for prefix, owner in owners.items():
+            owner.set_extra_state(saved[prefix])
+
+    return apply

@@ -1,0 +1,135 @@
+"""Optimizer state by parameter name: it follows a parameter to another device, another order, another process.
+
+torch's own state_dict numbers the parameters, and its load_state_dict casts every slot to the parameter's dtype and
+takes `fused`, `foreach` and `capturable` from the file. Here names are kept, a slot keeps its dtype unless its
+parameter was converted, and how the step is implemented is the live optimizer's own business.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from workers.checkpoint import bits
+from workers.checkpoint.dtypes import dtype_name
+from workers.checkpoint.manifest import DamagedCheckpoint
+from workers.checkpoint.modules import Live
+from workers.checkpoint.staging import Apply, Stage
+from workers.checkpoint.words import few
+from workers.errors import CheckpointError
+
+IMPLEMENTATION = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
+"""Keys of a parameter group that say how a step is computed, not what it computes."""
+
+
+def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
+    """Its tree, still with live tensors. `names`: parameter id -> name. Raises where it trains other parameters."""
+    groups = [
+        {
+            "parameters": parameter_names(entry, group["params"], names),
+            "options": {key: value for key, value in group.items() if key not in IMPLEMENTATION},
+        }
+        for group in optimizer.param_groups
+    ]
+    state = {}
+    for parameter, held in optimizer.state.items():
+        if id(parameter) not in names or not all(type(slot) is str for slot in held):
+            raise CheckpointError(
+                f"{entry} keeps state under {parameter!r:.80}, which cannot be named", "save that apart"
+            )
+        state[names[id(parameter)]] = dict(held)
+    return {"groups": groups, "state": state}
+
+
+def stage_optimizer(stage: Stage, entry: str, optimizer: torch.optim.Optimizer, live: Live) -> Apply:
+    """Check and convert all that goes into `optimizer`; it is changed only by what is returned."""
+    saved = _Saved(stage, entry)
+    # Live tensors that were one when saved come as two after a move to XLA: the name remains once, with the kept one.
+    groups = [list(dict.fromkeys(parameter_names(entry, g["params"], live.names))) for g in optimizer.param_groups]
+    _check_same(entry, {name for group in groups for name in group}, set(saved.group_of))
+    options = [saved.options(names) for names in groups]
+    slots: dict[str, dict[str, Any]] = {}
+    for names, group in zip(groups, optimizer.param_groups, strict=True):
+        on_device = bool(group.get("capturable") or group.get("fused"))
+        slots |= {name: saved.slots(name, live.kept[name], on_device) for name in names if name in saved.state}
+
+    def apply() -> None:
+        for group, names, wanted in zip(optimizer.param_groups, groups, options, strict=True):
+            group["params"] = [live.kept[name] for name in names]
+            for key, value in wanted.items():
+                group[key] = _like(group.get(key), value)
+        optimizer.state.clear()
+        optimizer.state.update({live.kept[name]: held for name, held in slots.items()})
+
+    return apply
+
+
+class _Saved:
+    """The stored side of an optimizer. Raises DamagedCheckpoint where its tree has not the form manifest.Entry says."""
+
+    def __init__(self, stage: Stage, entry: str):
+        found = stage.entry(entry)
+        try:
+            self._options = [group["options"] for group in found.tree["groups"]]
+            self.group_of = {name: i for i, group in enumerate(found.tree["groups"]) for name in group["parameters"]}
+            self.state = {name: dict(slots) for name, slots in found.tree["state"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as e:
+            raise DamagedCheckpoint(f"entry {entry!r}: the optimizer's tree is malformed: {e!r}") from None
+        self._stage = stage
+        self._entry = entry
+
+    def options(self, names: list[str]) -> dict[str, Any]:
+        """Of the group these parameters were in; a live group may join several whose options are equal."""
+        found = [self._options[self.group_of[name]] for name in names]
+        if any(options != found[0] for options in found):
+            raise CheckpointError(
+                f"entry {self._entry!r}: parameters of one live group had different options when saved",
+                "group the parameters as they were",
+            )
+        options = self._stage.value(found[0], self._stage.stored) if found else {}
+        return {key: value for key, value in options.items() if key not in IMPLEMENTATION}
+
+    def slots(self, name: str, parameter: torch.Tensor, on_device: bool) -> dict[str, Any]:
+        """State of one parameter, where and as the live optimizer wants it."""
+        stage, stored = self._stage, self._stage.dtype(name)
+        followed = dtype_name(parameter.dtype) if dtype_name(parameter.dtype) != stored else ""
+
+        def place(slot: str, tensor: str) -> torch.Tensor:
+            if slot == "step":
+                device = parameter.device if on_device else torch.device("cpu")
+                return stage.placed(tensor, bits.torch_dtype(stage.dtype(tensor)), device)
+            follows = followed and stage.dtype(tensor) == stored
+            return stage.placed(
+                tensor, parameter.dtype if follows else stage.wanted(tensor, parameter.device), parameter.device
+            )
+
+        return {slot: stage.value(tree, partial(place, slot)) for slot, tree in self.state[name].items()}
+
+
+def _check_same(entry: str, live: set[str], stored: set[str]) -> None:
+    missing, extra = sorted(live - stored), sorted(stored - live)
+    if missing or extra:
+        raise CheckpointError(
+            f"entry {entry!r}: the live optimizer has {len(missing)} parameters the saved one had not ({few(missing)}),"
+            f" and lacks {len(extra)} ({few(extra)})",
+            "give it the parameters it had",
+        )
+
+
+def _like(live: Any, saved: Any) -> Any:
+    """An option as a tensor or as a number, as the live optimizer has it: a learning rate may be either."""
+    if isinstance(live, torch.Tensor):
+        return torch.as_tensor(saved, dtype=live.dtype).to(live.device)
+    return saved.item() if isinstance(saved, torch.Tensor) and saved.dim() == 0 else saved
+
+
+def parameter_names(entry: str, parameters: list[torch.Tensor], names: dict[int, str]) -> list[str]:
+    strangers = [p for p in parameters if id(p) not in names]
+    if strangers:
+        p = strangers[0]
+        raise CheckpointError(
+            f"{entry}: {len(strangers)} of {len(parameters)} parameters of a group are not those of the saved modules"
+            f" (the first: shape {list(p.shape)}, {p.dtype} on {p.device}), so its steps train nothing",
+            "build the optimizer after the model is on its device, and name its model in the same state",
+        )
+    return [names[id(p)] for p in parameters]

@@ -1,0 +1,78 @@
+"""Which dtype a tensor gets on load, where it may go, and how much loss is accepted."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+
+from workers.checkpoint.dtypes import DTYPES, dtype_name
+from workers.checkpoint.report import Report
+from workers.checkpoint.targets import fate, lacking_beyond, lacking_on
+from workers.checkpoint.words import few
+from workers.errors import CheckpointError
+
+ON_LOSSY = ("error", "warn", "allow")
+
+
+class LossyLoad(UserWarning):
+    """Values changed by a conversion that `on_lossy="warn"` let pass."""
+
+
+class Policy:
+    """`dtype` is "keep", "native" or a mapping from stored dtype to wanted. `supported`: the device's own floating and
+    complex dtypes, where it was asked; integers are held everywhere."""
+
+    def __init__(self, dtype: "str | Mapping[object, object]", supported: Iterable[object] | None, on_lossy: str):
+        if on_lossy not in ON_LOSSY:
+            raise CheckpointError(f"on_lossy is {on_lossy!r}", f"use one of {', '.join(ON_LOSSY)}")
+        if isinstance(dtype, str) and dtype not in ("keep", "native"):
+            raise CheckpointError(
+                f"dtype is {dtype!r}", 'use "keep", "native" or a mapping such as {"float32": "bfloat16"}'
+            )
+        self.on_lossy = on_lossy
+        self._native = dtype == "native"
+        self._mapping = {} if isinstance(dtype, str) else {dtype_name(k): dtype_name(v) for k, v in dtype.items()}
+        self._supported = None if supported is None else frozenset(dtype_name(d) for d in supported)
+        unknown = [name for name in (*self._mapping, *self._mapping.values()) if name not in DTYPES]
+        if unknown:
+            raise CheckpointError(f"dtype names {unknown[0]!r}", f"known: {', '.join(DTYPES)}")
+
+    def wanted(self, name: str, stored: str, device_type: str) -> str:
+        """The dtype `name` gets on a device. Raises CheckpointError where the device cannot hold it."""
+        lacks = self._lacks(device_type)
+        wanted = self._mapping.get(stored, stored)
+        decided = fate(wanted, lacks)
+        if decided.action == "keep":
+            return wanted
+        if decided.action == "convert" and self._native:
+            return decided.to
+        raise CheckpointError(f"{name} is {wanted}: {decided.reason}", _remedy(decided.action, wanted, decided.to))
+
+    def admit(self, name: str, live: str, device_type: str) -> None:
+        """Raises CheckpointError where a live tensor's own dtype cannot be filled on its device."""
+        if why := lacking_on(device_type).get(live):
+            raise CheckpointError(
+                f"{name} is {live} on {device_type}: {why}", "convert the model to another dtype first"
+            )
+
+    def judge(self, report: Report) -> None:
+        """Apply `on_lossy` to all that was converted. Raises CheckpointError for "error"."""
+        lossy = report.lossy()
+        if not lossy or self.on_lossy == "allow":
+            return
+        lines = [
+            f"{name} {t.stored_dtype} -> {t.dtype}: {t.change.values_changed} values change"
+            f" by at most {t.change.max_abs_error:.3g}, {t.change.new_inf} become inf, {t.change.new_nan} NaN"
+            for name, t in lossy.items()
+        ]
+        sentence = f"loading step {report.step} would lose values: {few(lines, '; ')}"
+        if self.on_lossy == "error":
+            raise CheckpointError(sentence, 'pass on_lossy="warn" or "allow" to accept it')
+        warnings.warn(LossyLoad(sentence), stacklevel=3)
+
+    def _lacks(self, device_type: str) -> Mapping[str, str]:
+        return lacking_on(device_type) if self._supported is None else lacking_beyond(self._supported)
+
+
+def _remedy(action: str, dtype: str, to: str) -> str:
+    if action == "convert":
+        return f'pass dtype="native" to convert it to {to}'
+    return f"leave it out, or keep it on the CPU: {dtype} stays as it is there"

@@ -1,0 +1,85 @@
+"""What is deleted, and when: checkpoints a newer one made superfluous, and leftovers of writers that died."""
+
+import os
+import time
+from pathlib import Path
+
+from workers.checkpoint.checks import read_manifest
+from workers.checkpoint.files import Files
+from workers.checkpoint.folders import is_committed, is_complete, newest_first, step_of
+from workers.checkpoint.manifest import NAME, DamagedCheckpoint, Producer
+from workers.errors import CheckpointError
+
+LEFTOVER_AGE_S = 3600
+"""An unfinished folder nobody wrote to for an hour belongs to a dead writer. A slower one fails, no worse."""
+PART = ".part-"
+
+
+def retain(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]:
+    """Keep `newest` and the `keep - 1` newest other complete ones. Answers with what could not be deleted."""
+    notes = []
+    try:
+        doomed = _superfluous(root, keep, newest) + _leftovers(root)
+    except OSError as e:
+        return (f"older checkpoints in {root} were not looked through: {e.strerror or e}",)
+    for folder in doomed:
+        try:
+            remove_checkpoint(files, folder)
+        except OSError as e:
+            notes.append(f"{folder} could not be deleted: {e.strerror or e}")
+    return tuple(notes)
+
+
+def remove_checkpoint(files: Files, folder: Path) -> None:
+    """Manifest first and durably, so that a half deleted checkpoint is never taken for a whole one."""
+    if os.path.lexists(folder / NAME):
+        files.remove(folder / NAME)
+        files.sync_folder(folder)
+    for path in sorted(folder.iterdir()):
+        files.remove(path)
+    files.remove_folder(folder)
+
+
+def refuse_older_attempt(root: Path, producer: Producer) -> None:
+    """Raises CheckpointError where a later attempt of the same job has saved: this one was replaced."""
+    if not producer.job:
+        return
+    for folder in newest_first(root):
+        try:
+            other = read_manifest(folder).producer
+        except DamagedCheckpoint:
+            continue
+        if other.job == producer.job and other.epoch > producer.epoch:
+            raise CheckpointError(
+                f"attempt {producer.epoch} of job {producer.job} may not save:"
+                f" attempt {other.epoch} has saved {folder.name}",
+                "stop this attempt; the job goes on elsewhere",
+            )
+
+
+def _superfluous(root: Path, keep: int, newest: Path) -> list[Path]:
+    kept, doomed = 1, []
+    for folder in newest_first(root):
+        if folder == newest:
+            continue
+        if kept >= keep:
+            doomed.append(folder)
+        elif is_complete(folder):
+            kept += 1
+    return doomed
+
+
+def _leftovers(root: Path) -> list[Path]:
+    unfinished = [
+        folder
+        for folder in root.iterdir()
+        if step_of(folder.with_name(folder.name.removeprefix(PART))) >= 0
+        and not is_committed(folder)
+        and folder.is_dir()
+    ]
+    return [folder for folder in unfinished if not folder.is_symlink() and _age_s(folder) > LEFTOVER_AGE_S]
+
+
+def _age_s(folder: Path) -> float:
+    touched_s = max(os.lstat(path).st_mtime for path in (folder, *folder.iterdir()))
+    return time.time() - touched_s

@@ -1,0 +1,104 @@
+"""Random state: exact on the same device type, otherwise derived from (seed, step, device type) and said so.
+
+No device's stream can be carried to another type: XLA keeps one integer, CUDA a seed and an offset, the CPU 5056 bytes.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from workers.checkpoint import xla
+from workers.checkpoint.manifest import DamagedCheckpoint
+
+CONTINUED = "continued"
+
+
+def capture_rng(device_types: Iterable[str]) -> dict[str, Any]:
+    """Of Python, numpy's global generator, torch's on the CPU and on the current device of each given type."""
+    version, words, gauss = random.getstate()
+    return {
+        "seed": torch.initial_seed(),
+        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
+        "numpy": np.random.get_state(legacy=False),
+        "torch": {device_type: _get(device_type) for device_type in sorted({"cpu", *device_types})},
+    }
+
+
+def restore_rng(saved: dict[str, Any], step: int, device_types: Iterable[str]) -> dict[str, str]:
+    """Set all streams; answers per stream `continued` or `derived: why`."""
+    random.setstate(_python_state(saved))
+    np.random.set_state(saved["numpy"])
+    done = {"python": CONTINUED, "numpy": CONTINUED}
+    for device_type in sorted({"cpu", *device_types}):
+        done[device_type] = _continue_or_derive(saved, step, device_type)
+    return done
+
+
+def rehearse(saved: Any) -> None:
+    """Try the host's streams on generators nobody uses, so that a restore is whole or not at all."""
+    try:
+        random.Random().setstate(_python_state(saved))  # noqa: S311
+        np.random.RandomState().set_state(saved["numpy"])
+        if type(saved["seed"]) is not int or not isinstance(saved["torch"], dict):
+            raise TypeError("seed and torch are an integer and a dict")
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise DamagedCheckpoint(f"the random state in the manifest is malformed: {e!r}") from None
+
+
+def derived_seed(seed: int, step: int, device_type: str) -> int:
+    """The same for the same arguments everywhere, and another for any other; below 2^63, as torch_xla wants it."""
+    digest = hashlib.sha256(f"{seed}/{step}/{device_type}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _python_state(saved: dict[str, Any]) -> tuple[Any, ...]:
+    python = saved["python"]
+    return python["version"], tuple(int(word) for word in python["words"]), python["gauss"]
+
+
+def _continue_or_derive(saved: dict[str, Any], step: int, device_type: str) -> str:
+    state = saved["torch"].get(device_type)
+    if state is not None and _same_form(state, _get(device_type)):
+        _set(device_type, state)
+        return CONTINUED
+    _seed(device_type, derived_seed(saved["seed"], step, device_type))
+    why = (
+        f"saved on {', '.join(sorted(saved['torch']))}"
+        if state is None
+        else "this torch keeps its state in another form"
+    )
+    return f"derived from (seed, step, device type): {why}"
+
+
+def _same_form(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype
+    return type(a) is type(b)
+
+
+def _generator(device_type: str) -> Any:
+    return torch if device_type == "cpu" else getattr(torch, device_type)
+
+
+def _get(device_type: str) -> Any:
+    return xla.get_rng_state() if device_type == "xla" else _generator(device_type).get_rng_state()
+
+
+def _set(device_type: str, state: Any) -> None:
+    if device_type == "xla":
+        xla.set_rng_state(state)
+    else:
+        _generator(device_type).set_rng_state(state)
+
+
+def _seed(device_type: str, seed: int) -> None:
+    if device_type == "xla":
+        xla.set_rng_state(seed)
+    elif device_type == "cpu":
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every device
+    else:
+        _generator(device_type).manual_seed(seed)

@@ -1,0 +1,64 @@
+"""Entries that are neither modules nor optimizers: stateful objects, plain values, random state."""
+
+from typing import Any
+
+from workers.checkpoint.rng import rehearse, restore_rng
+from workers.checkpoint.staging import Apply, Stage
+from workers.errors import CheckpointError
+
+
+def check_kind(stage: Stage, name: str, kind: str, live: Any) -> None:
+    """Raises CheckpointError where an entry was saved from another kind of object than it is loaded into."""
+    saved = stage.entry(name)
+    if saved.kind != kind:
+        raise CheckpointError(
+            f"entry {name!r} was saved from a {saved.type or saved.kind} and is loaded into a {type(live).__name__}",
+            "load it into its like, or into None for plain values",
+        )
+    if kind in ("optimizer", "stateful") and saved.type != type(live).__name__:
+        raise CheckpointError(
+            f"entry {name!r} holds the state of a {saved.type}, the live object is a {type(live).__name__}",
+            f"build a {saved.type}, or leave the entry out",
+        )
+
+
+def plain(stage: Stage, name: str) -> Any:
+    """An entry as values: a module as {tensor name: tensor}, ties as one object; the others as they were described."""
+    entry = stage.entry(name)
+    if entry.kind == "rng":
+        return stage.value(entry.tree, stage.stored)
+    if entry.kind != "module":
+        return stage.value(entry.tree)
+    tensors = stage.reader.manifest.tensors
+    own = [n for n, t in tensors.items() if n.startswith(f"{name}/") and t.role in ("parameter", "buffer")]
+    return {n.removeprefix(f"{name}/"): stage.placed(n, stage.wanted(n, stage.device), stage.device) for n in own}
+
+
+def stage_stateful(stage: Stage, name: str, live: Any) -> Apply:
+    value = stage.value(stage.entry(name).tree)
+    return lambda: live.load_state_dict(value)
+
+
+def stage_tree(stage: Stage, name: str, live: Any) -> Apply:
+    """A dict or list gets new content; the tensors in it are new ones."""
+    value = stage.value(stage.entry(name).tree)
+    if isinstance(live, dict) and isinstance(value, dict):
+        return lambda: _refill(live, value)
+    if isinstance(live, list) and isinstance(value, list):
+        return lambda: live.__setitem__(slice(None), value)
+    raise CheckpointError(
+        f"entry {name!r} was saved from a {type(value).__name__} and cannot be loaded into a {type(live).__name__}",
+        "load it into None for a plain value",
+    )
+
+
+def stage_rng(stage: Stage, name: str, device_types: set[str]) -> Apply:
+    saved = stage.value(stage.entry(name).tree, stage.stored)
+    rehearse(saved)
+    used = {stage.device.type, *device_types}
+    return lambda: stage.report.random.update(restore_rng(saved, stage.report.step, used))
+
+
+def _refill(live: dict[Any, Any], value: dict[Any, Any]) -> None:
+    live.clear()
+    live.update(value)

@@ -1,0 +1,115 @@
+"""AMD GPUs from the KFD topology and DRM files the amdgpu driver keeps in sysfs.
+
+The order of KFD's GPU nodes is the order HIP counts in. A node the process may not use is unreadable and not counted.
+"""
+
+import os
+
+from cluster.vocabulary import Device, Finding
+from workers.discovery.machine import Machine
+
+VENDOR = 0x1002
+NODES = "sys/class/kfd/kfd/topology/nodes"
+SYSTEM_HEAP = 0
+
+# PCI device ids, from the amdgpu driver and Ray's table. One not listed is called by its architecture, amd:gfx1100.
+MODELS = {
+    0x66A1: "MI50",
+    0x738C: "MI100",
+    0x7408: "MI250X",
+    0x740C: "MI250",
+    0x740F: "MI210",
+    0x74A0: "MI300A",
+    0x74A1: "MI300X",
+    0x74A2: "MI308X",
+    0x74A5: "MI325X",
+    0x74A9: "MI300X",
+    0x74B5: "MI300X",
+    0x75A0: "MI350X",
+    0x75A3: "MI355X",
+}
+# Graphics inside a CPU that AMD's torch wheels hold no code for: it must not stand in the way of a real card.
+INTEGRATED = frozenset({"gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1037", "gfx1103"})
+
+
+def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
+    gpus = [
+        node for node in machine.glob(f"{NODES}/*") if machine.number(f"{node}/gpu_id") and _properties(machine, node)
+    ]
+    devices = [_device(machine, node, index) for index, node in enumerate(gpus)]
+    visible = machine.visible("HIP_VISIBLE_DEVICES")
+    if visible is not None:
+        devices = [d for d in devices if str(d.index) in visible or d.uuid in visible]
+    return devices, _findings(machine, devices)
+
+
+def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
+    cards = [d for d in machine.pci(VENDOR) if d.is_display]
+    if cards and not machine.path(NODES).exists():
+        return [
+            Finding(
+                "warning",
+                "amd",
+                f"{len(cards)} AMD cards on the PCI bus, but no amdgpu compute driver",
+                "install ROCm's driver",
+            )
+        ]
+    if devices and not _may_open(machine):
+        return [Finding("error", "amd", "no access to /dev/kfd", "add this user to the groups render and video")]
+    return []
+
+
+def _device(machine: Machine, node: str, index: int) -> Device:
+    properties = _properties(machine, node)
+    gfx = architecture(int(properties.get("gfx_target_version", 0)))
+    pci_id = int(properties.get("device_id", 0))
+    drm = f"sys/class/drm/renderD{properties.get('drm_render_minor', '')}/device"
+    total, free = _memory(machine, node, drm)
+    unique = int(properties.get("unique_id", 0))
+    return Device(
+        backend="amd",
+        kind=f"amd:{MODELS.get(pci_id, gfx)}",
+        index=index,
+        name=machine.text(f"{drm}/product_name") or f"AMD {MODELS.get(pci_id, gfx)}",
+        uuid=f"GPU-{unique:016x}" if unique else "",
+        total_memory_bytes=total,
+        free_memory_bytes=free,
+        driver_version=machine.text("sys/module/amdgpu/version"),
+        architecture=gfx,
+        unavailable_reason=_reason(machine, gfx),
+        properties={"pci_device": f"{pci_id:#06x}", "compute_units": _compute_units(properties)},
+    )
+
+
+def _properties(machine: Machine, node: str) -> dict[str, str]:
+    """Lines `name value`; {} where the device control group hides the node."""
+    return dict(line.split(" ", 1) for line in machine.text(f"{node}/properties").splitlines() if " " in line)
+
+
+def architecture(version: int) -> str:
+    """KFD's decimal gfx_target_version: 90402 -> gfx942, 90010 -> gfx90a."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _compute_units(properties: dict[str, str]) -> int:
+    return int(properties.get("simd_count", 0)) // max(int(properties.get("simd_per_cu", 1)), 1)
+
+
+def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | None]:
+    """(total, free): a partition's total is KFD's; what is free is known only where the whole card is one device."""
+    banks = [_properties(machine, bank) for bank in machine.glob(f"{node}/mem_banks/*")]
+    local = sum(int(b.get("size_in_bytes", 0)) for b in banks if int(b.get("heap_type", SYSTEM_HEAP)) != SYSTEM_HEAP)
+    whole, used = machine.number(f"{drm}/mem_info_vram_total"), machine.number(f"{drm}/mem_info_vram_used")
+    total = local or whole
+    undivided = total is not None and whole is not None and total * 2 > whole
+    return total, total - used if total is not None and undivided and used is not None else None
+
+
+def _reason(machine: Machine, gfx: str) -> str:
+    if gfx in INTEGRATED:
+        return f"integrated graphics ({gfx}): AMD's torch wheels do not support it"
+    return "" if _may_open(machine) else "no access to /dev/kfd: add this user to the groups render and video"
+
+
+def _may_open(machine: Machine) -> bool:
+    return os.access(machine.path("dev/kfd"), os.R_OK | os.W_OK)

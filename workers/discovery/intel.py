@@ -1,0 +1,108 @@
+"""Intel GPUs from DRM sysfs (drivers xe and i915), in PCI order. A tile is a device, as in Level Zero's FLAT mode."""
+
+import os
+
+from cluster.vocabulary import Device, Finding
+from workers.discovery.machine import Machine
+
+VENDOR = 0x8086
+MODELS = {
+    0x0BD5: "Max-1550",
+    0x0BD6: "Max-1550",
+    0x0BD9: "Max-1100",
+    0x0BDA: "Max-1100",
+    0x0BDB: "Max-1100",
+    0x56C0: "Flex-170",
+    0x56C1: "Flex-140",
+    0x56A0: "Arc-A770",
+    0x56A1: "Arc-A750",
+    0x56A2: "Arc-A580",
+    0x56A5: "Arc-A380",
+    0x56A6: "Arc-A310",
+    0xE20B: "Arc-B580",
+    0xE20C: "Arc-B570",
+    0xE211: "Arc-Pro-B60",
+    0xE212: "Arc-Pro-B50",
+}
+TWO_TILES = frozenset({0x0BD5, 0x0BD6})
+# Where the firmware puts the graphics inside a CPU, always.
+INTEGRATED_ADDRESS = "0000:00:02.0"
+
+
+def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
+    devices: list[Device] = []
+    for card in sorted(_cards(machine), key=lambda card: _address(machine, card)):
+        devices += _of_card(machine, card, len(devices))
+    visible = machine.visible("ZE_AFFINITY_MASK")
+    return [d for d in devices if visible is None or str(d.index) in visible], _findings(machine, devices)
+
+
+def _cards(machine: Machine) -> list[str]:
+    """Folders card0 …; those called card0-DP-1 are its connectors."""
+    names = [c for c in machine.glob("sys/class/drm/card[0-9]*") if "-" not in c.rpartition("/")[2]]
+    return [c for c in names if machine.number(f"{c}/device/vendor") == VENDOR]
+
+
+def _address(machine: Machine, card: str) -> str:
+    return machine.path(f"{card}/device").resolve().name
+
+
+def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
+    cards = [d for d in machine.pci(VENDOR) if d.is_display and d.device in MODELS]
+    if cards and not devices:
+        return [
+            Finding(
+                "warning",
+                "intel",
+                f"{len(cards)} Intel GPUs on the PCI bus, but no driver",
+                "load the xe or i915 driver",
+            )
+        ]
+    if any(d.unavailable_reason.startswith("no access") for d in devices):
+        return [Finding("error", "intel", "no access to /dev/dri/renderD*", "add this user to the group render")]
+    return []
+
+
+def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
+    address = _address(machine, card)
+    pci_id = machine.number(f"{card}/device/device") or 0
+    driver = machine.path(f"{card}/device/driver").resolve().name
+    tiles = _tiles(machine, card, pci_id)
+    memory = _memory_bytes(machine, card)
+    title = MODELS.get(pci_id, f"{pci_id:#06x}")
+    return [
+        Device(
+            backend="intel",
+            kind=f"intel:{title}",
+            index=first + tile,
+            name=f"Intel {title.replace('-', ' ')}",
+            uuid=address if tiles == 1 else f"{address}.{tile}",
+            total_memory_bytes=memory // tiles if memory else None,
+            driver_version=machine.text(f"sys/module/{driver}/version"),
+            architecture=f"{pci_id:#06x}",
+            unavailable_reason=_reason(machine, card, address),
+            properties={"pci": address, "driver": driver, "tiles": tiles},
+        )
+        for tile in range(tiles)
+    ]
+
+
+def _tiles(machine: Machine, card: str, pci_id: int) -> int:
+    """The xe driver has a folder per tile; i915 has one per GT, which is a tile only on the Max series."""
+    xe = len(machine.glob(f"{card}/device/tile[0-9]*"))
+    return xe or (max(1, len(machine.glob(f"{card}/gt/gt[0-9]*"))) if pci_id in TWO_TILES else 1)
+
+
+def _memory_bytes(machine: Machine, card: str) -> int | None:
+    """Of all tiles. The i915 driver in the kernel tells none (None); xe and Intel's own i915 do."""
+    tiles = [machine.number(t) for t in machine.glob(f"{card}/device/tile[0-9]*/physical_vram_size_bytes")]
+    return sum(t for t in tiles if t) or machine.number(f"{card}/lmem_total_bytes")
+
+
+def _reason(machine: Machine, card: str, address: str) -> str:
+    if address == INTEGRATED_ADDRESS:
+        return "integrated graphics: not offered to jobs"
+    nodes = [n.rpartition("/")[2] for n in machine.glob(f"{card}/device/drm/renderD*")]
+    if any(os.access(machine.path(f"dev/dri/{n}"), os.R_OK | os.W_OK) for n in nodes):
+        return ""
+    return "no access to /dev/dri/renderD*: add this user to the group render"

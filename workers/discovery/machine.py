@@ -1,0 +1,104 @@
+"""The edge of discovery: files below a root, environment variables, tools. Tests feed it trees of other machines."""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TOOL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What may be looked at. Paths are given without the leading slash."""
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    system: str = field(default_factory=platform.system)
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def text(self, name: str) -> str:
+        """The stripped text of a file; "" when it is absent or the kernel refuses to tell."""
+        try:
+            return self.path(name).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def number(self, name: str) -> int | None:
+        """A file that holds one number, decimal or 0x…; None when it does not."""
+        try:
+            return int(self.text(name), 0)
+        except ValueError:
+            return None
+
+    def glob(self, pattern: str) -> list[str]:
+        """Names below the root, `card10` after `card9`."""
+        return sorted((str(p.relative_to(self.root)) for p in self.root.glob(pattern)), key=natural)
+
+    def pci(self, vendor: int) -> "list[PciDevice]":
+        """PCI functions of a vendor, in bus order."""
+        folders = self.glob("sys/bus/pci/devices/*")
+        return [d for d in (self._pci(folder) for folder in folders) if d.vendor == vendor]
+
+    def _pci(self, folder: str) -> "PciDevice":
+        driver = self.path(f"{folder}/driver")
+        return PciDevice(
+            address=Path(folder).name,
+            vendor=self.number(f"{folder}/vendor") or 0,
+            device=self.number(f"{folder}/device") or 0,
+            subsystem=self.number(f"{folder}/subsystem_device") or 0,
+            pci_class=self.number(f"{folder}/class") or 0,
+            driver=driver.resolve().name if driver.exists() else "",
+        )
+
+    def visible(self, variable: str) -> list[str] | None:
+        """The devices somebody already limited this node to; None without a limit. [] means none at all."""
+        value = self.environ.get(variable)
+        if value is None:
+            return None
+        return [part.strip() for part in value.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    address: str
+    vendor: int
+    device: int
+    subsystem: int
+    pci_class: int
+    driver: str
+
+    @property
+    def is_display(self) -> bool:
+        """VGA, 3D or display controller (class 03xxxx)."""
+        return self.pci_class >> 16 == 0x03
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key under which numbers inside a name count as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def tool_output(argv: list[str], environ: Mapping[str, str], timeout_s: float = TOOL_TIMEOUT_S) -> tuple[str, str]:
+    """(what a vendor tool printed, "") or ("", why there is nothing). A tool that hangs is killed, not waited for."""
+    try:
+        child = subprocess.Popen(
+            argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except OSError as e:
+        return "", f"{argv[0]} could not be started: {e.strerror}"
+    with child:
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return "", f"{Path(argv[0]).name} gave no answer within {timeout_s:.0f} s"
+    if child.returncode:
+        last = (err.strip().splitlines() or ["no message"])[-1]
+        return "", f"{Path(argv[0]).name} ended with exit code {child.returncode}: {last}"
+    return out, ""

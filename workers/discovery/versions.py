@@ -1,0 +1,82 @@
+"""Which libraries this environment holds and what its torch was built for, read from files: nothing is imported."""
+
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from cluster.version import VERSION
+from cluster.vocabulary import Device, Finding
+
+TOLD = ("ray", "torch", "torch-xla", "torch_tpu", "intel-extension-for-pytorch", "numpy", "safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """The toolkits a torch wheel was built for, "" for those it was not."""
+
+    cuda: str = ""
+    hip: str = ""
+    xpu: str = ""
+
+
+def versions() -> dict[str, str]:
+    """Python, Polyfleet, and those of TOLD that are installed."""
+    found = {"python": platform.python_version(), "polyfleet": VERSION}
+    for name in TOLD:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def torch_build() -> TorchBuild | None:
+    """None without torch. torch/version.py holds lines like `cuda: Optional[str] = '12.8'`."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = (Path(spec.origin).parent / "version.py").read_text()
+    values = dict(re.findall(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']*)'", text, re.MULTILINE))
+    return TorchBuild(**values)
+
+
+def mismatches(devices: Sequence[Device], installed: dict[str, str], build: TorchBuild | None) -> list[Finding]:
+    """Hardware this environment's torch cannot use, and extensions built for another torch."""
+    if build is None:
+        return []
+    present = {d.backend for d in devices if not d.emulated and not d.unavailable_reason}
+    checks = (
+        ("nvidia", bool(build.cuda), "CUDA"),
+        ("amd", bool(build.hip), "ROCm"),
+        ("intel", bool(build.xpu) or "intel-extension-for-pytorch" in installed, "XPU"),
+        ("tpu", "torch-xla" in installed or "torch_tpu" in installed, "XLA"),
+    )
+    wrong = [
+        _wrong_build(b, title, installed.get("torch", "?")) for b, fits, title in checks if b in present and not fits
+    ]
+    return wrong + [f for name in ("torch-xla", "intel-extension-for-pytorch") if (f := _wrong_pair(name, installed))]
+
+
+def _wrong_build(backend: str, title: str, torch: str) -> Finding:
+    return Finding(
+        "error", backend, f"devices found, but torch {torch} in this environment was not built for {title}",
+        f"give the pool an environment with the {backend!r} extra",
+    )  # fmt: skip
+
+
+def _wrong_pair(name: str, installed: dict[str, str]) -> Finding | None:
+    """torch-xla and IPEX load only under the torch release they were built with: same first two numbers."""
+    if name not in installed or "torch" not in installed or _minor(installed[name]) == _minor(installed["torch"]):
+        return None
+    return Finding(
+        "error", name, f"{name} {installed[name]} does not load under torch {installed['torch']}",
+        f"install torch {_minor(installed[name])} in this environment",
+    )  # fmt: skip
+
+
+def _minor(text: str) -> str:
+    return ".".join(text.split(".")[:2])

@@ -1,0 +1,93 @@
+"""What crosses between controller, agent, supervisor and rank: plain data with a version, and nothing else."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PROTOCOL = 1
+"""Raised when a message changes its meaning. An agent of another protocol is refused at join."""
+
+OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Start the ranks of one attempt on one node. Secrets travel beside it, never inside: an order is written to disk.
+
+    One rank per leased device for `train`; for the other tasks one rank per node, which sees all leased devices.
+    `arguments` is the task's own JSON (see workers/tasks). `package` is the SHA-256 of the submitted folder's archive,
+    "" if none.
+    """
+
+    job: str
+    epoch: int
+    task: str
+    backend: str
+    kind: str
+    emulated: bool
+    devices: tuple[int, ...]
+    node_rank: int
+    nodes: int
+    first_rank: int
+    ranks: int
+    world_size: int
+    master_address: str
+    master_port: int
+    entry: str = ""
+    command: tuple[str, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+    package: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    checkpoint_root: str = ""
+    resume_from: str = ""
+    keep_checkpoints: int = 3
+    precision: str = ""
+    batch_size: int = 0
+    seed: int = 0
+    grace_s: float = 30.0
+    lease_s: float = 20.0
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rank failed. `traceback` holds the user's own frames only; `kind` is user, memory, signal, start or
+    internal.
+    """
+
+    rank: int
+    node: str
+    kind: str
+    message: str
+    traceback: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one node's part of an attempt ended: a state of OUTCOMES, exit codes by global rank, the task's result (rank
+    0).
+    """
+
+    job: str
+    epoch: int
+    node_rank: int
+    state: str
+    exit_codes: dict[int, int]
+    failure: Failure | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    ended_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """One attempt as its agent sees it: phase is starting, running or ended; `events` are new JSON lines from
+    `cursor_before` on.
+    """
+
+    job: str
+    epoch: int
+    node_rank: int
+    phase: str
+    events: tuple[dict[str, Any], ...]
+    cursor: int
+    outcome: Outcome | None = None

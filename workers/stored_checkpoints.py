@@ -1,0 +1,61 @@
+"""Checkpoints in one pool's storage, by paths relative to it. Without torch; the reader is imported on first use."""
+
+from typing import Any
+
+from cluster.errors import NotFound
+from workers.errors import CheckpointError
+from workers.storage import Storage
+
+
+class StoredCheckpoints:
+    def __init__(self, storage: Storage):
+        self._storage = storage
+
+    def list(self, prefix: str) -> "list[dict[str, Any]]":
+        """Summaries of all checkpoints below `prefix` ("" for all), `path` relative to the storage."""
+        from workers.checkpoint.inspect import list_checkpoints
+
+        if prefix and not self._storage.exists(prefix):
+            return []
+        return [self._relative(row) for row in list_checkpoints(self._storage.resolve(prefix))]
+
+    def has(self, path: str) -> bool:
+        return self.step(path) == path
+
+    def step(self, path: str) -> str:
+        """`path` itself if it is a checkpoint, the newest one directly below it if there is any, else ""."""
+        from workers.checkpoint.folders import newest_first
+        from workers.checkpoint.manifest import NAME
+
+        if not self._storage.exists(path):
+            return ""
+        folder = self._storage.resolve(path)
+        if (folder / NAME).is_file():
+            return path
+        return next((f"{path}/{found.name}" for found in newest_first(folder)), "")
+
+    def describe(self, path: str) -> "dict[str, Any]":
+        from workers.checkpoint.inspect import describe
+
+        return self._relative(describe(self._storage.resolve(path)))
+
+    def verify(self, path: str) -> "dict[str, Any]":
+        """Every byte against its hash. Raises CheckpointError with the first thing that is wrong."""
+        from workers.checkpoint.inspect import verify
+
+        found = verify(self._storage.resolve(path))
+        if not found["ok"]:
+            raise CheckpointError(found["problems"][0], "resume from an older checkpoint, or copy this one again")
+        return self._relative(found)
+
+    def plan(self, path: str, backend: str, emulated: bool) -> "dict[str, Any]":
+        """What would be converted, and what cannot follow, on a device of that backend. Raises NotFound."""
+        from workers.checkpoint.inspect import plan
+
+        if not self.has(path):
+            raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
+        return plan(self._storage.resolve(path), backend, emulated)
+
+    def _relative(self, row: "dict[str, Any]") -> "dict[str, Any]":
+        path = self._storage.root.joinpath(row["path"]).relative_to(self._storage.root)
+        return row | {"path": str(path)}

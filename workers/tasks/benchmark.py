@@ -1,0 +1,105 @@
+"""Benchmark: the time of a model's forward and training step on this device, and how far off its output is."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from cluster.errors import UserError
+from workers.backends.base import BaseBackend
+from workers.backends.parts.compare import difference, first_tensor
+from workers.backends.parts.levels import Prepared, Sample, level_of
+from workers.backends.parts.precision import name_of, precision_of
+from workers.tasks import measure, models
+from workers.tasks.context import Context
+from workers.tasks.plain_values import plain
+
+ROUNDS, WARMUP = 15, 3
+OUTPUT_SAMPLE = 256
+
+
+def main(context: Context) -> dict[str, Any]:
+    """Rows of timings, the divergence from this process's CPU in float32, and hashes that tell who ran the same."""
+    asked = context.arguments
+    level, precision = level_of(asked.get("level") or "O1"), precision_of(context.precision)
+    rounds, warmup = _count(asked, "rounds", ROUNDS, 1), _count(asked, "warmup", WARMUP, 0)
+    model, sample = models.make_model(context), models.make_sample(context)
+    if sample is None:
+        raise UserError("a benchmark needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one")
+    with torch.no_grad():
+        reference = first_tensor(copy.deepcopy(model).eval()(*sample.args, **sample.kwargs))
+    with context.backend as backend:
+        prepared = backend.prepare_model(model, level, sample, precision)
+        forward = measure.measure(_forward(prepared.model, backend.to_device(sample)), backend, warmup, rounds)
+        rows = [measure.row("forward", forward, models.batch_size(context))]
+        if asked.get("train", True):
+            step = measure.measure(_training_step(backend, model, sample, level, precision), backend, warmup, rounds)
+            rows.append(measure.row("training_step", step, models.batch_size(context)))
+    output = first_tensor(forward.output).detach().cpu()
+    return {"rows": rows} | _facts(context, model, sample, prepared, output, reference)
+
+
+def _forward(model: nn.Module, sample: Sample) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return model(*sample.args, **sample.kwargs)
+
+    return call
+
+
+def _training_step(
+    backend: BaseBackend, model: nn.Module, sample: Sample, level: str, precision: torch.dtype
+) -> Callable[[], Any]:
+    """Forward, mean square of the output as the loss, backward, and a step of plain SGD, on a copy of the model."""
+    mine = copy.deepcopy(model).train()
+    sgd = torch.optim.SGD(mine.parameters(), lr=1e-4)
+    trained = backend.optimize_for_training(mine, sgd, precision, level, sample)
+    inputs = backend.to_device(sample)
+
+    def call() -> torch.Tensor:
+        sgd.zero_grad()
+        loss = first_tensor(trained.model(*inputs.args, **inputs.kwargs)).float().square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+        return loss
+
+    return call
+
+
+def _facts(
+    context: Context,
+    model: nn.Module,
+    sample: Sample,
+    prepared: Prepared,
+    output: torch.Tensor,
+    reference: torch.Tensor,
+) -> dict[str, Any]:
+    gap = difference(output, reference)
+    info = context.backend.device_info()
+    return {
+        "divergence": plain({"max_abs": gap.max_abs, "max_rel": gap.max_rel, "reference": "cpu float32, this process"}),
+        "weights_sha256": models.weights_sha256(model),
+        "inputs_sha256": models.inputs_sha256(sample),
+        "output_sample": plain(output.float().reshape(-1)[:OUTPUT_SAMPLE].tolist()),
+        "output_shape": list(output.shape),
+        "kind": context.kind,
+        "device_name": info["name"],
+        "emulated": context.backend.emulated,
+        "precision": name_of(precision_of(context.precision)),
+        "applied": prepared.applied,
+        "skipped": prepared.skipped,
+        "batch_size": models.batch_size(context),
+        "versions": info["versions"],
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "parameters": models.parameter_count(model),
+    }
+
+
+def _count(asked: dict[str, Any], name: str, default: int, least: int) -> int:
+    value = asked.get(name, default)
+    if not isinstance(value, int) or value < least:
+        raise UserError(f"{name} is {value!r}", f"give a whole number of at least {least}")
+    return value

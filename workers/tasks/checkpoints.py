@@ -1,0 +1,98 @@
+"""`ctx.checkpoint`: what a user's loop saves and restores, with random state, on one rank or many."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cluster.errors import PolyfleetError, UserError
+from workers.backends.parts.random_state import derived_seed
+from workers.checkpoint import load, save
+
+if TYPE_CHECKING:
+    from workers.tasks.context import Context
+
+RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """`step` is the saved one: go on with the next. `extra` is the user's; `report` tells what was converted."""
+
+    step: int
+    extra: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """Saves below the job's checkpoint folder, restores what the job is to resume from."""
+
+    def __init__(self, context: "Context", root: str, resume_from: str, keep: int):
+        self._context = context
+        self._root = root
+        self.resume_from = resume_from
+        self._keep = keep
+        self.saved = 0
+
+    def save(self, step: int, state: dict[str, Any]) -> str:
+        """Write `state` (modules, optimizers, nested data under names of your choice) and the random state; returns the
+        folder.
+
+        Every rank calls it; rank 0 writes, all wait. Raises UserError without a folder, CheckpointError on trouble.
+        """
+        if not self._root:
+            raise UserError("this job has no checkpoint folder", "give it checkpoint: {} in its specification")
+        if RANDOM in state:
+            raise UserError(f"the name {RANDOM!r} in a checkpoint is ours", "call that entry something else")
+        context = self._context
+        states = context.ranks.gathered(context.backend.rng_state())
+        told = context.ranks.from_first(self._write(step, state, states) if context.rank == 0 else None)
+        if isinstance(told, PolyfleetError):
+            raise told
+        self.saved += 1
+        path: str = told
+        return path
+
+    def _write(self, step: int, state: dict[str, Any], random: list[Any]) -> "str | PolyfleetError":
+        """On rank 0. An error of ours is returned: the other ranks wait, and must hear of it rather than hang."""
+        context = self._context
+        everything = {**state, RANDOM: {"seed": context.seed, "ranks": random}}
+        try:
+            saved = save(self._root, step, everything, keep=self._keep, attempt=context.attempt, kind=context.kind)
+        except PolyfleetError as e:
+            if not context.ranks.many:
+                raise
+            return e
+        context.events.write("checkpoint", step=step, path=str(saved.path), bytes=saved.bytes, seconds=saved.seconds)
+        return str(saved.path)
+
+    def restore(self, into: dict[str, Any]) -> Restored | None:
+        """Load what this job resumes from into modules and optimizers that `ctx.prepare` has placed; None on a fresh
+        start.
+
+        Dtypes become what the device has natively; a loss is refused. Random state is exact on the same type of device
+        with the same number of ranks, else derived from seed, rank and step, as the report says.
+        """
+        if not self.resume_from:
+            return None
+        backend = self._context.backend
+        loaded = load(
+            self.resume_from,
+            into=into,
+            dtype="native",
+            supported_dtypes=backend.supported_dtypes(),
+        )
+        backend.synchronize()
+        how = self._restore_random(loaded.state.get(RANDOM), loaded.step)
+        self._context.last_step = loaded.step
+        report = loaded.report.as_dict() | {"random": {"all": how}}
+        self._context.events.write("note", resumed_step=loaded.step, resumed_from=self.resume_from, random=how)
+        return Restored(loaded.step, loaded.state.get("extra") or {}, report)
+
+    def _restore_random(self, saved: dict[str, Any] | None, step: int) -> str:
+        context = self._context
+        states = (saved or {}).get("ranks", [])
+        if len(states) == context.world_size and context.backend.accepts_rng_state(states[context.rank]):
+            context.backend.set_rng_state(states[context.rank])
+            return "exact"
+        seed = derived_seed(context.seed, context.rank, step, context.backend.rng_type)
+        context.backend.seed(seed)
+        return f"seeded anew with {seed}: the saved state is of another device type or number of ranks"

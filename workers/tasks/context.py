@@ -1,0 +1,167 @@
+"""What a user's function receives: `def train(ctx)`."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cluster.errors import UserError
+from workers import backends
+from workers.backends.base import BaseBackend
+from workers.backends.parts.precision import precision_of
+from workers.tasks.checkpoints import Checkpoints
+from workers.tasks.distributed import Ranks, group
+from workers.tasks.events import RESERVED, Events
+from workers.tasks.loading import DeviceLoader
+from workers.tasks.plain_values import Number, metric
+from workers.tasks.stopping import Stop
+
+
+class Context:
+    """One rank of one attempt. It needs no agent: in a notebook, `Context(backends.create("cpu"))` will do."""
+
+    def __init__(
+        self,
+        backend: BaseBackend,
+        *,
+        entry: str = "",
+        arguments: dict[str, Any] | None = None,
+        rank: int = 0,
+        local_rank: int = 0,
+        world_size: int = 1,
+        precision: str = "",
+        batch_size: int = 0,
+        seed: int = 0,
+        checkpoint_root: str = "",
+        resume_from: str = "",
+        keep_checkpoints: int = 3,
+        kind: str = "",
+        attempt: str = "",
+        events_path: Path | None = None,
+    ):
+        precision_of(precision)  # an unknown word is refused before anything is computed
+        self.backend = backend
+        self.entry = entry
+        self.arguments = dict(arguments or {})
+        self.rank, self.local_rank, self.world_size = rank, local_rank, world_size
+        self.precision, self.batch_size, self.seed = precision, batch_size, seed
+        self.kind, self.attempt = kind or backend.BACKEND_NAME, attempt
+        self.checkpoint_root = checkpoint_root
+        self.checkpoint = Checkpoints(self, checkpoint_root, resume_from, keep_checkpoints)
+        self.events = Events(events_path, rank)
+        self.stop = Stop()
+        self.ranks = Ranks(rank, 1)
+        self.last_step = 0
+        self.last_report: dict[str, Number] = {}
+
+    @classmethod
+    def from_attempt(cls, folder: Path, rank: int, order: dict[str, Any]) -> "Context":
+        """The context of global rank `rank` of the attempt in `folder`, from its Order as plain data and torchrun's
+        variables.
+
+        Opens the device, seeds, and takes SIGTERM for ourselves. Raises BackendUnavailable, UserError.
+        """
+        env = os.environ
+        _choose_engine(order["kind"], order["emulated"])
+        local_rank = int(env.get("LOCAL_RANK", 0))
+        context = cls(
+            backends.create(order["backend"], _device_index(order["backend"], local_rank)),
+            entry=order["entry"],
+            arguments=order["arguments"],
+            rank=rank,
+            local_rank=local_rank,
+            world_size=int(env.get("WORLD_SIZE", 1)),
+            precision=order["precision"],
+            batch_size=order["batch_size"],
+            seed=order["seed"],
+            checkpoint_root=env.get("POLYFLEET_CHECKPOINT_DIR") or order["checkpoint_root"],
+            resume_from=env.get("POLYFLEET_RESUME_FROM") or order["resume_from"],
+            keep_checkpoints=order["keep_checkpoints"],
+            kind=order["kind"],
+            attempt=f"{order['job']}.{order['epoch']}",
+            events_path=folder / "events.jsonl",
+        )
+        context.stop.listen()
+        context.backend.seed(context.seed + rank)
+        return context
+
+    @property
+    def device(self) -> torch.device:
+        return self.backend.device
+
+    @property
+    def preempted(self) -> bool:
+        """Asked to stop: save a checkpoint and return. Ask once per step; all ranks get the same answer."""
+        return self.stop.poll()
+
+    @property
+    def resumed(self) -> bool:
+        """This attempt goes on from a checkpoint: `ctx.checkpoint.restore` will return one."""
+        return bool(self.checkpoint.resume_from)
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        loader: Any = None,
+        *,
+        level: str = "O1",
+    ) -> Any:
+        """Place `model` (in place), `optimizer` and `loader`; returns as many things as were given, in that order.
+
+        The model's ties survive and the optimizer holds the parameters that are trained, on every device. A precision
+        the job asks for is applied to the model's forward. With several ranks the model averages gradients, and the
+        loader yields this rank's share of the batches. Batches come on the device.
+        """
+        if not isinstance(model, nn.Module):
+            raise UserError(
+                f"ctx.prepare was given a {type(model).__name__}", "its first argument is a torch.nn.Module"
+            )
+        done = self.backend.optimize_for_training(model, optimizer, self.precision, level)
+        self.events.write("note", applied=done.applied, skipped=done.skipped)
+        prepared: list[Any] = [self.backend.data_parallel(done.model) if self.ranks.many else done.model]
+        if optimizer is not None:
+            prepared.append(optimizer)
+        if loader is not None:
+            prepared.append(DeviceLoader(loader, self.backend, self.rank, self.ranks.world_size, self.seed))
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """For code outside a prepared model: the precision the job asks for."""
+        return self.backend.autocast(self.precision)
+
+    def report(self, step: int, **metrics: Any) -> None:
+        """Tell the fleet numbers of this step: one number per name, tensors of one element included."""
+        if taken := RESERVED & set(metrics):
+            raise UserError(
+                f"ctx.report cannot take a metric called {min(taken)!r}", "the event has it already: rename it"
+            )
+        self.last_step = int(step)
+        self.last_report = {"step": self.last_step} | {name: metric(name, value) for name, value in metrics.items()}
+        self.events.write("report", **self.last_report)
+
+    @contextmanager
+    def running(self) -> Iterator["Context"]:
+        """Inside, the ranks know each other and the back end has its hooks in place."""
+        with self.backend, group(self.backend, self.rank, self.world_size) as ranks:
+            self.ranks = ranks
+            self.stop.share(ranks.store)
+            yield self
+
+
+def _choose_engine(kind: str, emulated: bool) -> None:
+    """What a kind promises is asked for even where the pool's own variables did not reach this process."""
+    if emulated and kind.startswith("tpu"):
+        os.environ.setdefault("PJRT_DEVICE", "CPU")
+    if kind == "cpu:ipex":
+        os.environ.setdefault("POLYFLEET_CPU_ENGINE", "ipex")
+
+
+def _device_index(backend: str, local_rank: int) -> int:
+    """Each rank its own device; where a rank is shown one device only, that is number 0."""
+    cls = backends.load(backend)
+    return min(local_rank, max(cls.device_count() - 1, 0)) if cls.is_available() else 0

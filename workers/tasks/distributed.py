@@ -1,0 +1,60 @@
+"""The process group of an attempt: made before the user's function, from torchrun's variables, and ended after it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from workers.backends.base import BaseBackend
+
+MEETING_TIMEOUT = timedelta(minutes=5)
+WORK_TIMEOUT = timedelta(minutes=30)
+
+
+class Ranks:
+    """The ranks of one attempt, as one of them sees them. Objects travel over gloo, whatever tensors travel over."""
+
+    def __init__(self, rank: int, world_size: int, store: Any = None, control: Any = None):
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+        self._control = control
+
+    @property
+    def many(self) -> bool:
+        return self.world_size > 1
+
+    def from_first(self, value: Any) -> Any:
+        """What rank 0 gave, on every rank."""
+        if not self.many:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control, device=torch.device("cpu"))
+        return box[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What every rank gave, by rank, on every rank."""
+        if not self.many:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
+
+@contextmanager
+def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[Ranks]:
+    """Meet the other ranks at MASTER_ADDR:MASTER_PORT. A single rank needs no group and gets none."""
+    if world_size == 1:
+        yield Ranks(rank, world_size)
+        return
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=MEETING_TIMEOUT)
+    backend.init_group(PrefixStore("group", store), rank, world_size, WORK_TIMEOUT)
+    control = None if backend.collective_backend == "gloo" else dist.new_group(backend="gloo")
+    yield Ranks(rank, world_size, PrefixStore("polyfleet", store), control)
+    dist.destroy_process_group()  # not after an error: it may wait for ranks that will never answer

@@ -1,0 +1,32 @@
+"""What a rank tells its agent: one JSON object per line, each appended by a single write, so that ranks never mix."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+RESERVED = frozenset({"t", "rank", "type"})
+"""Keys every event has."""
+
+
+class Events:
+    """Appends to the attempt's events.jsonl. Without a file (tests, notebooks) the events are only kept, in `kept`."""
+
+    def __init__(self, path: Path | None, rank: int):
+        self._path = path
+        self._rank = rank
+        self.kept: list[dict[str, Any]] = []
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """`kind` is report, checkpoint, phase or note; `fields` is plain data."""
+        event = {"t": time.time(), "rank": self._rank, "type": kind, **fields}
+        if self._path is None:
+            self.kept.append(event)
+            return
+        line = json.dumps(event, allow_nan=False, separators=(",", ":")) + "\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)

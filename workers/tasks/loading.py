@@ -1,0 +1,88 @@
+"""Batches on the device, each rank its own share."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
+
+from workers.backends.base import BaseBackend
+
+
+class DeviceLoader:
+    """Iterates a loader with every batch on the device. Other attributes (`dataset`, `batch_size`, …) are the loader's
+    own.
+
+    With several ranks, batch i goes to rank i modulo the number of ranks; a last incomplete round is left out, so that
+    all ranks take the same number of steps. The batch size is thus that of one rank.
+    """
+
+    def __init__(self, loader: Iterable[Any], backend: BaseBackend, rank: int, world_size: int, seed: int):
+        self._backend = backend
+        self._picks = (rank, world_size)
+        self._loader = loader
+        self._sharded = world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler)
+        if not self._sharded and isinstance(loader, DataLoader) and _has_batches(loader):
+            self._loader, self._sharded = _sharded_loader(loader, rank, world_size, seed), True
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._loader) if self._sharded else share(self._loader, *self._picks)
+        return (self._backend.to_device(batch, non_blocking=True) for batch in batches)
+
+    def __len__(self) -> int:
+        length: int = len(self._loader)  # type: ignore[arg-type]
+        return length if self._sharded else length // self._picks[1]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+def share(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
+    """Every `world_size`-th item from `rank` on, of whole rounds only."""
+    source = iter(items)
+    while len(round_ := list(islice(source, world_size))) == world_size:
+        yield round_[rank]
+
+
+class _SharedBatches:
+    """A batch sampler's share of one rank: indices only, no data is loaded for others."""
+
+    def __init__(self, batches: Any, rank: int, world_size: int):
+        self._batches, self._rank, self._world_size = batches, rank, world_size
+        self.batch_size = getattr(batches, "batch_size", None)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return share(self._batches, self._rank, self._world_size)
+
+    def __len__(self) -> int:
+        return len(self._batches) // self._world_size
+
+
+def _has_batches(loader: DataLoader[Any]) -> bool:
+    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+
+
+def _sharded_loader(loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> DataLoader[Any]:
+    """A loader like `loader` for one rank. A shuffle without its own generator gets one that is equal on all ranks."""
+    batches: Any = copy.copy(loader.batch_sampler)
+    sampler = getattr(batches, "sampler", None)
+    if isinstance(sampler, RandomSampler) and sampler.generator is None:
+        batches.sampler = copy.copy(sampler)
+        batches.sampler.generator = torch.Generator().manual_seed(seed)
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=_SharedBatches(batches, rank, world_size),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )

@@ -1,0 +1,74 @@
+"""The user's factories: a model, and one call's inputs for it, made the same in every environment from one seed."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from cluster.errors import NotFound, UserError
+from workers.backends.parts.levels import Sample, as_sample
+from workers.backends.parts.placing import tensors_of
+from workers.tasks.context import Context
+from workers.tasks.entry import load_function, sibling
+
+
+def make_model(context: Context) -> nn.Module:
+    """What the entry's factory returns, on the CPU. Raises UserError when that is no module."""
+    factory = load_function(context.entry)
+    context.backend.seed(context.seed)
+    model = factory()
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{context.entry} returned {type(model).__name__}", "the factory returns a torch.nn.Module")
+    return model
+
+
+def make_sample(context: Context) -> Sample | None:
+    """Inputs of one call, from the factory named by `sample_input`, else one so called beside the entry, else None."""
+    named = context.arguments.get("sample_input")
+    try:
+        factory = load_function(named or sibling(context.entry, "sample_input"))
+    except NotFound:
+        if named:
+            raise
+        return None
+    context.backend.seed(context.seed)
+    return as_sample(factory(batch_size(context)))
+
+
+def batch_size(context: Context) -> int:
+    """The candidate's or job's, else the task argument's, else 1."""
+    size = int(context.batch_size or context.arguments.get("batch_size") or 1)
+    if size < 1:
+        raise UserError(f"batch_size is {size}", "give at least 1")
+    return size
+
+
+def parameter_count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def tensor_bytes(model: nn.Module) -> int:
+    """Of parameters and buffers, a tie counted once."""
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """Of names, dtypes, shapes and bits of the state dict: equal where two machines compute with the same model."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        _add(digest, tensor)
+    return digest.hexdigest()
+
+
+def inputs_sha256(sample: Sample) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors_of(sample):
+        _add(digest, tensor)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, tensor: torch.Tensor) -> None:
+    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

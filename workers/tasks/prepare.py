@@ -1,0 +1,65 @@
+"""Prepare: load a model, optimise it for this device, check it against the untouched one, keep it with its report."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cluster.errors import UserError
+from workers.backends.parts.compare import Difference, difference, first_tensor
+from workers.backends.parts.levels import Prepared, Sample, level_of, unwrap
+from workers.backends.parts.precision import name_of, precision_of
+from workers.checkpoint import save
+from workers.tasks.context import Context
+from workers.tasks.models import make_model, make_sample, parameter_count, tensor_bytes
+
+# How far a prepared model may be from the float32 one on the CPU, relative to the largest output.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+def main(context: Context) -> dict[str, Any]:
+    """The report: level, applied, skipped, errors (None without a sample input), parameters, bytes, artefact."""
+    level = level_of(context.arguments.get("level") or "O1")
+    precision = precision_of(context.arguments.get("precision") or context.precision)
+    model, sample = make_model(context), make_sample(context)
+    with context.backend as backend:
+        prepared = backend.prepare_model(model, level, sample, precision)
+        error = None if sample is None else _checked(context, model, prepared.model, sample, precision)
+    report: dict[str, Any] = {
+        "level": level,
+        "precision": name_of(precision),
+        "applied": prepared.applied,
+        "skipped": prepared.skipped,
+        "max_abs_error": error.max_abs if error else None,
+        "max_rel_error": error.max_rel if error else None,
+        "parameters": parameter_count(unwrap(prepared.model)),
+        "bytes": tensor_bytes(unwrap(prepared.model)),
+    }
+    return report | {"artefact": _keep(context, prepared, report)}
+
+
+def _checked(
+    context: Context, model: nn.Module, prepared: nn.Module, sample: Sample, precision: torch.dtype
+) -> Difference:
+    """The distance from the caller's model. Raises UserError beyond the tolerance: a wrong model is no artefact."""
+    inputs = context.backend.to_device(sample)
+    with torch.no_grad():
+        want = first_tensor(model.eval()(*sample.args, **sample.kwargs))
+        have = first_tensor(prepared(*inputs.args, **inputs.kwargs))
+    error = difference(have, want)
+    if not error.max_rel <= TOLERANCE[precision]:
+        raise UserError(
+            f"the prepared model is off by {error.max_rel:.2g} of its largest output, over {TOLERANCE[precision]:g}",
+            "prepare it at a lower level or in float32",
+        )
+    return error
+
+
+def _keep(context: Context, prepared: Prepared, report: dict[str, Any]) -> str:
+    """The prepared tensors and their report as a checkpoint of step 0; "" where the job has no folder for it."""
+    if not context.checkpoint_root:
+        return ""
+    state = {"model": unwrap(prepared.model), "extra": {"entry": context.entry, "report": report}}
+    saved = save(Path(context.checkpoint_root), 0, state, attempt=context.attempt, kind=context.kind)
+    return str(saved.path)

@@ -1,0 +1,23 @@
+"""Train: the user's `def train(ctx)`, with the process group made before it and ended after it."""
+
+from typing import Any
+
+from workers.tasks.context import Context
+from workers.tasks.entry import load_function
+from workers.tasks.plain_values import plain
+
+
+def main(context: Context) -> dict[str, Any]:
+    """Runs the entry; what it raises comes through. The result has the last report and, for a dict, `returned`."""
+    function = load_function(context.entry, default="train")
+    with context.running():
+        returned = function(context)
+        context.backend.synchronize()
+    if context.stop.seen:
+        context.events.write("note", preempted=True)
+    result: dict[str, Any] = {
+        "last_step": context.last_step,
+        "metrics": context.last_report,
+        "checkpoints": context.checkpoint.saved,
+    }
+    return result | ({"returned": plain(returned)} if isinstance(returned, dict) else {})
