@@ -1,0 +1,63 @@
+"""What to do next: jobs, plans, the server, the CLI and the Python interface.
+
+Importing this package imports nothing else: names are fetched when they are first used, so that the CLI stays quick.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.api import Orchestrator
+    from orchestrator.jobs import (
+        BenchmarkJob,
+        Candidate,
+        JobFailed,
+        JobHandle,
+        Log,
+        LogLine,
+        PrepareJob,
+        Resources,
+        RunJob,
+        TrainJob,
+    )
+
+_HOME_OF = {"Orchestrator": "orchestrator.api"} | dict.fromkeys(
+    (
+        "BenchmarkJob",
+        "Candidate",
+        "JobFailed",
+        "JobHandle",
+        "Log",
+        "LogLine",
+        "PrepareJob",
+        "Resources",
+        "RunJob",
+        "TrainJob",
+    ),
+    "orchestrator.jobs",
+)
+
+__all__ = [
+    "BenchmarkJob",
+    "Candidate",
+    "JobFailed",
+    "JobHandle",
+    "Log",
+    "LogLine",
+    "Orchestrator",
+    "PrepareJob",
+    "Resources",
+    "RunJob",
+    "TrainJob",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

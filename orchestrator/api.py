@@ -1,0 +1,172 @@
+"""Polyfleet from Python: the same verbs as the CLI, one to one.
+
+from orchestrator import Orchestrator, TrainJob
+
+with Orchestrator.connect() as o:
+    job = o.submit(TrainJob(entry="train.py", working_dir=".", resources={"accelerators": "cpu:1"}))
+    print(job.wait().logs())
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from orchestrator import client as http
+from orchestrator import submission
+from orchestrator.inventory import backend_rows
+from orchestrator.jobs import JobHandle
+from orchestrator.schemas import schema_of
+from orchestrator.show import checkpoints as show_checkpoints
+from orchestrator.show import fleet as show_fleet
+from orchestrator.show import jobs as show_jobs
+from orchestrator.show.benchmark import comparison
+from orchestrator.show.grid import Stack
+from orchestrator.show.views import Facts, Rows
+from orchestrator.spec import JobSpec
+
+Data = dict[str, Any]
+Progress = Callable[[str], None]
+
+
+def _quiet(message: str) -> None:
+    """Progress nobody asked to see."""
+
+
+class Orchestrator:
+    """A connection to this home's server. Answers are plain lists and dicts that show themselves as tables."""
+
+    def __init__(self, client: http.Client):
+        self._client = client
+        self.checkpoints = Checkpoints(client)
+
+    @classmethod
+    def connect(cls, home: Path | None = None, *, start: bool = True, progress: Progress = _quiet) -> "Orchestrator":
+        """Finds the server of `home` (POLYFLEET_HOME, else ~/.polyfleet), or starts it unless `start` is false."""
+        return cls(http.connect(home, start=start, progress=progress))
+
+    @classmethod
+    def up(
+        cls, file: Path | None = None, *, demo: bool = False, address: str = "", progress: Progress = _quiet
+    ) -> "Orchestrator":
+        """Bring a fleet up on this machine (see `polyfleet up --help`) and connect."""
+        from orchestrator import lifecycle
+
+        lifecycle.up(progress, file, demo=demo, address=address)
+        return cls.connect()
+
+    def down(self, progress: Progress = _quiet) -> list[str]:
+        """Stop server and embedded fleet; this connection ends with them."""
+        from orchestrator import lifecycle
+
+        self.close()
+        return lifecycle.down(progress)
+
+    def __enter__(self) -> "Orchestrator":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def fleet(self) -> Facts:
+        """Pools with their kinds, nodes and devices."""
+        return Facts(self._client.fleet(), show_fleet.pools)
+
+    def inventory(self) -> Rows:
+        """Every node with its devices."""
+        return Rows(self._client.nodes(), show_fleet.devices)
+
+    def backends(self) -> Rows:
+        """Every back end: what the fleet has of it, or why it has none."""
+        return Rows(backend_rows(self._client.nodes()), show_fleet.backends)
+
+    def doctor(self) -> Rows:
+        """What is wrong with the fleet, and what to do."""
+        return Rows(self._client.doctor(), show_fleet.findings)
+
+    def submit(self, job: JobSpec | Data, *, key: str = "") -> JobHandle:
+        """Durable when it returns. The same `key` gives the same job; working_dir counts from the current folder."""
+        return JobHandle(self._client, submission.submit(self._client, job, key)["id"])
+
+    def plan(self, job: JobSpec | Data) -> Facts:
+        """What would happen to `job` now; nothing is submitted."""
+        return Facts(submission.plan(self._client, job), show_jobs.plan)
+
+    def jobs(self, states: list[str] | None = None, limit: int = 100) -> Rows:
+        """The newest `limit` jobs, the newest last."""
+        return Rows(self._client.jobs(states, limit), show_jobs.jobs)
+
+    def job(self, ref: str) -> JobHandle:
+        """By id, a unique prefix of one, or the name of the newest job so called."""
+        return JobHandle(self._client, self._client.job(ref)["id"])
+
+    def explain(self, ref: str) -> Facts:
+        return self.job(ref).explain()
+
+    def cancel(self, ref: str) -> JobHandle:
+        return self.job(ref).cancel()
+
+    def benchmark(
+        self,
+        entry: str,
+        *,
+        working_dir: str = ".",
+        pools: list[str] | None = None,
+        rounds: int = 0,
+        batch_size: int = 0,
+        sample_input: str = "",
+        train: bool = True,
+        level: str = "",
+        precision: str = "",
+        progress: Progress = _quiet,
+    ) -> Facts:
+        """Measure the model that `entry` makes in each pool, one after the other: see benchmark/compare.py."""
+        from orchestrator.benchmark.run import Workload, run
+
+        workload = Workload(entry, working_dir, rounds, batch_size, sample_input, train, level, precision)
+        return Facts(run(self._client, workload, pools, progress), comparison)
+
+    def schema(self, kind: str) -> Data:
+        """JSON Schema of a `job` or a `fleet` file."""
+        return schema_of(kind)
+
+    def __repr__(self) -> str:
+        return f"<Orchestrator at {self._client.url}>"
+
+    def __rich__(self) -> Stack:
+        return Stack((show_fleet.pools(self.fleet()), "", show_jobs.jobs(self.jobs(limit=10))))
+
+    def _repr_html_(self) -> str:
+        return self.__rich__().html()
+
+
+class Checkpoints:
+    """Checkpoints in the pools' storage. A reference is POOL:PATH."""
+
+    def __init__(self, client: http.Client):
+        self._client = client
+
+    def list(self, pool: str = "", prefix: str = "") -> Rows:
+        return Rows(self._client.checkpoints(pool, prefix), show_checkpoints.checkpoints)
+
+    def show(self, ref: str) -> Facts:
+        return Facts(self._client.checkpoint_show(ref), show_checkpoints.report)
+
+    def verify(self, ref: str) -> Facts:
+        """Read every byte and compare with the manifest's hashes."""
+        return Facts(self._client.checkpoint_verify(ref), show_checkpoints.report)
+
+    def plan(self, ref: str, to_kind: str) -> Facts:
+        """What a device of another kind would keep, convert or refuse."""
+        return Facts(self._client.checkpoint_plan(ref, to_kind), show_checkpoints.report)
+
+    def copy(
+        self, source: str, target: str, to_kind: str = "", progress: Callable[[int, int], None] | None = None
+    ) -> Facts:
+        """Copy into a folder of another pool and verify there. `progress` gets bytes done and in all."""
+        return Facts(self._client.checkpoint_copy(source, target, to_kind, progress), show_checkpoints.report)

@@ -1,0 +1,1 @@
+"""Comparing back ends: what the benchmark jobs of several pools measured, joined."""

@@ -1,0 +1,154 @@
+"""A working folder as one zip archive: the same folder gives the same bytes, so that its SHA-256 names it.
+
+Left out: version control, caches, environments, compiled files. Links are followed inside the folder, refused outside.
+"""
+
+import hashlib
+import os
+import stat
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.errors import SpecError, UserError
+
+SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+SKIPPED_SUFFIXES = (".pyc",)
+OUR_NAMES = ("workers", "cluster", "orchestrator")
+OUR_TASKS = frozenset({"prepare", "train", "benchmark"})
+MODULE_SUFFIXES = (".py", ".so", ".pyd")
+LIMIT_BYTES = 512 * 1024 * 1024
+LIMIT_FILES = 20_000
+EPOCH = (1980, 1, 1, 0, 0, 0)
+PIECE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """`sha` is the archive's SHA-256, hexadecimal; `bytes` counts the files before compression."""
+
+    sha: str
+    path: Path
+    files: int
+    bytes: int
+
+
+def pack(folder: Path, task: str, archive: Path) -> Package:
+    """Write `folder` to the file `archive`. Raises SpecError or UserError, with nothing left behind."""
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise SpecError("working_dir", f"{folder} {what}", "name a folder; a path in a file is relative to that file")
+    files = sorted(_within_limits(folder, _walk(folder, folder.resolve(), ())))
+    refuse_our_names((name for name, _ in files), task)
+    try:
+        size = _write(files, archive)
+    except OSError as e:
+        archive.unlink(missing_ok=True)
+        raise UserError(
+            f"{e.filename or folder} cannot be packed: {e.strerror or e}", "make it readable, or move it away"
+        ) from e
+    with archive.open("rb") as f:
+        return Package(hashlib.file_digest(f, "sha256").hexdigest(), archive, len(files), size)
+
+
+def refuse_our_names(names: Iterable[str], task: str) -> None:
+    """Raises SpecError when one of a package's file names would hide a package of ours from the code that needs it.
+
+    Only for tasks that load our library beside the user's code; a `run` command has its own folder first on its path.
+    """
+    if task not in OUR_TASKS:
+        return
+    for name in names:
+        top, slash, rest = name.partition("/")
+        module = top if slash else top.partition(".")[0]
+        if module in OUR_NAMES and (rest or top).endswith(MODULE_SUFFIXES):
+            raise SpecError(
+                "working_dir",
+                f"its top-level {top + slash!r} would hide Polyfleet's own package {module!r}",
+                f"rename it, e.g. to {f'my_{module}{top[len(module) :]}'!r}, or put it inside a package of yours",
+            )
+
+
+def _walk(folder: Path, root: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+    """(name in the archive, file) below `folder`. `above`: the real folders on the way, to notice circles."""
+    here = folder.resolve()
+    for entry in _entries(folder):
+        path = Path(entry.path)
+        name = _checked_name(path)
+        if entry.is_symlink():
+            _refuse_link_outside(path, root)
+        if entry.is_dir():
+            if name in SKIPPED_FOLDERS:
+                continue
+            if path.resolve() in (*above, here):
+                raise SpecError("working_dir", f"{path} is a link to a folder it is in", "remove the link")
+            yield from ((f"{name}/{inner}", file) for inner, file in _walk(path, root, (*above, here)))
+        elif not name.endswith(SKIPPED_SUFFIXES):
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise SpecError("working_dir", f"{path} is neither a file nor a folder", "move it away")
+            yield name, path
+
+
+def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as e:
+        raise UserError(f"{folder} cannot be read: {e.strerror}", "make it readable, or move it away") from e
+
+
+def _refuse_link_outside(path: Path, root: Path) -> None:
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise SpecError("working_dir", f"{path} is a link to nothing", "remove it") from None
+    if not target.is_relative_to(root):
+        raise SpecError(
+            "working_dir", f"{path} is a link to {target}, outside the folder", "copy the file in, or remove the link"
+        )
+
+
+def _checked_name(path: Path) -> str:
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise SpecError("working_dir", f"the name of {str(path)!r} is not UTF-8", "rename it") from None
+    return path.name
+
+
+def _within_limits(folder: Path, files: Iterator[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
+    """`files` itself. Stops at the limits, before a whole disk was walked, and names what is large."""
+    total = count = 0
+    by_top: dict[str, int] = {}
+    for name, path in files:
+        size = path.stat().st_size
+        total, count = total + size, count + 1
+        top = name.partition("/")[0]
+        by_top[top] = by_top.get(top, 0) + size
+        if total > LIMIT_BYTES or count > LIMIT_FILES:
+            largest = ", ".join(
+                f"{t} ({by_top[t] / 2**20:.0f} MiB)" for t in sorted(by_top, key=by_top.__getitem__)[:-4:-1]
+            )
+            raise SpecError(
+                "working_dir",
+                f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files; the largest so far: {largest}",
+                "keep code in it and data elsewhere: jobs reach data by path or by name",
+            )
+        yield name, path
+
+
+def _write(files: list[tuple[str, Path]], archive: Path) -> int:
+    total = 0
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zipped:
+        for name, path in files:
+            info = zipfile.ZipInfo(name, EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system = 3
+            executable = path.stat().st_mode & stat.S_IXUSR
+            info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+            with path.open("rb") as source, zipped.open(info, "w") as target:
+                while piece := source.read(PIECE_BYTES):
+                    target.write(piece)
+                    total += len(piece)
+    return total

@@ -1,0 +1,67 @@
+"""`polyfleet env …`: the Python environments of pools."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Format, Output, emit, say, write
+
+app = typer.Typer(help="Python environments of pools.", no_args_is_help=True, rich_markup_mode=None)
+Name = Annotated[str, typer.Argument(help="A built-in environment, or a pool of the fleet file.", metavar="POOL")]
+FleetFile = Annotated[Path | None, typer.Option("--file", "-f", help="Fleet file whose pools are meant.")]
+
+
+@app.command("list")
+def list_(output: Output = Format.TABLE) -> None:
+    """Environments on this machine."""
+    from cluster.environments import list_environments
+    from orchestrator.show.fleet import environments
+
+    emit([_plain(e) for e in list_environments()], output, environments)
+
+
+@app.command()
+def create(name: Name, file: FleetFile = None) -> None:
+    """Make an environment, unless it is there, and print its interpreter. Takes minutes the first time."""
+    from cluster import environments
+
+    write(str(environments.create(_wanted(name, file), say)))
+
+
+@app.command()
+def path(name: Name, file: FleetFile = None) -> None:
+    """Print the interpreter of an environment that exists."""
+    from cluster import environments
+
+    write(str(environments.path(_wanted(name, file))))
+
+
+@app.command()
+def remove(name: Annotated[str, typer.Argument(help="As `polyfleet env list` calls it.")]) -> None:
+    """Remove an environment. Refused while a process runs from it."""
+    from cluster import environments
+
+    for folder in environments.remove(name):
+        say(f"removed {folder}")
+
+
+def _wanted(name: str, file: Path | None) -> Any:
+    """What `name` stands for: a pool of `file`, a built-in environment, or a pool of the default fleet."""
+    from cluster.errors import NotFound, nearest
+    from cluster.recipes import NAMES
+    from cluster.spec import default_fleet, load_fleet
+
+    if file is None and name in NAMES:
+        return name
+    fleet = load_fleet(file) if file else default_fleet()
+    if name not in fleet.pools:
+        raise NotFound(f"no pool or environment {name!r}", nearest(name, [*fleet.pools, *NAMES]))
+    return fleet.pools[name].environment
+
+
+def _plain(environment: Any) -> dict[str, Any]:
+    from cluster.plain import to_plain
+
+    plain: dict[str, Any] = to_plain(environment)
+    return plain | {"path": str(environment.path)}

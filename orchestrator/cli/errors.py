@@ -1,0 +1,59 @@
+"""How a command ends: its exit code, and for errors two lines on stderr instead of a traceback."""
+
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cluster.errors import PolyfleetError
+
+OK = 0
+FAILED = 1
+CANCELLED = 4
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+EXIT_CODES = {
+    0: "done; a job that was waited for succeeded",
+    1: "the job failed, `doctor` has a finding to act on, or an error nobody foresaw",
+    2: "something you can mend: the command line, a file, a name",
+    3: "the server or the fleet cannot serve now",
+    4: "the job that was waited for was cancelled",
+    130: "interrupted with Ctrl-C; jobs go on",
+}
+JOB_EXIT_CODES = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
+
+
+def report(error: BaseException) -> int:
+    """Tell `error` on stderr; the exit code."""
+    from orchestrator.cli.output import say
+
+    if isinstance(error, PolyfleetError):
+        say(f"error: {error.message}")
+        if error.remedy:
+            say(f"  {error.remedy}")
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        say("interrupted")
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # whoever read our output has gone; Python's own flush at exit must not complain about it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    say(f"error: {type(error).__name__}: {error}")
+    say(f"  this is a fault of Polyfleet; the traceback is in {_keep_traceback(error)}")
+    return FAILED
+
+
+def _keep_traceback(error: BaseException) -> Path | str:
+    from cluster.paths import home, private_dir
+
+    name = f"cli-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.log"
+    try:
+        path = private_dir(home() / "logs") / name
+        path.write_text("".join(traceback.format_exception(error)))
+        return path
+    except OSError as e:
+        traceback.print_exception(error)
+        return f"the lines above: {e.filename} cannot be written ({e.strerror})"

@@ -1,0 +1,110 @@
+"""Verbs about what there is: up, down, status, inventory, backends, doctor."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Format, Output, emit, say, waiting
+
+Data = dict[str, Any]
+ACT_ON = ("error", "warning")
+
+
+def up(
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` tells its form.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="The demo's pools, those of them that can exist here.")] = False,
+    address: Annotated[str, typer.Option(help="Use the Ray cluster at HOST:PORT instead of an own one.")] = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Bring a fleet up on this machine, or use one that runs.
+
+    Makes the pools' environments (minutes the first time), starts a Ray node per pool and the server. Without a file: a
+    pool for each back end this machine has. Returns at once when that fleet is up.
+    """
+    if sum(map(bool, (file, demo, address))) > 1:
+        raise typer.BadParameter("give one of --file, --demo and --address")
+    from orchestrator import lifecycle
+    from orchestrator.show.fleet import pools
+
+    emit(lifecycle.up(say, file, demo=demo, address=address), output, pools)
+
+
+def down() -> None:
+    """Stop server and fleet. Running jobs are interrupted; checkpoints stay."""
+    from orchestrator import lifecycle
+
+    with waiting("stopping server and fleet"):
+        stopped = lifecycle.down(say)
+    say(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+def status(output: Output = Format.TABLE) -> None:
+    """Server, fleet and jobs in short. Starts nothing."""
+    from orchestrator.cli.server import state
+    from orchestrator.show.fleet import status as shown
+
+    answer: Data = {"server": state(), "fleet": None, "fleet_note": "", "jobs": {}}
+    if answer["server"]["running"]:
+        answer |= _from_server()
+    else:
+        answer["fleet_note"] = _recorded_fleet()
+    emit(answer, output, shown)
+
+
+def _from_server() -> Data:
+    from cluster.errors import FleetError
+    from orchestrator.client import connect
+
+    with connect(start=False) as client:
+        states = Counter(job["state"] for job in client.jobs(limit=10_000))
+        try:
+            return {"jobs": dict(states), "fleet": client.fleet()}
+        except FleetError as e:
+            return {"jobs": dict(states), "fleet_note": str(e)}
+
+
+def _recorded_fleet() -> str:
+    from cluster import embedded
+
+    record = embedded.record()
+    if record is None:
+        return "no fleet is up; `polyfleet up` brings one up"
+    living = len(record.living())
+    nodes = f", {living} of {len(record.processes)} nodes live" if record.embedded else ""
+    return f"fleet {record.name} at {record.address} is recorded as {record.state}{nodes}"
+
+
+def inventory(output: Output = Format.TABLE) -> None:
+    """Every node and device: kind, memory, state, who leases it."""
+    from orchestrator.client import connect
+    from orchestrator.show.fleet import devices
+
+    with connect(progress=say) as client:
+        emit(client.nodes(), output, devices)
+
+
+def backends(output: Output = Format.TABLE) -> None:
+    """Every back end: what the fleet has of it, or why none."""
+    from orchestrator.client import connect
+    from orchestrator.inventory import backend_rows
+    from orchestrator.show.fleet import backends as shown
+
+    with connect(progress=say) as client:
+        emit(backend_rows(client.nodes()), output, shown)
+
+
+def doctor(output: Output = Format.TABLE) -> None:
+    """What is wrong with the fleet, and what to do. Exit code 1 when there is an error or a warning."""
+    from orchestrator.cli.errors import FAILED
+    from orchestrator.client import connect
+    from orchestrator.show.fleet import findings
+
+    with connect(progress=say) as client:
+        found = client.doctor()
+    emit(found, output, findings)
+    if any(finding["level"] in ACT_ON for finding in found):
+        raise typer.Exit(FAILED)

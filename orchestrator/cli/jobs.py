@@ -1,0 +1,203 @@
+"""Verbs about jobs: submit, jobs, show, logs, cancel, explain."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Format, Output, emit, say, waiting
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+
+Data = dict[str, Any]
+Ref = Annotated[
+    str, typer.Argument(help="Job id, a unique prefix of one, or a name (the newest so called).", metavar="JOB")
+]
+
+
+class Task(StrEnum):
+    PREPARE = "prepare"
+    TRAIN = "train"
+    BENCHMARK = "benchmark"
+    RUN = "run"
+
+
+def submit(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="A job file, or with --task run a command after `--`.", metavar="FILE | -- COMMAND"),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", "-n", help="What to call it.")] = "",
+    env: Annotated[
+        list[str] | None, typer.Option("--env", help="Variable for the job, K=V; may be repeated.", metavar="K=V")
+    ] = None,
+    accelerators: Annotated[
+        str, typer.Option("--accelerators", help="Devices, e.g. nvidia:H100:8; replaces those of the file.")
+    ] = "",
+    pool: Annotated[str, typer.Option("--pool", help="Only nodes of this pool.")] = "",
+    task: Annotated[Task | None, typer.Option("--task", help="Without a file: what to do.", show_choices=True)] = None,
+    entry: Annotated[str, typer.Option("--entry", help="Without a file: file.py:function or module:function.")] = "",
+    working_dir: Annotated[str, typer.Option("--working-dir", help="Without a file: folder to send along.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; the exit code tells how it ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print its log until its end; implies --wait.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, submit nothing.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Submit a job: from a file, or a command after `--`. It is durable once its id is printed."""
+    from orchestrator import submission
+    from orchestrator.cli import job_arguments
+    from orchestrator.client import connect
+    from orchestrator.show.jobs import plan
+
+    given = job_arguments.Given(
+        words or [], name, env or [], accelerators, pool, task.value if task else "", entry, working_dir
+    )
+    spec = job_arguments.spec_of(given)
+    with connect(progress=say) as client:
+        if dry_run:
+            emit(submission.plan(client, spec), output, plan)
+            return
+        with waiting(f"submitting {spec.name}"):
+            view = submission.submit(client, spec)
+        if not (wait or follow):
+            _submitted(view, output)
+            return
+        say(f"submitted {view['id']}")
+        _to_the_end(client, view["id"], follow, output)
+
+
+def _submitted(view: Data, output: Format) -> None:
+    from orchestrator.show.grid import Stack
+
+    emit(view, output, lambda v: Stack((v["id"],)))
+
+
+def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> None:
+    """Exit code as the job ended. Ctrl-C leaves the job running and says so."""
+    from orchestrator.cli.errors import JOB_EXIT_CODES
+    from orchestrator.show.jobs import job
+
+    try:
+        if follow:
+            _print_lines(client.follow_logs(job_id), output)
+        with waiting(f"waiting for {job_id}") as update:
+            view = client.wait(
+                job_id, seen=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
+            )
+    except KeyboardInterrupt:
+        say(f"{job_id} goes on; `polyfleet logs -f {job_id}` follows it, `polyfleet cancel {job_id}` ends it")
+        raise
+    if not follow:
+        emit(view, output, job)
+    else:
+        _say_end(view)
+    raise typer.Exit(JOB_EXIT_CODES[view["state"]])
+
+
+def _say_end(view: Data) -> None:
+    from orchestrator.show.jobs import failure
+
+    say(f"{view['id']}: {view['state']}")
+    if view["failure"]:
+        for part in failure(view["failure"]):
+            say(str(part))
+    elif view["reason"]:
+        say(f"  {view['reason']}")
+
+
+def jobs(
+    state: Annotated[list[str] | None, typer.Option("--state", help="Only in this state; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option(help="The newest so many.", min=1, max=10_000)] = 100,
+    output: Output = Format.TABLE,
+) -> None:
+    """The newest jobs, the newest last."""
+    from orchestrator.client import connect
+    from orchestrator.show.jobs import jobs as shown
+
+    states = [_state(word) for word in state] if state else None
+    with connect(progress=say) as client:
+        emit(client.jobs(states, limit), output, shown)
+
+
+def _state(word: str) -> str:
+    from cluster.errors import UserError, nearest
+    from orchestrator.core.states import State
+
+    if word.upper() not in State.__members__:
+        raise UserError(f"no state {word!r}", nearest(word.upper(), list(State.__members__)))
+    return word.upper()
+
+
+def show(ref: Ref, output: Output = Format.TABLE) -> None:
+    """Everything about one job: attempts, result, failure."""
+    from orchestrator.client import connect
+    from orchestrator.show.jobs import job
+
+    with connect(progress=say) as client:
+        emit(client.job(ref), output, job)
+
+
+def logs(
+    ref: Ref,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Only this rank.", min=0)] = None,
+    epoch: Annotated[int | None, typer.Option(help="Only this attempt.", min=0)] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", help="Only the last so many lines there are now.", min=0)
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """What a job printed. With `-o json` one object per line."""
+    from orchestrator.client import connect
+
+    with connect(progress=say) as client:
+        if follow:
+            _print_lines(client.follow_logs(ref, rank=rank, epoch=epoch, tail=tail), output)
+            return
+        page = client.logs(ref, rank=rank, epoch=epoch, tail=tail)
+        _print_lines(page["lines"], output)
+        while tail is None and page["lines"]:
+            page = client.logs(ref, rank=rank, epoch=epoch, cursor=page["cursor"])
+            _print_lines(page["lines"], output)
+
+
+def _print_lines(lines: Any, output: Format) -> None:
+    """Each line as it comes. A rank is named once a job has shown more than one of them."""
+    from orchestrator.cli.output import as_json, as_yaml, write
+    from orchestrator.show.text import log_lines
+
+    ranks = set()
+    for line in lines:
+        if output is Format.JSON:
+            write(as_json(line, indent=None))
+        elif output is Format.YAML:
+            write(as_yaml([line]))
+        else:
+            ranks.add(line["rank"])
+            prefix = f"[{line['rank']}] " if len(ranks) > 1 else ""
+            for text in log_lines(line["text"]):
+                write(prefix + text)
+
+
+def cancel(ref: Ref, output: Output = Format.TABLE) -> None:
+    """End a job. One that has ended already stays as it is."""
+    from orchestrator.client import connect
+    from orchestrator.show.grid import Stack
+
+    with connect(progress=say) as client:
+        emit(client.cancel(ref), output, lambda view: Stack((f"{view['id']}: {view['state']}",)))
+
+
+def explain(ref: Ref, output: Output = Format.TABLE) -> None:
+    """Why a job runs where it does, or nowhere.
+
+    Per candidate and devices: fits, or the rule that refused it.
+    """
+    from orchestrator.client import connect
+    from orchestrator.show.jobs import plan
+
+    with connect(progress=say) as client:
+        emit(client.explain(ref), output, plan)

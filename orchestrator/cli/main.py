@@ -1,0 +1,66 @@
+"""The Typer application: every verb, and the one place where an error becomes an exit code."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from cluster.version import VERSION
+from orchestrator.cli import benchmark, checkpoint, completion, env, fleet, jobs, schema, server
+from orchestrator.cli.errors import EXIT_CODES, report
+
+NAME = "polyfleet"
+_CODES = "  ".join(f"{code} {meaning.partition(';')[0]}." for code, meaning in EXIT_CODES.items())
+
+app = typer.Typer(
+    name=NAME,
+    help="One orchestrator for mixed accelerator fleets: submit, compare and move training across vendors.",
+    epilog=f"Exit codes: {_CODES}",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+VERBS: tuple[Callable[..., None], ...] = (
+    *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor),
+    *(jobs.submit, jobs.jobs, jobs.show, jobs.logs, jobs.cancel, jobs.explain, benchmark.benchmark),
+    *(schema.schema, completion.completion),
+)
+for verb in VERBS:
+    app.command()(verb)
+app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(env.app, name="env")
+app.add_typer(server.app, name="server")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"{NAME} {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script `polyfleet`."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        completion.answer_shell()
+        app(prog_name=NAME)
+    except (Exception, KeyboardInterrupt) as e:
+        sys.exit(report(e))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""`polyfleet schema job|fleet`."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.output import Format, as_json, as_yaml, write
+
+
+class Kind(StrEnum):
+    JOB = "job"
+    FLEET = "fleet"
+
+
+class SchemaFormat(StrEnum):
+    JSON = "json"
+    YAML = "yaml"
+
+
+def schema(
+    kind: Annotated[Kind, typer.Argument(help="Of a job file or of a fleet file.")],
+    output: Annotated[SchemaFormat, typer.Option("--output", "-o", help="How to print it.")] = SchemaFormat.JSON,
+) -> None:
+    """Print the JSON Schema of a job file or of a fleet file."""
+    from orchestrator.schemas import schema_of
+
+    data = schema_of(kind.value)
+    write(as_json(data) if output.value == Format.JSON.value else as_yaml(data))

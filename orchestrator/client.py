@@ -1,0 +1,181 @@
+"""Client of the server: finds or starts it, then speaks REST. The CLI and `orchestrator.Orchestrator` use it alike."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+from cluster import paths, tokens
+from cluster.errors import FleetError, NotFound, UserError
+from cluster.version import VERSION
+from orchestrator.core.states import TERMINAL
+from orchestrator.server import daemon
+from orchestrator.transport import PATIENT, BrokenConnection, Transport, given, segment
+
+Data = dict[str, Any]
+Progress = Callable[[str], None]
+POLL_S = (0.05, 1.0)
+
+
+def connect(home: Path | None = None, *, start: bool = True, progress: Progress | None = None) -> "Client":
+    """A client of this home's server; started when there is none, unless `start` is false: then FleetError.
+
+    Raises UserError when the server that runs is of another version.
+    """
+    home = home or paths.home()
+    server = daemon.find(home)
+    if server is None and not start:
+        raise FleetError("no server is running", "start it with `polyfleet server start`")
+    server = server or daemon.start(home, progress=progress)
+    if server.version != VERSION:
+        raise UserError(
+            f"the server is of version {server.version}, this is {VERSION}",
+            "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
+        )
+    return Client(server.url, tokens.read(home / "token"))
+
+
+class Client(Transport):
+    """One method per route. Closes its connections at the end of a `with`."""
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def version(self) -> Data:
+        return self.get("/v1/version")
+
+    def fleet(self) -> Data:
+        return self.get("/v1/fleet")
+
+    def nodes(self) -> list[Data]:
+        return self.rows("/v1/nodes")
+
+    def doctor(self) -> list[Data]:
+        return self.rows("/v1/doctor")
+
+    def schema(self, kind: str) -> Data:
+        return self.get(f"/v1/schema/{segment(kind)}")
+
+    def shutdown(self) -> Data:
+        return self.post("/v1/shutdown", {})
+
+    def submit(self, spec: Data, package: str = "", key: str = "") -> Data:
+        """Sent once more when the connection breaks: the key makes sure that it counts once."""
+        headers = {"Idempotency-Key": key or uuid4().hex}
+        body = {"spec": spec, "package": package}
+        try:
+            return self.post("/v1/jobs", body, headers=headers)
+        except BrokenConnection:
+            return self.post("/v1/jobs", body, headers=headers)
+
+    def plan(self, spec: Data) -> Data:
+        return self.post("/v1/plan", {"spec": spec})
+
+    def jobs(self, states: list[str] | None = None, limit: int = 100) -> list[Data]:
+        return self.rows("/v1/jobs", state=states, limit=limit)
+
+    def job(self, ref: str) -> Data:
+        return self.get(f"/v1/jobs/{segment(ref)}")
+
+    def wait(self, ref: str, timeout_s: float | None = None, seen: Callable[[Data], None] | None = None) -> Data:
+        """The job once it has ended. `seen` gets each view on the way. Raises FleetError when the time is up."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = POLL_S[0]
+        while True:
+            view = self.job(ref)
+            if seen:
+                seen(view)
+            if view["state"] in TERMINAL:
+                return view
+            if deadline is not None and time.monotonic() > deadline:
+                raise FleetError(
+                    f"{view['id']} is still {view['state']} after {timeout_s:g} s", "it goes on; wait again"
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.3, POLL_S[1])
+
+    def cancel(self, ref: str) -> Data:
+        return self.post(f"/v1/jobs/{segment(ref)}/cancel", {})
+
+    def explain(self, ref: str) -> Data:
+        return self.get(f"/v1/jobs/{segment(ref)}/explain")
+
+    def history(self, ref: str) -> list[Data]:
+        return self.rows(f"/v1/jobs/{segment(ref)}/history")
+
+    def reports(self, ref: str, after: int = 0) -> list[Data]:
+        return self.rows(f"/v1/jobs/{segment(ref)}/reports", after=after)
+
+    def logs(
+        self,
+        ref: str,
+        *,
+        rank: int | None = None,
+        epoch: int | None = None,
+        tail: int | None = None,
+        cursor: dict[str, int] | None = None,
+    ) -> Data:
+        """One page: {"lines", "cursor", "ended"}. Go on with its cursor until a page has no lines."""
+        where = {"rank": rank, "epoch": epoch, "tail": tail, "cursor": json.dumps(cursor) if cursor else None}
+        return self.get(f"/v1/jobs/{segment(ref)}/logs", **where)
+
+    def follow_logs(
+        self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
+    ) -> Iterator[Data]:
+        """Every line as it comes, until the job has ended and its log is read to the end."""
+        path = f"/v1/jobs/{segment(ref)}/logs/stream"
+        for name, data in self.events("GET", path, params=given(rank=rank, epoch=epoch, tail=tail)):
+            if name == "end":
+                return
+            yield from data["lines"]
+        raise FleetError("the server ended while its log was followed", "the job goes on; the same again follows on")
+
+    def changes(self, after: int = 0, timeout_s: float = 10.0) -> Data:
+        return self.get("/v1/changes", after=after, timeout_s=timeout_s)
+
+    def follow_changes(self, after: int = 0) -> Iterator[Data]:
+        """Every change of every job after `after`; ends when the server does."""
+        for _, data in self.events("GET", "/v1/changes/stream", params={"after": after}):
+            yield data
+
+    def upload(self, sha: str, archive: Path) -> None:
+        """Send a package, unless the server has it."""
+        path = f"/v1/packages/{sha}"
+        try:
+            self.call("HEAD", path)
+        except NotFound:
+            with archive.open("rb") as f:
+                self.call("PUT", path, content=f, headers={"Content-Type": "application/zip"}, timeout=PATIENT)
+
+    def checkpoints(self, pool: str = "", prefix: str = "") -> list[Data]:
+        return self.rows("/v1/checkpoints", pool=pool, prefix=prefix)
+
+    def checkpoint_show(self, ref: str) -> Data:
+        return self.get("/v1/checkpoints/show", ref=ref)
+
+    def checkpoint_plan(self, ref: str, to_kind: str) -> Data:
+        return self.get("/v1/checkpoints/plan", ref=ref, to_kind=to_kind)
+
+    def checkpoint_verify(self, ref: str) -> Data:
+        return self.post("/v1/checkpoints/verify", {"ref": ref}, timeout=PATIENT)
+
+    def checkpoint_copy(
+        self, source: str, target: str, to_kind: str = "", progress: Callable[[int, int], None] | None = None
+    ) -> Data:
+        """The report. `progress` gets bytes done and bytes in all."""
+        order = {"source": source, "target": target, "to_kind": to_kind}
+        for name, data in self.events("POST", "/v1/checkpoints/copy", json=order):
+            if name == "report":
+                report: Data = data
+                return report
+            if progress and name == "progress":
+                progress(data["done_bytes"], data["total_bytes"])
+        raise FleetError("the server ended during the copy", "copy again: an unfinished copy is never visible")

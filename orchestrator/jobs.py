@@ -1,0 +1,173 @@
+"""Jobs as Python writes them, and the handle of one that was submitted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cluster.errors import PolyfleetError
+from cluster.validation import checked
+from orchestrator import spec, spec_parts
+from orchestrator.show import jobs as show
+from orchestrator.show.grid import Stack
+from orchestrator.show.text import visible
+from orchestrator.show.views import Facts
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+
+Data = dict[str, Any]
+
+
+class Resources(spec_parts.Resources):
+    """Which devices: `Resources(accelerators="nvidia:H100:8")`. Fields: `polyfleet schema job`. Raises SpecError."""
+
+    def __init__(self, **fields: Any):
+        checked(spec_parts.Resources, fields)
+        super().__init__(**fields)
+
+
+class Candidate(spec_parts.CandidateSpec):
+    """One entry of `any_of` or `ordered`. Raises SpecError."""
+
+    def __init__(self, **fields: Any):
+        checked(spec_parts.CandidateSpec, fields)
+        super().__init__(**fields)
+
+
+class _Job(spec.JobSpec):
+    """Fields as in a job's file: `polyfleet schema job`. Raises SpecError naming the field."""
+
+    TASK: ClassVar[str]
+
+    def __init__(self, **fields: Any):
+        given = {"task": self.TASK, **fields}
+        checked(spec.JobSpec, given)
+        super().__init__(**given)
+
+
+class TrainJob(_Job):
+    """Runs `def train(ctx)` of `entry`, one rank per device: `TrainJob(entry="train.py", working_dir=".")`."""
+
+    TASK = "train"
+
+
+class PrepareJob(_Job):
+    """Optimises the model that `entry` makes, checks it and saves it."""
+
+    TASK = "prepare"
+
+
+class BenchmarkJob(_Job):
+    """Measures forward and training step of the model that `entry` makes."""
+
+    TASK = "benchmark"
+
+
+class RunJob(_Job):
+    """Runs any command: `RunJob(command=["python", "x.py"], working_dir=".")`."""
+
+    TASK = "run"
+
+
+class JobFailed(PolyfleetError):
+    """`result()` of a job that did not succeed: its state and, of a failure, the user's own traceback."""
+
+    def __init__(self, job: str, state: str, said: str):
+        super().__init__(f"{job} ended as {state}: {said}", f"`polyfleet logs {job}` has its output")
+        self.args = (job, state, said)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """`stream` is stdout or stderr; `epoch` the attempt."""
+
+    time: str
+    epoch: int
+    rank: int
+    stream: str
+    text: str
+
+
+class Log(list[LogLine]):
+    """Lines of a job's log; printed, they read as the job wrote them, made harmless for a terminal."""
+
+    def __str__(self) -> str:
+        return "\n".join(visible(line.text) for line in self)
+
+    __repr__ = __str__
+
+
+class JobHandle:
+    """A submitted job. Attributes ask the server each time."""
+
+    def __init__(self, client: "Client", job_id: str):
+        self._client = client
+        self.id = job_id
+
+    @property
+    def view(self) -> Facts:
+        """All that is known of it: see `GET /v1/jobs/{ref}`."""
+        return Facts(self._client.job(self.id), show.job)
+
+    @property
+    def state(self) -> str:
+        return str(self._client.job(self.id)["state"])
+
+    @property
+    def metrics(self) -> Data:
+        """What its code reported last."""
+        metrics: Data = self._client.job(self.id)["metrics"]
+        return metrics
+
+    def wait(self, timeout_s: float | None = None, seen: Callable[[Data], None] | None = None) -> "JobHandle":
+        """Until it has ended, well or not. Raises FleetError when the time is up; the job goes on."""
+        self._client.wait(self.id, timeout_s, seen)
+        return self
+
+    def result(self, timeout_s: float | None = None) -> Data:
+        """What its task returned, waited for. Raises JobFailed when it did not succeed."""
+        view = self._client.wait(self.id, timeout_s)
+        if view["state"] != "SUCCEEDED":
+            failure = view["failure"] or {}
+            said = [failure.get("message") or view["reason"], failure.get("traceback", "")]
+            raise JobFailed(self.id, view["state"], "\n".join(filter(None, said)))
+        return view["result"] or {}
+
+    def logs(self, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None) -> Log:
+        """Its lines so far."""
+        page = self._client.logs(self.id, rank=rank, epoch=epoch, tail=tail)
+        log = Log(LogLine(**line) for line in page["lines"])
+        while tail is None and page["lines"]:
+            page = self._client.logs(self.id, rank=rank, epoch=epoch, cursor=page["cursor"])
+            log += [LogLine(**line) for line in page["lines"]]
+        return log
+
+    def follow(self, *, rank: int | None = None, tail: int | None = None) -> Iterator[LogLine]:
+        """Its lines as they come, until it has ended."""
+        for line in self._client.follow_logs(self.id, rank=rank, tail=tail):
+            yield LogLine(**line)
+
+    def reports(self) -> list[Data]:
+        """Everything its code gave to `ctx.report`, oldest first."""
+        return self._client.reports(self.id)
+
+    def history(self) -> list[Data]:
+        """Every event of it, oldest first."""
+        return self._client.history(self.id)
+
+    def explain(self) -> Facts:
+        """Per candidate and devices: fits, or the sentence that refused it."""
+        return Facts(self._client.explain(self.id), show.plan)
+
+    def cancel(self) -> "JobHandle":
+        self._client.cancel(self.id)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    def __rich__(self) -> Stack:
+        return show.job(self.view)
+
+    def _repr_html_(self) -> str:
+        return show.job(self.view).html()

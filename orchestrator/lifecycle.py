@@ -1,0 +1,71 @@
+"""Bring a fleet and its server up on this machine, and take them down again."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster import embedded, paths
+from cluster.spec import FleetSpec, default_fleet, demo_fleet, load_fleet
+from orchestrator.client import connect
+from orchestrator.server import daemon
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+
+Progress = Callable[[str], None]
+NODES_READY_S = 90.0
+
+
+def up(progress: Progress, file: Path | None = None, *, demo: bool = False, address: str = "") -> dict[str, Any]:
+    """The fleet of `file`, the demo's, the Ray cluster at `address`, or else a pool for each back end of this machine.
+
+    Returns the fleet as the server sees it, once every node has an agent, or after 90 s with those that have one.
+    """
+    if address:
+        record = embedded.attach(address, progress)
+    else:
+        fleet, left_out = _wanted(file, demo)
+        for pool, reason in left_out:
+            progress(f"pool {pool} is left out: {reason}")
+        record = embedded.up(fleet, progress, tuple(left_out))
+    with connect(progress=progress) as client:
+        _await_nodes(client, {p.node for p in record.processes if p.role == "worker"}, progress)
+        return client.fleet()
+
+
+def down(progress: Progress) -> list[str]:
+    """Stop the server, then the nodes of the embedded fleet. Returns what was stopped."""
+    server = daemon.stop_server(paths.home())
+    return [*(["server"] if server else []), *embedded.down(progress)]
+
+
+def _wanted(file: Path | None, demo: bool) -> tuple[FleetSpec, list[tuple[str, str]]]:
+    """The fleet to bring up, and the pools left out of it with the reason."""
+    if file is not None:
+        return load_fleet(file), []
+    return demo_fleet(_backends_here()) if demo else (default_fleet(_backends_here()), [])
+
+
+def _backends_here() -> list[str]:
+    """Back ends of the devices on this machine, accelerators first; found without opening any."""
+    from workers.discovery import discover
+
+    devices, _ = discover()
+    real = dict.fromkeys(d.backend for d in devices if not d.emulated and not d.unavailable_reason)
+    return sorted(real, key=lambda backend: backend == "cpu")
+
+
+def _await_nodes(client: "Client", expected: set[str], progress: Progress) -> None:
+    """Until the server has an agent on every expected node. Late ones are named; they may still come."""
+    deadline = time.monotonic() + NODES_READY_S
+    missing = expected
+    while missing:
+        now_missing = expected - {n["node"] for n in client.nodes() if n["state"] == "ready"}
+        if now_missing and now_missing != missing:
+            progress(f"waiting for the agents of {', '.join(sorted(now_missing))}")
+        missing = now_missing
+        if missing and time.monotonic() > deadline:
+            progress(f"not ready yet: {', '.join(sorted(missing))}; `polyfleet doctor` tells more")
+            return
+        time.sleep(0.1 if missing else 0)

@@ -1,0 +1,107 @@
+"""What agents report, turned into events: started, checkpoint, metrics, and how each part ended."""
+
+import logging
+import time
+from pathlib import PurePosixPath
+from typing import Any
+
+from cluster.errors import FleetError
+from orchestrator.core.fold import Record
+from orchestrator.core.model import Event
+from orchestrator.core.states import State
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.live import Live, Part, lost_outcome
+from orchestrator.store import EventStore
+
+log = logging.getLogger(__name__)
+
+# Added to a lease before its attempt is taken for dead: a supervisor looks at its lease every half second.
+LEASE_MARGIN_S = 2.0
+
+
+class Follower:
+    """Only the runtime's own thread calls it. `lives` is by job id and shared with the loop."""
+
+    def __init__(self, jobs: Jobs, store: EventStore, agents: Agents, lives: dict[str, Live]):
+        self._jobs, self._store, self._agents, self._lives = jobs, store, agents, lives
+
+    def heard(self, node: str, answer: dict[str, Any]) -> None:
+        """One ended watch of a node."""
+        self._agents.heard(node, answer.get("facts"))
+        for report in answer["reports"]:
+            self._report(node, report)
+        if answer["attempts"] is not None:
+            self._missing(node, set(answer["attempts"]))
+
+    def _report(self, node: str, report: dict[str, Any]) -> None:
+        live = self._lives.get(report["job"])
+        if live is None or live.epoch != report["epoch"]:
+            self.dismiss(node, report["job"], report["epoch"], ended=report["phase"] == "ended")
+            return
+        part = live.parts[report["node_rank"]]
+        part.phase, part.cursor = report["phase"], report["cursor"]
+        for event in report["events"]:
+            self._absorb(live, part, event)
+        record = self._jobs[live.job]
+        if live.running and record.job.state is State.STARTING:
+            self._jobs.record(Event(live.job, "started", live.epoch, time.time()))
+        if report["outcome"] is not None:
+            part.ended = report["outcome"]
+
+    def dismiss(self, node: str, job: str, epoch: int, ended: bool) -> None:
+        """An attempt that no longer counts: stop it, or let its node forget it once it has ended."""
+        try:
+            self._agents.call(node, *(("forget", job, epoch) if ended else ("stop", job, epoch, "cancel")))
+        except FleetError as e:
+            log.warning("dismissing %s.%s on %s: %s", job, epoch, node, e)
+
+    def _absorb(self, live: Live, part: Part, event: dict[str, Any]) -> None:
+        if event["type"] == "checkpoint":
+            data = {"pool": self._pool(part), "path": self._relative(part, event["path"]), "step": event["step"]}
+            self._jobs.record(Event(live.job, "checkpoint", live.epoch, event["t"], data))
+        elif event["type"] == "report" and event["rank"] == 0:
+            metrics = {k: v for k, v in event.items() if k not in ("t", "rank", "type")}
+            self._store.report(live.job, live.epoch, metrics.get("step", 0), event["t"], metrics)
+            self._jobs.measured(live.job, metrics)
+
+    def _pool(self, part: Part) -> str:
+        facts = self._agents[part.node].facts
+        return facts.pool if facts else ""
+
+    def _relative(self, part: Part, path: str) -> str:
+        facts = self._agents[part.node].facts
+        return str(PurePosixPath(path).relative_to(facts.storage)) if facts else path
+
+    def _missing(self, node: str, there: set[str]) -> None:
+        """Parts their own node knows nothing of: the order never arrived, or the node's folder is gone.
+
+        Only a watch that was asked for after the orders were given can tell.
+        """
+        asked_s = self._agents[node].asked_s
+        for live in self._lives.values():
+            for rank, part in enumerate(live.parts):
+                here = part.node == node and part.ended is None and not live.launching
+                if here and asked_s > live.seen_s and live.part_key(rank) not in there:
+                    part.ended = self._lost(live, rank, part, "its node knows nothing of it")
+
+    def judge_lost(self) -> None:
+        """A part whose node is silent for longer than its lease has killed itself by now; before that, nobody may
+        replace it.
+        """
+        for live in self._lives.values():
+            lease_s = self._jobs[live.job].job.recovery.lease_s
+            for rank, part in enumerate(live.parts):
+                agent = self._agents.get(part.node)
+                if part.ended is not None or (agent is not None and not agent.lost):
+                    continue
+                silent_s = time.monotonic() - (agent.last_contact_s if agent else live.seen_s)
+                if silent_s > lease_s + LEASE_MARGIN_S:
+                    why = agent.lost if agent else "it is not in the fleet"
+                    part.ended = self._lost(
+                        live, rank, part, f"node {part.node} was lost: {why}; silent for {silent_s:.0f} s"
+                    )
+
+    def _lost(self, live: Live, rank: int, part: Part, reason: str) -> dict[str, Any]:
+        record: Record = self._jobs[live.job]
+        return lost_outcome(record.job, live.epoch, rank, part.node, reason)

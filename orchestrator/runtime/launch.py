@@ -1,0 +1,107 @@
+"""Carrying out one placement: reserve, bring checkpoint and folder to the nodes, give the orders. Runs in its own
+thread.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import FleetError, SpecError
+from cluster.plain import to_plain
+from orchestrator.checkpoints import Checkpoints, parse
+from orchestrator.core.fold import Record
+from orchestrator.core.model import Devices
+from orchestrator.runtime import fences, reservations
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.live import Live
+from orchestrator.runtime.orders import Share, orders
+from orchestrator.runtime.packages import Packages
+from orchestrator.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a placement needs to be carried out. `launch` may raise FleetError or UserError; nothing then runs unasked:
+    the caller stops whatever had started."""
+
+    agents: Agents
+    packages: Packages
+    checkpoints: Checkpoints
+
+    def launch(self, record: Record, spec: JobSpec, live: Live, devices: dict[str, Devices]) -> dict[str, Any] | None:
+        """Start every part. Returns the checkpoint resumed from (pool, path, step), or None."""
+        self._reserve(live, devices)
+        fences.raise_to(live.job, live.epoch)
+        resumed = self._bring_checkpoint(record, spec, devices[live.parts[0].devices_id])
+        secrets = resolve_secrets(spec.secrets)
+        for node in {part.node for part in live.parts}:
+            if record.package:
+                self.packages.send(record.package, node, self.agents)
+        first = live.parts[0].node
+        master = (self.agents.call(first, "address"), self.agents.call(first, "free_port"))
+        given = orders(record, spec, self._shares(live, devices), master, resumed)
+        for order, part in zip(given, live.parts, strict=True):
+            self.agents.call(part.node, "start", to_plain(order), secrets)
+        return resumed
+
+    def _reserve(self, live: Live, devices: dict[str, Devices]) -> None:
+        bundles, nodes = [], []
+        for part in live.parts:
+            have, agent = devices[part.devices_id], self.agents[part.node]
+            cpus = float(agent.facts.cpu_count) if agent.facts else 1.0
+            bundles.append(reservations.bundle(have.backend, have.emulated, len(part.numbers), have.total, cpus))
+            nodes.append(agent.ray_node_id)
+        reservations.reserve(live.key, bundles, nodes)
+
+    def _bring_checkpoint(self, record: Record, spec: JobSpec, have: Devices) -> dict[str, Any] | None:
+        """The newest checkpoint of the job, else the one it was told to start from, made readable in the pool of
+        `have`.
+        """
+        source = record.checkpoint
+        if source is None and spec.checkpoint.resume_from:
+            source = self._asked_for(spec.checkpoint.resume_from, have.pool)
+        if source is None or source["pool"] == have.pool:
+            return source
+        final = f"{record.job.id}/{Path(source['path']).name}"
+        self.checkpoints.move(self._reader(source), source["path"], have.node, final)
+        return source | {"pool": have.pool, "path": final}
+
+    def _asked_for(self, text: str, pool: str) -> dict[str, Any]:
+        reference = parse(text if ":" in text else f"{pool}:{text}", "checkpoint.resume_from")
+        shown = self.checkpoints.show(str(reference))
+        return {"pool": reference.pool, "path": shown["path"], "step": shown["step"]}
+
+    def _reader(self, source: dict[str, Any]) -> str:
+        """A node that sees the checkpoint: of its own pool first, then any that shares the storage."""
+        own = [name for name, _ in self.agents.of_pool(source["pool"])]
+        if own:
+            return own[0]
+        raise FleetError(
+            f"the newest checkpoint (step {source['step']}) lies in pool {source['pool']}, of which no node is up",
+            "`polyfleet up` restarts lost nodes; the job goes on from it then",
+        )
+
+    def _shares(self, live: Live, devices: dict[str, Devices]) -> list[Share]:
+        return [Share(part, devices[part.devices_id], self._storage(part.node)) for part in live.parts]
+
+    def _storage(self, node: str) -> str:
+        facts = self.agents[node].facts
+        if facts is None:
+            raise FleetError(f"node {node} has not reported yet", "the job is tried again")
+        return facts.storage
+
+
+def resolve_secrets(references: dict[str, str]) -> dict[str, str]:
+    """NAME -> value from `env:NAME` (the server's environment) or `file:/path`. Raises SpecError naming the missing
+    one.
+    """
+    values = {}
+    for name, reference in references.items():
+        scheme, _, where = reference.partition(":")
+        try:
+            values[name] = os.environ[where] if scheme == "env" else Path(where).read_text().strip()
+        except (KeyError, OSError) as e:
+            remedy = "start the server with it set" if scheme == "env" else "check the path and its mode"
+            raise SpecError(f"secrets.{name}", f"{reference} cannot be read ({type(e).__name__})", remedy) from None
+    return values

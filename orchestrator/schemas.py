@@ -1,0 +1,20 @@
+"""JSON Schemas of what users write, by the word the CLI and REST use for them."""
+
+from typing import Any
+
+from cluster.errors import UserError, nearest
+
+KINDS = ("job", "fleet")
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """The schema of a job spec or of a fleet file. Raises UserError for another kind."""
+    if kind == "job":
+        from orchestrator.spec import job_schema
+
+        return job_schema()
+    if kind == "fleet":
+        from cluster.spec import fleet_schema
+
+        return fleet_schema()
+    raise UserError(f"no schema {kind!r}", nearest(kind, KINDS))

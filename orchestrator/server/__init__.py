@@ -1,0 +1,4 @@
+"""The server: the one process that decides, and the only Ray driver. REST on loopback, a token for everything.
+
+`daemon` starts, finds and stops it and is what clients import; FastAPI is imported in the server's process only.
+"""

@@ -1,0 +1,30 @@
+"""`python -m orchestrator.server --home H [--port N]`: what `polyfleet server start` starts."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from cluster.errors import PolyfleetError
+from cluster.paths import home
+from orchestrator.server.serve import log_to_stderr, serve
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.server")
+    parser.add_argument("--home", type=Path, default=home(), help="where state and token are kept")
+    parser.add_argument("--port", type=int, default=0, help="loopback port; 0: any free one")
+    arguments = parser.parse_args()
+    log_to_stderr()
+    from orchestrator.service import Service
+
+    try:
+        serve(arguments.home.absolute(), arguments.port, Service)
+    except PolyfleetError as e:
+        print(f"error: {e.message}", file=sys.stderr)  # noqa: T201 - daemon.py reads these two lines back
+        print(f"  {e.remedy}", file=sys.stderr)  # noqa: T201
+        return e.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

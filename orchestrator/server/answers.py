@@ -1,0 +1,85 @@
+"""How data and errors leave the server: strict JSON, and one shape for every error."""
+
+import json
+import math
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
+
+STATUS = ((NotFound, 404), (Conflict, 409), (UserError, 422), (FleetError, 503), (PolyfleetError, 500))
+
+
+def to_json(data: Any, ascii_only: bool = False) -> str:
+    """JSON any parser takes: numbers it has not (a loss may be NaN) become the strings "NaN" and "Infinity"."""
+    try:
+        return json.dumps(data, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(data), allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return "NaN" if math.isnan(data) else "Infinity" if data > 0 else "-Infinity"
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    return [_finite(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def answer(data: Any, status: int = 200) -> Response:
+    """What every route returns. Lone surrogates, which UTF-8 cannot hold, leave as `?`."""
+    return Response(to_json(data).encode("utf-8", "replace"), status, media_type="application/json")
+
+
+def error_body(error: PolyfleetError) -> dict[str, Any]:
+    body: dict[str, Any] = {"type": type(error).__name__, "message": error.message, "remedy": error.remedy}
+    if isinstance(error, SpecError):
+        body["field"] = error.field
+    return {"error": body}
+
+
+def unforeseen(error: Exception) -> dict[str, Any]:
+    message = f"the server failed: {type(error).__name__}: {error}"
+    return {
+        "error": {"type": "InternalError", "message": message, "remedy": "its log has the traceback: logs/server.log"}
+    }
+
+
+def status_of(error: PolyfleetError) -> int:
+    return next(status for kind, status in STATUS if isinstance(error, kind))
+
+
+def simple_error(status: int, kind: str, message: str, remedy: str = "") -> Response:
+    return answer({"error": {"type": kind, "message": message, "remedy": remedy}}, status)
+
+
+def install(app: FastAPI) -> None:
+    """Every error of `app` leaves in the one shape; what we did not foresee is logged with its traceback and named."""
+
+    @app.exception_handler(PolyfleetError)
+    async def known(request: Request, error: PolyfleetError) -> Response:
+        return answer(error_body(error), status_of(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return answer(error_body(UserError("the body is not JSON", "send a JSON object")), 422)
+        where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+        return answer(
+            error_body(SpecError(".".join(where), first["msg"], "see /openapi.json for what is accepted")), 422
+        )
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        status = 422 if error.status_code == 400 else error.status_code  # 400: FastAPI could not read the body as JSON
+        kind = {404: "NotFound", 413: "TooLarge"}.get(status, "UserError")
+        return simple_error(status, kind, str(error.detail), "see /openapi.json for what is accepted")
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return answer(unforeseen(error), 500)

@@ -1,0 +1,111 @@
+"""Start, find and stop this home's server from outside. Imports neither FastAPI nor Ray: every CLI call passes here."""
+
+import fcntl
+import http.client
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster import tokens
+from cluster.errors import FleetError
+from cluster.paths import private_dir
+from cluster.processes import alive, start_detached, stop
+from orchestrator.server import record
+from orchestrator.server.record import ServerRecord
+
+START_TIMEOUT_S = 90.0
+STOP_GRACE_S = 15.0
+LOG_LIMIT_BYTES = 10 * 1024 * 1024
+COMMAND = (sys.executable, "-P", "-m", "orchestrator.server")
+
+Progress = Callable[[str], None]
+
+
+def find(home: Path) -> ServerRecord | None:
+    """The living server of this home. A record whose process is gone, or is another one by now, counts as none."""
+    found = record.read(home)
+    return found if found and alive(found.process) else None
+
+
+def start(
+    home: Path, port: int = 0, *, progress: Progress | None = None, command: Sequence[str] = COMMAND
+) -> ServerRecord:
+    """The server of this home, started if there is none: two callers at once get the same one. Port 0: any free one.
+
+    Raises FleetError when it does not answer; the message has the end of its log.
+    """
+    private_dir(home)
+    with _one_starter(home):
+        if (running := find(home)) is not None:
+            return running
+        if progress:
+            progress("starting the server")
+        return _spawn(home, port, command)
+
+
+def stop_server(home: Path) -> bool:
+    """Ask it to end, then make it. False when none was running. Works on a server of another version too."""
+    found = find(home)
+    if found is None:
+        record.forget(home)
+        return False
+    stop([found.process], grace_s=STOP_GRACE_S)
+    record.forget(home)
+    return True
+
+
+def log_path(home: Path) -> Path:
+    return home / "logs" / "server.log"
+
+
+@contextmanager
+def _one_starter(home: Path) -> Iterator[None]:
+    with (home / "server-start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _spawn(home: Path, port: int, command: Sequence[str]) -> ServerRecord:
+    record.forget(home)
+    tokens.ensure(home / "token")
+    log = log_path(home)
+    private_dir(log.parent)
+    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    said_before = log.stat().st_size if log.exists() else 0
+    child = start_detached(
+        [*command, "--home", str(home), "--port", str(port)],
+        env=os.environ | {"POLYFLEET_HOME": str(home)},
+        cwd=private_dir(home / "server-cwd"),
+        log=log,
+    )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (running := find(home)) is not None and _answers(running):
+            return running
+        if not alive(child):
+            raise FleetError(f"the server did not start: {_last_words(log, said_before)}", f"see {log}")
+        time.sleep(0.02)
+    stop([child], grace_s=1)
+    raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see {log}")
+
+
+def _answers(server: ServerRecord) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _last_words(log: Path, offset: int) -> str:
+    """The last error it printed since `offset`, else its last line."""
+    lines = log.read_bytes()[offset:].decode(errors="replace").strip().splitlines()
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (said or lines or ["it printed nothing"])[-1]

@@ -1,0 +1,125 @@
+"""The door at the root of the ASGI application: what is behind it, now or later, is refused unless it is let in here.
+
+In this order: a Host of this machine (421, stops DNS rebinding), the token (401), a content type no HTML form
+can send (415), a body within limits (413). Only `GET /healthz` needs no token.
+"""
+
+import hashlib
+import hmac
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.server.answers import simple_error
+
+PUBLIC = frozenset({("GET", "/healthz")})
+SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
+PACKAGES = "/v1/packages/"
+JSON_LIMIT_BYTES = 1024 * 1024
+PACKAGE_LIMIT_BYTES = 512 * 1024 * 1024
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+)
+Refusal = tuple[int, str, str, str]
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, token: str):
+        self.app = app
+        self._digest = hashlib.sha256(token.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif (refused := self._refusal(scope)) is not None:
+            status, kind, message, remedy = refused
+            await simple_error(status, kind, message, remedy)(scope, receive, _with_headers(send))
+        else:
+            await self.app(scope, _limited(receive, body_limit_bytes(scope)), _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        if not _host_is_ours(scope):
+            return (
+                421,
+                "Misdirected",
+                "this server answers for 127.0.0.1 and localhost only",
+                "use the url of `polyfleet status`",
+            )
+        if (scope["method"], scope["path"]) in PUBLIC:
+            return None
+        if not self._knows(_header(scope, b"authorization")):
+            return (
+                401,
+                "Unauthorized",
+                "no valid token",
+                "send `Authorization: Bearer <content of the file token in the home>`",
+            )
+        return _content_type_refusal(scope) or _length_refusal(scope)
+
+    def _knows(self, authorization: bytes | None) -> bool:
+        scheme, _, token = (authorization or b"").partition(b" ")
+        given = hashlib.sha256(token.strip()).digest()
+        return hmac.compare_digest(given, self._digest) and scheme.lower() == b"bearer"
+
+
+def body_limit_bytes(scope: Scope) -> int:
+    return PACKAGE_LIMIT_BYTES if scope["path"].startswith(PACKAGES) else JSON_LIMIT_BYTES
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    """The header's value; None when it is absent, or given twice: two answers to one question are none."""
+    values = [value for key, value in scope["headers"] if key == name]
+    return bytes(values[0]) if len(values) == 1 else None
+
+
+def _host_is_ours(scope: Scope) -> bool:
+    port = scope["server"][1]
+    host = (_header(scope, b"host") or b"").lower()
+    return host in (b"127.0.0.1:%d" % port, b"localhost:%d" % port)
+
+
+def _content_type_refusal(scope: Scope) -> Refusal | None:
+    if scope["method"] in SAFE_VERBS:
+        return None
+    wanted = "application/zip" if scope["path"].startswith(PACKAGES) else "application/json"
+    given = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+    if given == wanted.encode():
+        return None
+    return 415, "UnsupportedMediaType", f"this needs the content type {wanted}", f"send `Content-Type: {wanted}`"
+
+
+def _length_refusal(scope: Scope) -> Refusal | None:
+    limit = body_limit_bytes(scope)
+    length = _header(scope, b"content-length") or b"0"
+    if length.isdigit() and int(length[:20]) <= limit:
+        return None
+    return 413, "TooLarge", f"a body of {length.decode('latin-1')} bytes, the limit is {limit}", "send less"
+
+
+def _limited(receive: Receive, limit_bytes: int) -> Receive:
+    """Counts what really comes: a chunked body states no length, and a stated one may be a lie."""
+    seen = 0
+
+    async def counting() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit_bytes:
+            raise HTTPException(413, f"the body is over the limit of {limit_bytes} bytes")
+        return message
+
+    return counting
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *HEADERS]
+        await send(message)
+
+    return sending

@@ -1,0 +1,63 @@
+"""Request bodies, with limits on their shape: one within its byte limit may still be too deep or wide to handle."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_DEPTH = 32
+MAX_VALUES = 20_000
+
+
+def bounded(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` itself. Raises ValueError: deeper than 32, over 20,000 values, or a number JSON has not."""
+    level: list[Any] = [data]
+    seen = depth = 0
+    while level:
+        depth, seen = depth + 1, seen + len(level)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        if seen > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values")
+        if any(isinstance(value, float) and not math.isfinite(value) for value in level):
+            raise ValueError("NaN and Infinity are not JSON")
+        level = [inner for value in level for inner in _inside(value)]
+    return data
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+Spec = Annotated[dict[str, Any], AfterValidator(bounded), Field(description="a job spec; `GET /v1/schema/job`")]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Submission(Body):
+    spec: Spec
+    package: str = Field(
+        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded package, or nothing"
+    )
+
+
+class Question(Body):
+    spec: Spec
+
+
+class CheckpointRef(Body):
+    ref: str = Field(description="POOL:PATH")
+
+
+class CopyOrder(Body):
+    source: str = Field(description="POOL:PATH")
+    target: str = Field(description="POOL:PATH")
+    to_kind: str = Field(
+        default="", description="the kind whose dtypes to check against; by default that of the target pool"
+    )

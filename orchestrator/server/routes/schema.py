@@ -1,0 +1,17 @@
+"""JSON Schemas of what users write."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+
+from orchestrator.server.answers import answer
+
+router = APIRouter(prefix="/v1/schema", tags=["schema"])
+
+
+@router.get("/{kind}")
+def schema(kind: Literal["job", "fleet"]) -> Response:
+    """The JSON Schema of a job spec or of a fleet file."""
+    from orchestrator.schemas import schema_of
+
+    return answer(schema_of(kind))

@@ -1,0 +1,230 @@
+"""Everything the server offers, as plain functions on plain data: the REST routes call exactly this.
+
+Methods are synchronous and safe to call from many threads. They raise PolyfleetError and nothing else on purpose.
+"""
+
+import hashlib
+import json
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster import fleet_record
+from cluster.errors import FleetError, SpecError
+from cluster.plain import to_plain
+from orchestrator.checkpoints import Checkpoints, Progress
+from orchestrator.core.explain import Explanation, explain, never
+from orchestrator.core.fold import Record, submitted
+from orchestrator.core.model import Event, Job
+from orchestrator.core.states import TERMINAL, WAITING
+from orchestrator.runtime import observe
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.launch import Launcher, resolve_secrets
+from orchestrator.runtime.logs import Logs
+from orchestrator.runtime.loop import Runtime
+from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.views import job_view, node_view
+from orchestrator.spec import JobSpec, parse_job
+from orchestrator.store import Answer, EventStore
+
+NO_FLEET = "run `polyfleet up` first"
+FIRST_NODES_WAIT_S = 20.0
+
+
+class Service:
+    """One per server process. `home` holds the store, uploaded folders and the fleet's record."""
+
+    def __init__(self, home: Path):
+        self.store = EventStore(f"sqlite:///{home / 'polyfleet.db'}")
+        self.jobs_table = Jobs(self.store)
+        self.packages = Packages(home / "packages")
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.agents = Agents(lambda node, answer: inbox.put(("watched", node, answer)))
+        self._checkpoints = Checkpoints(self.agents)
+        launcher = Launcher(self.agents, self.packages, self._checkpoints)
+        self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox)
+        self._logs = Logs(self.agents)
+        self.runtime.start()
+
+    def close(self) -> None:
+        self.runtime.close()
+        self.store.close()
+
+    # -- jobs
+
+    def submit(self, spec: dict[str, Any], package: str, key: str) -> dict[str, Any]:
+        """Durable when it returns. The same key gives the same job; with another body it is a Conflict."""
+        checked = self._acceptable(spec, package)
+        body = json.dumps([spec, package], sort_keys=True, default=str)
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        made = self.store.once(key, digest, lambda: self._accept(checked, spec, package), self.jobs_table.absorb)
+        self.runtime.wake()
+        return self.job(made["id"])
+
+    def _acceptable(self, spec: dict[str, Any], package: str) -> JobSpec:
+        """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has."""
+        checked = parse_job(spec)
+        if package:
+            self.packages.path(package)
+        resolve_secrets(checked.secrets)
+        if impossible := never(checked.to_job("new", time.time()), self._seen().devices):
+            raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
+        return checked
+
+    def _seen(self) -> Any:
+        """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
+        deadline = time.monotonic() + FIRST_NODES_WAIT_S
+        while time.monotonic() < deadline:
+            seen = self.runtime.snapshot()
+            if seen.devices and all(agent.facts or agent.lost for _, agent in self.agents.items()):
+                return seen
+            fleet = fleet_record.read()
+            if fleet is None or fleet.state != "up":
+                raise FleetError(self.runtime.trouble or "no fleet is up", NO_FLEET)
+            time.sleep(0.05)
+        if seen.devices:
+            return seen
+        raise FleetError(self.runtime.trouble or "no node has reported yet", "`polyfleet status` shows what is missing")
+
+    def _accept(self, checked: JobSpec, spec: dict[str, Any], package: str) -> Answer:
+        job = checked.to_job(self.jobs_table.new_id(checked.name or checked.task), time.time())
+        return Answer({"id": job.id}, (submitted(job, spec, package, job.submitted_s),), 201)
+
+    def job(self, ref: str) -> dict[str, Any]:
+        return self._view(self.jobs_table.find(ref))
+
+    def jobs(self, states: list[str] | None, limit: int) -> list[dict[str, Any]]:
+        """The newest `limit`, newest last."""
+        found = [r for r in self.jobs_table.all() if not states or str(r.job.state) in states]
+        return [self._view(record) for record in found[-limit:]]
+
+    def _view(self, record: Record) -> dict[str, Any]:
+        metrics = self.jobs_table.metrics(record.job.id) or self._last_report(record)
+        return job_view(record, metrics, self._why(record))
+
+    def _last_report(self, record: Record) -> dict[str, Any]:
+        if not record.attempts:
+            return {}
+        last = self.store.last_report(record.job.id)
+        self.jobs_table.measured(record.job.id, last)
+        return last
+
+    def _why(self, record: Record) -> str:
+        """Why a waiting job waits, in one sentence; "" for others."""
+        if record.job.state not in WAITING or record.live is not None:
+            return ""
+        if self.runtime.trouble:
+            return self.runtime.trouble
+        reasons = self.runtime.planned.why_not.get(record.job.id, {})
+        told = list(dict.fromkeys(reasons[key] for key in sorted(reasons, key=lambda k: (k[1] != "", k))))
+        return "; ".join(told[:2])
+
+    def cancel(self, ref: str) -> dict[str, Any]:
+        """Wins over whatever the job does next; a job that has ended stays as it is."""
+        record = self.jobs_table.find(ref)
+        if record.job.state not in TERMINAL:
+            self.jobs_table.record(
+                Event(record.job.id, "cancelled", record.job.epoch, time.time(), {"reason": "cancelled by the user"})
+            )
+            self.runtime.wake()
+        return self.job(record.job.id)
+
+    def explain(self, ref: str) -> dict[str, Any]:
+        record = self.jobs_table.find(ref)
+        told = self._explained(record.job, self._seen())
+        return {"state": str(record.job.state), "reason": self._why(record) or record.reason, **told}
+
+    def plan(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """What would happen to `spec` if it were submitted now."""
+        return self._explained(parse_job(spec).to_job("new", time.time()), self._seen())
+
+    def _explained(self, job: Job, seen: Any) -> dict[str, Any]:
+        told: Explanation = explain(job, seen)
+        plain: dict[str, Any] = to_plain(told)
+        return plain
+
+    def history(self, ref: str) -> list[dict[str, Any]]:
+        return [self._event_view(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
+
+    def reports(self, ref: str, after: int) -> list[dict[str, Any]]:
+        """The metrics a job reported, oldest first, each with its `seq`."""
+        return self.store.reports(self.jobs_table.find(ref).job.id, after)
+
+    def logs(
+        self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
+    ) -> dict[str, Any]:
+        return self._logs.read(self.jobs_table.find(ref), rank, epoch, cursor, limit_bytes)
+
+    def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
+        """Events past `after`, as soon as there are any, else an empty list after `timeout_s`."""
+        self.store.wait(after, timeout_s)
+        events = self.store.read(after, 1000)
+        return {"events": [self._event_view(e) for e in events], "last": events[-1].seq if events else after}
+
+    def _event_view(self, event: Event) -> dict[str, Any]:
+        state = str(self.jobs_table[event.job].job.state) if event.job in self.jobs_table else ""
+        data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
+        return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "epoch": event.epoch,
+                "state": state, **{"data": data}}  # fmt: skip
+
+    # -- fleet
+
+    def nodes(self) -> list[dict[str, Any]]:
+        held = observe.leased(self.jobs_table.all())
+        return [node_view(name, agent, held) for name, agent in self.agents.items()]
+
+    def fleet(self) -> dict[str, Any]:
+        record = fleet_record.read()
+        if record is None:
+            raise FleetError("no fleet is up", NO_FLEET)
+        held = observe.leased(self.jobs_table.all())
+        nodes = self.agents.items()
+        pools = record.pools or {a.facts.pool: {} for _, a in nodes if a.facts}
+        return {
+            "name": record.name,
+            "address": record.address,
+            "state": self.runtime.trouble or record.state,
+            "left_out": [list(pair) for pair in record.left_out],
+            "pools": [observe.pool_view(name, spec, nodes, held) for name, spec in sorted(pools.items())],
+        }
+
+    def doctor(self) -> list[dict[str, Any]]:
+        told = [
+            (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
+        ]
+        lost = [(name, agent.lost) for name, agent in self.agents.items() if agent.lost]
+        return [{"node": name, **to_plain(finding)} for name, finding in told] + [
+            {
+                "node": name,
+                "level": "error",
+                "subject": "node",
+                "message": f"lost: {why}",
+                "remedy": "`polyfleet up` restarts lost nodes",
+            }
+            for name, why in lost
+        ]
+
+    # -- folders and checkpoints
+
+    def store_package(self, sha: str, data_path: Path) -> None:
+        self.packages.keep(sha, data_path)
+
+    def has_package(self, sha: str) -> bool:
+        return self.packages.has(sha)
+
+    def checkpoints(self, pool: str, prefix: str) -> list[dict[str, Any]]:
+        return self._checkpoints.list(pool, prefix)
+
+    def checkpoint_show(self, ref: str) -> dict[str, Any]:
+        return self._checkpoints.show(ref)
+
+    def checkpoint_plan(self, ref: str, to_kind: str) -> dict[str, Any]:
+        return self._checkpoints.plan(ref, to_kind)
+
+    def checkpoint_verify(self, ref: str) -> dict[str, Any]:
+        return self._checkpoints.verify(ref)
+
+    def checkpoint_copy(self, source: str, target: str, to_kind: str, progress: Progress | None) -> dict[str, Any]:
+        return self._checkpoints.copy(source, target, to_kind, progress)

@@ -1,0 +1,121 @@
+"""Fleet, devices, back ends, findings, environments."""
+
+from typing import Any
+
+from orchestrator.show.grid import Grid, Stack, facts, grid
+from orchestrator.show.units import size
+
+Data = dict[str, Any]
+
+
+def pools(fleet: Data) -> Grid:
+    """One line per pool."""
+    rows = (
+        (
+            p["pool"],
+            p["backend"],
+            ", ".join(p["kinds"]),
+            p["environment"],
+            p["nodes"],
+            p["devices"],
+            p["free"],
+            p["price_per_hour"] or "",
+        )
+        for p in fleet["pools"]
+    )
+    columns = ("POOL", "BACKEND", "KINDS", "ENVIRONMENT", "NODES", "DEVICES", "FREE", "PRICE/H")
+    return grid(
+        columns,
+        rows,
+        title=f"fleet {fleet['name']} at {fleet['address']}: {fleet['state']}",
+        empty="the fleet has no pools",
+    )
+
+
+def devices(nodes: list[Data]) -> Grid:
+    """One line per device, and one for each node that has none."""
+    rows = [row for node in nodes for row in _device_rows(node)]
+    columns = ("POOL", "NODE", "KIND", "DEVICE", "MEMORY", "FREE", "TORCH", "STATE")
+    return grid(columns, rows, empty="no nodes; `polyfleet up` brings a fleet up")
+
+
+def _device_rows(node: Data) -> list[tuple[Any, ...]]:
+    torch = node.get("versions", {}).get("torch", "")
+    where = (node.get("pool"), node["node"])
+    if not node["devices"]:
+        return [(*where, "", "no device found" if node["state"] == "ready" else "", "", "", torch, node["state"])]
+    return [
+        (
+            *where,
+            device["kind"],
+            f"{device['index']}: {device['name']}",
+            size(device["total_memory_bytes"]),
+            size(device["free_memory_bytes"]),
+            torch,
+            _device_state(node, device),
+        )
+        for device in node["devices"]
+    ]
+
+
+def _device_state(node: Data, device: Data) -> str:
+    if node["state"] != "ready":
+        return str(node["state"])
+    if device["unavailable_reason"]:
+        return f"unavailable: {device['unavailable_reason']}"
+    return f"leased by {device['leased_by']}" if device["leased_by"] else "ready"
+
+
+def backends(rows: list[Data]) -> Grid:
+    columns = ("BACKEND", "ALIASES", "FOR", "AVAILABLE", "KINDS", "POOLS", "TORCH", "REASON")
+    return grid(
+        columns,
+        (
+            (
+                row["backend"],
+                ", ".join(row["aliases"]),
+                row["title"],
+                "yes" if row["available"] else "no",
+                ", ".join(row["kinds"]),
+                ", ".join(row["pools"]),
+                ", ".join(row["torch"]),
+                row["reason"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def findings(rows: list[Data]) -> Grid:
+    columns = ("LEVEL", "NODE", "SUBJECT", "WHAT", "WHAT TO DO")
+    return grid(
+        columns,
+        ((f["level"], f.get("node"), f["subject"], f["message"], f["remedy"]) for f in rows),
+        empty="no findings",
+    )
+
+
+def environments(rows: list[Data]) -> Grid:
+    columns = ("NAME", "STATE", "SIZE", "CURRENT", "PATH")
+    return grid(
+        columns,
+        ((e["name"], e["state"], size(e["size_bytes"]), "yes" if e["current"] else "no", e["path"]) for e in rows),
+        empty="no environments; `polyfleet env create NAME` makes one",
+    )
+
+
+def status(data: Data) -> Stack:
+    """Server, fleet and how many jobs are in which state."""
+    server = {
+        name: data["server"][name]
+        for name in ("running", "url", "pid", "version", "started_at", "home")
+        if name in data["server"]
+    }
+    parts: list[Grid | str] = [facts({"server": "running" if server.pop("running") else "not running"} | server)]
+    if data["fleet"]:
+        parts += ["", pools(data["fleet"])]
+    else:
+        parts += ["", data["fleet_note"]]
+    if data["jobs"]:
+        parts += ["", "jobs: " + ", ".join(f"{count} {state}" for state, count in data["jobs"].items())]
+    return Stack(tuple(parts))

@@ -1,0 +1,92 @@
+"""A table as data. Rich draws it in a terminal, `html` writes it for a notebook; cells are filtered on the way in."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.show.text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+STYLES = {
+    "SUCCEEDED": "green", "RUNNING": "cyan", "STARTING": "cyan", "SAVING": "yellow", "RECOVERING": "yellow",
+    "FAILED": "red", "CANCELLED": "dim", "ready": "green", "up": "green", "yes": "green", "fits": "green",
+    "error": "red", "warning": "yellow", "faster": "green", "slower": "yellow", "broken": "red",
+}  # fmt: skip
+RIGHT = frozenset(
+    {"MEMORY", "FREE", "DEVICES", "NODES", "SIZE", "STEP", "PRICE/H", "RATIO", "FORWARD", "TRAINING STEP", "ITEMS/S"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`empty` is said in place of a table without rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    empty: str = "nothing"
+
+    def __rich__(self) -> "RenderableType":
+        from rich.table import Table
+        from rich.text import Text
+
+        if not self.rows:
+            return Text(self.empty, style="dim")
+        table = Table(box=None, pad_edge=False, header_style="bold", title=self.title or None, title_justify="left")
+        for name in self.columns:
+            table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+        return table
+
+    def html(self) -> str:
+        """A `<table>` without scripts or styles; every text in it escaped."""
+        if not self.rows:
+            return f"<em>{escape(self.empty)}</em>"
+        caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = "nothing") -> Grid:
+    """Cells of any type: None is shown as nothing, control characters are filtered."""
+    cells = (tuple("" if cell is None else one_line(cell) for cell in row) for row in rows)
+    return Grid(tuple(columns), tuple(cells), one_line(title), empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Grids and lines, one below the other."""
+
+    parts: tuple[Grid | str, ...]
+
+    def __rich__(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(*(Text(part) if isinstance(part, str) else part for part in self.parts))
+
+    def html(self) -> str:
+        return "".join(f"<pre>{escape(part)}</pre>" if isinstance(part, str) else part.html() for part in self.parts)
+
+
+def facts(data: dict[str, Any]) -> Grid:
+    """Names and values, one pair per line; what is not known is left out."""
+    return grid(
+        ("", ""),
+        ((name.replace("_", " "), _value(value)) for name, value in data.items() if value not in (None, "", [], {})),
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_value(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,126 @@
+"""Jobs, one job, and why it runs where it does or nowhere."""
+
+import json
+from typing import Any
+
+from orchestrator.show.grid import Grid, Stack, facts, grid
+from orchestrator.show.text import visible
+from orchestrator.show.units import ago, between
+
+Data = dict[str, Any]
+
+
+def jobs(rows: list[Data]) -> Grid:
+    """One line per job."""
+    columns = ("JOB", "TASK", "STATE", "KIND", "POOL", "SUBMITTED", "RAN", "WHY")
+    return grid(
+        columns,
+        (
+            (
+                j["id"],
+                j["task"],
+                j["state"],
+                j["kind"],
+                j["pool"],
+                ago(j["submitted_at"]),
+                between(j["started_at"], j["ended_at"]),
+                _why(j),
+            )
+            for j in rows
+        ),
+        empty="no jobs; `polyfleet submit FILE.yaml` submits one",
+    )
+
+
+def _why(job: Data) -> str:
+    return "" if job["state"] in ("RUNNING", "SUCCEEDED") else str(job["reason"] or "")
+
+
+def job(view: Data) -> Stack:
+    """All that is known of one job."""
+    parts: list[Grid | str] = [facts(_head(view))]
+    if view["failure"]:
+        parts += ["", *failure(view["failure"])]
+    if view["metrics"]:
+        parts += ["", facts({"last report": view["metrics"]})]
+    if view["result"]:
+        parts += ["", "result", visible(json.dumps(view["result"], indent=1, ensure_ascii=False, default=str))]
+    if view["attempts"]:
+        parts += ["", attempts(view["attempts"])]
+    return Stack(tuple(parts))
+
+
+def _head(view: Data) -> Data:
+    point = view["checkpoint"]
+    keys = ("id", "name", "task", "state", "reason", "kind", "pool", "nodes", "epoch", "candidate", "priority")
+    return {key: view[key] for key in keys if view.get(key) not in (None, "")} | {
+        "submitted": view["submitted_at"],
+        "started": view["started_at"],
+        "ended": view["ended_at"],
+        "ran": between(view["started_at"], view["ended_at"]),
+        "restarts": view["restarts"] or None,
+        "interruptions": view["interruptions"] or None,
+        "resumed at step": view["resumed_step"],
+        "checkpoint": f"{point['pool']}:{point['path']} (step {point['step']})" if point else None,
+    }
+
+
+def failure(data: Data) -> list[Grid | str]:
+    """Where and what, then the traceback of the user's own frames."""
+    code = "" if data.get("exit_code") is None else f", exit code {data['exit_code']}"
+    said = visible(f"rank {data['rank']} on node {data['node']} ({data['kind']}{code}): {data['message']}")
+    return [said, visible(data["traceback"]).rstrip()] if data.get("traceback") else [said]
+
+
+def attempts(rows: list[Data]) -> Grid:
+    columns = ("ATTEMPT", "CANDIDATE", "KIND", "POOL", "PLACED", "RAN", "ENDED AS", "WHY")
+    return grid(
+        columns,
+        (
+            (
+                a["epoch"],
+                a["candidate"],
+                a["kind"],
+                a["pool"],
+                a["placed_at"],
+                between(a["started_at"], a["ended_at"]),
+                a["outcome"],
+                a["reason"],
+            )
+            for a in rows
+        ),
+    )
+
+
+def plan(answer: Data) -> Stack:
+    """Per candidate and devices: fits, or the sentence that refused it; then what would start."""
+    rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate)]
+    table = grid(("CANDIDATE", "WANTS", "DEVICES", "ANSWER"), rows, empty="no candidates")
+    parts: list[Grid | str] = [table, "", visible(_would_start(answer))]
+    if answer.get("state"):
+        parts.insert(0, visible(f"{answer['state']}: {answer['reason']}" if answer["reason"] else answer["state"]))
+    return Stack(tuple(parts))
+
+
+def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:
+    nodes = f" on each of {candidate['nodes']} nodes" if candidate["nodes"] > 1 else ""
+    wants = f"{candidate['count']} × {' or '.join(candidate['kinds'])}{nodes}"
+    number = candidate["candidate"]
+    fits = [(number, wants, devices, "fits") for devices in candidate["fits"]]
+    refused = [(number, wants, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
+    return [*fits, *refused] or [(number, wants, "", "no node has such a device")]
+
+
+def _would_start(answer: Data) -> str:
+    start = answer["would_start"]
+    if answer.get("impossible"):
+        return f"can never start: {answer['impossible']}"
+    if start is None:
+        preempt = answer.get("preempt")
+        return (
+            f"would wait until {', '.join(preempt)} have saved and stopped"
+            if preempt
+            else "would wait: nothing fits now"
+        )
+    leases = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
+    return f"would start as candidate {start['candidate']} on {leases}"

@@ -1,0 +1,41 @@
+"""Numbers with units, for people. Machines get the plain numbers in JSON."""
+
+from datetime import UTC, datetime
+
+SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(count: int | None) -> str:
+    if count is None:
+        return ""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(SIZES) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:.1f} {SIZES[unit]}"
+
+
+def duration(seconds: float | None) -> str:
+    """Three digits with the unit that fits; from two minutes on, minutes and hours."""
+    if seconds is None:
+        return ""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (120, 1, "s")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(iso: str | None) -> datetime | None:
+    return datetime.fromisoformat(iso).astimezone(UTC) if iso else None
+
+
+def ago(iso: str | None, now: datetime | None = None) -> str:
+    """How long ago, "" where there is no time."""
+    then = moment(iso)
+    return f"{duration(max(0.0, ((now or datetime.now(UTC)) - then).total_seconds() // 1))} ago" if then else ""
+
+
+def between(start: str | None, end: str | None, now: datetime | None = None) -> str:
+    """From `start` to `end`, or to now where it has not ended."""
+    first = moment(start)
+    return duration(((moment(end) or now or datetime.now(UTC)) - first).total_seconds()) if first else ""

@@ -1,0 +1,165 @@
+"""Every reading verb prints a table, JSON or YAML on stdout, and nothing else there; hostile text acts nowhere."""
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+
+from cluster import yaml
+from orchestrator import client as http
+
+HOSTILE = "\x1b]0;pwned\x07\x1b[31mred\x1b[2J\x9b1m\u202etxt.exe\rover[bold]x"
+READING = [
+    ["status"],
+    ["inventory"],
+    ["backends"],
+    ["doctor"],
+    ["jobs"],
+    ["show", "hello"],
+    ["explain", "hello"],
+    ["checkpoint", "list"],
+    ["checkpoint", "show", "cpu:a"],
+    ["checkpoint", "verify", "cpu:a"],
+    ["checkpoint", "plan", "cpu:a", "--to", "tpu:v5e"],
+    ["checkpoint", "copy", "cpu:a", "xla:b"],
+    ["env", "list"],
+    ["server", "status"],
+    ["cancel", "hello"],
+]
+
+
+@pytest.fixture
+def job(live):
+    with http.connect(start=False) as client:
+        return client.submit({"task": "run", "command": "true", "name": "hello"})
+
+
+def on_a_terminal(command, words):
+    """What the command writes when stdout is a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*command, *words], stdout=theirs, stderr=subprocess.DEVNULL, env=os.environ | {"TERM": "xterm"}
+    ) as child:
+        os.close(theirs)
+        written = b""
+        try:
+            while piece := os.read(ours, 65536):
+                written += piece
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    os.close(ours)
+    return child.returncode, written.decode()
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_json_and_yaml_say_the_same_and_stand_alone(here, live, job, words):
+    as_json, as_yaml = here(*words, "-o", "json"), here(*words, "-o", "yaml")
+    assert (as_json.returncode, as_json.stderr) == (0, "")
+    data = json.loads(as_json.stdout)
+    assert yaml.load("top:\n" + "".join(f"  {line}\n" for line in as_yaml.stdout.splitlines()), "stdout") == {
+        "top": data or data
+    }
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_a_table_on_a_pipe_has_no_colours_and_cuts_nothing(here, live, job, words):
+    done = here(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+    assert "\x1b" not in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_colours_are_for_terminals_and_for_those_who_want_them(command, live, job, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    code, written = on_a_terminal(command, ["jobs"])
+    assert (code, "\x1b[32mSUCCEEDED" in written) == (0, True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in on_a_terminal(command, ["jobs"])[1]
+
+
+def acting(text):
+    """Characters of `text` that a terminal would act on; our own colours are taken out."""
+    for colour in ("\x1b[1m", "\x1b[31m", "\x1b[0m"):
+        text = text.replace(colour, "")
+    return [c for c in text if (c < " " and c != "\n") or c in "\x7f\x9b\u202e"]
+
+
+def test_hostile_text_acts_neither_in_tables_nor_in_logs_nor_in_errors(command, here, live, job):
+    live.service.views[job["id"]] |= {
+        "reason": HOSTILE,
+        "state": "FAILED",
+        "metrics": {HOSTILE: HOSTILE},
+        "failure": {
+            "rank": 0,
+            "node": HOSTILE,
+            "kind": "user",
+            "message": HOSTILE,
+            "traceback": HOSTILE,
+            "exit_code": 1,
+        },
+    }
+    live.service.lines[job["id"]] = [HOSTILE, "plain"]
+    live.service.found = [{"level": "info", "subject": HOSTILE, "message": HOSTILE, "remedy": HOSTILE, "node": HOSTILE}]
+    for words in (["jobs"], ["show", "hello"], ["logs", "hello"], ["logs", "-f", "hello"], ["doctor"]):
+        piped, shown = here(*words), on_a_terminal(command, words)[1].replace("\r\n", "\n")
+        for written in (piped.stdout + piped.stderr, shown):
+            assert (acting(written), "pwned" in written, "over[bold]x" in written) == ([], False, True), words
+    assert acting(here("show", HOSTILE).stderr) == []
+    for form in ("json", "yaml"):
+        assert acting(here("show", "hello", "-o", form).stdout) == []
+    assert json.loads(here("show", "hello", "-o", "json").stdout)["reason"] == HOSTILE
+
+
+def test_lines_of_a_log_come_as_they_were_written(here, live, job):
+    live.service.lines[job["id"]] = ["one", "\ttwo", "10%\r20%\r30%", ""]
+    assert here("logs", "hello").stdout == "one\n\ttwo\n10%\n20%\n30%\n\n"
+    assert here("logs", "--tail", "2", "hello").stdout == "10%\n20%\n30%\n\n"
+    lines = [json.loads(line) for line in here("logs", "hello", "-o", "json").stdout.splitlines()]
+    assert [line["text"] for line in lines] == ["one", "\ttwo", "10%\r20%\r30%", ""]
+
+
+def test_jobs_can_be_chosen_by_state(here, live, job):
+    assert json.loads(here("jobs", "--state", "succeeded", "-o", "json").stdout)[0]["id"] == job["id"]
+    assert json.loads(here("jobs", "--state", "FAILED", "-o", "json").stdout) == []
+    wrong = here("jobs", "--state", "suceeded")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: no state 'suceeded'\n  did you mean 'SUCCEEDED'?")
+
+
+def test_the_inventory_tells_kind_memory_and_state(here, live):
+    live.service.nodes = lambda: [
+        {"node": "gone-0", "state": "lost: no heartbeat for 9 s", "devices": []},
+        {"node": "new-0", "state": "starting", "devices": []},
+    ]
+    table = here("inventory").stdout
+    assert "lost: no heartbeat for 9 s" in table
+    assert "starting" in table
+    backends = {row["backend"]: row for row in json.loads(here("backends", "-o", "json").stdout)}
+    assert backends["nvidia"]["available"] is False
+    assert backends["nvidia"]["reason"] == "no pool of this back end in the fleet"
+
+
+def test_doctor_exits_with_1_for_what_must_be_acted_on(here, live):
+    finding = {"subject": "driver", "message": "too old", "remedy": "update it", "node": "cpu-0"}
+    for level, code in (("info", 0), ("warning", 1), ("error", 1)):
+        live.service.found = [finding | {"level": level}]
+        done = here("doctor")
+        assert (done.returncode, "too old" in done.stdout, done.stderr) == (code, True, "")
+
+
+def test_schemas_are_json_schemas_and_need_no_server(here, tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "none"))
+    for kind in ("job", "fleet"):
+        done = here("schema", kind)
+        assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_terminal_without_utf8_gets_an_answer_too(polyfleet, live, job):
+    live.service.views[job["id"]]["reason"] = "größer 你好"
+    done = polyfleet("show", "hello", "-o", "json", env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
+    assert json.loads(done.stdout)["reason"] == "größer 你好"
+    assert polyfleet("show", "hello", env={"PYTHONIOENCODING": "ascii"}).returncode == 0

@@ -1,0 +1,291 @@
+"""A service in memory for tests of the HTTP layer: it records what it is asked and answers from what it was given.
+
+Run as a script it serves itself as a real server process: `python recording_service.py --home H --port 0`.
+"""
+
+import argparse
+import threading
+from pathlib import Path
+
+from cluster.errors import FleetError, NotFound, SpecError
+
+NOW = "2026-11-20T23:14:53Z"
+KINDS = {"cpu": "cpu", "xla": "tpu:emulated"}
+
+
+def job_view(job_id, name, task="run", state="SUCCEEDED", **given):
+    view = {
+        "id": job_id,
+        "name": name,
+        "task": task,
+        "state": state,
+        "reason": "",
+        "priority": 0,
+        "kind": "cpu",
+        "pool": "cpu",
+        "nodes": ["cpu-0"],
+        "epoch": 1,
+        "candidate": 0,
+        "submitted_at": NOW,
+        "started_at": NOW,
+        "ended_at": NOW,
+        "restarts": 0,
+        "interruptions": 0,
+        "resumed_step": None,
+        "checkpoint": None,
+        "metrics": {},
+        "result": None,
+        "failure": None,
+        "attempts": [
+            {
+                "epoch": 1,
+                "candidate": 0,
+                "kind": "cpu",
+                "pool": "cpu",
+                "leases": [["cpu-0/cpu", [0]]],
+                "placed_at": NOW,
+                "started_at": NOW,
+                "ended_at": NOW,
+                "outcome": "succeeded",
+                "reason": "",
+            }
+        ],
+    }
+    return view | given
+
+
+def node(pool, kind):
+    device = {
+        "backend": kind.partition(":")[0],
+        "kind": kind,
+        "index": 0,
+        "name": f"device of {pool}",
+        "uuid": "",
+        "driver_version": "",
+        "total_memory_bytes": 8 << 30,
+        "free_memory_bytes": 4 << 30,
+        "architecture": "",
+        "emulated": kind.endswith(":emulated"),
+        "unavailable_reason": "",
+        "properties": {},
+        "leased_by": "",
+    }
+    return {
+        "node": f"{pool}-0",
+        "ray_node_id": "f" * 8,
+        "host": "here",
+        "address": "127.0.0.1",
+        "pool": pool,
+        "state": "ready",
+        "backend": device["backend"],
+        "environment": "main",
+        "protocol": 1,
+        "versions": {"torch": "2.13.0"},
+        "devices": [device],
+        "cpu_count": 2,
+        "memory_total_bytes": 1 << 33,
+        "memory_free_bytes": 1 << 32,
+        "load_1min": 0.1,
+        "disk_free_bytes": 1 << 40,
+        "agent_pid": 1,
+        "storage": "/s",
+        "findings": [],
+    }
+
+
+class RecordingService:
+    def __init__(self, home=None):
+        self.home = home
+        self.calls = []
+        self.packages = {}
+        self.views = {}
+        self.lines = {}
+        self.keys = {}
+        self.found = []
+        self.running = threading.Event()
+        self.release = threading.Event()
+        self.closed = False
+
+    def _note(self, name, *arguments):
+        self.calls.append((name, *arguments))
+
+    def submit(self, spec, package, key):
+        self._note("submit", spec, package, key)
+        if "broken" in spec:
+            raise KeyError("broken")
+        if spec.get("resources", {}).get("accelerators") == "tpu:v5p":
+            raise SpecError("resources.accelerators", "no pool has tpu:v5p", "kinds here: cpu")
+        if key in self.keys:
+            return self.views[self.keys[key]]
+        name = spec.get("name") or "job"
+        job_id = f"{name}-{len(self.views):06x}"
+        state = {"fail": "FAILED", "stop": "CANCELLED"}.get(name, "SUCCEEDED")
+        pool = spec.get("resources", {}).get("pool") or "cpu"
+        given = {"pool": pool, "kind": KINDS.get(pool, "cpu")}
+        if state == "FAILED":
+            given["failure"] = {
+                "rank": 0,
+                "node": "cpu-0",
+                "kind": "user",
+                "message": "ValueError: no",
+                "traceback": "T",
+                "exit_code": 1,
+            }
+        if spec["task"] == "benchmark":
+            given["result"] = benchmark_result(given["kind"])
+        self.views[job_id] = job_view(job_id, name, spec["task"], state, **given)
+        self.lines.setdefault(job_id, [f"hello from {name}"])
+        self.keys[key] = job_id
+        return self.views[job_id]
+
+    def plan(self, spec):
+        self._note("plan", spec)
+        candidate = {
+            "candidate": 0,
+            "kinds": ["cpu"],
+            "count": 1,
+            "nodes": 1,
+            "fits": ["cpu-0/cpu"],
+            "refused": {"xla-0/tpu:emulated": "is tpu:emulated, job accepts cpu"},
+        }
+        return {"candidates": [candidate], "would_start": {"candidate": 0, "leases": [["cpu-0/cpu", [0]]]}}
+
+    def jobs(self, states, limit):
+        self._note("jobs", states, limit)
+        return [view for view in reversed(self.views.values()) if not states or view["state"] in states][:limit]
+
+    def job(self, ref):
+        self._note("job", ref)
+        found = [view for view in self.views.values() if view["id"].startswith(ref) or view["name"] == ref]
+        if not found:
+            raise NotFound(f"no job {ref!r}", "`polyfleet jobs` lists them")
+        return found[-1]
+
+    def cancel(self, ref):
+        view = self.job(ref)
+        view["state"] = "CANCELLED"
+        return view
+
+    def explain(self, ref):
+        return self.plan({}) | {"state": self.job(ref)["state"], "reason": ""}
+
+    def history(self, ref):
+        return [{"seq": 1, "time": NOW, "job": self.job(ref)["id"], "event": "submitted", "state": "PENDING"}]
+
+    def reports(self, ref, after):
+        self.job(ref)
+        return [{"number": 1, "step": 1, "loss": float("nan")}][after:]
+
+    def logs(self, ref, rank, epoch, cursor, limit_bytes):
+        self._note("logs", ref, rank, epoch, dict(cursor), limit_bytes)
+        view = self.job(ref)
+        done = cursor.get("1.0", 0)
+        lines = self.lines.get(view["id"], [])[done : done + 2]
+        shown = [{"time": NOW, "epoch": 1, "rank": 0, "stream": "out", "text": text} for text in lines]
+        end = done + len(lines) >= len(self.lines.get(view["id"], []))
+        return {"lines": shown, "cursor": {"1.0": done + len(lines)}, "ended": end and view["state"] != "RUNNING"}
+
+    def changes(self, after, timeout_s):
+        self._note("changes", after, timeout_s)
+        if after == 0:
+            return {
+                "events": [{"seq": 1, "time": NOW, "job": "a", "event": "submitted", "state": "PENDING"}],
+                "last": 1,
+            }
+        self.release.wait(min(timeout_s, 0.2))
+        return {"events": [], "last": after}
+
+    def nodes(self):
+        return [node("cpu", "cpu"), node("xla", "tpu:emulated")]
+
+    def fleet(self):
+        pools = [
+            {
+                "pool": p,
+                "backend": k.partition(":")[0],
+                "environment": "main",
+                "kinds": [k],
+                "nodes": 1,
+                "devices": 1,
+                "free": 1,
+                "price_per_hour": 0.0,
+            }
+            for p, k in KINDS.items()
+        ]
+        return {"name": "local", "address": "127.0.0.1:1", "state": "up", "pools": pools}
+
+    def doctor(self):
+        return self.found
+
+    def store_package(self, sha, data_path):
+        self._note("store_package", sha)
+        self.packages[sha] = data_path.read_bytes()
+
+    def has_package(self, sha):
+        return sha in self.packages
+
+    def checkpoints(self, pool, prefix):
+        return [{"pool": pool or "cpu", "path": f"{prefix}digits/step-1", "step": 1, "bytes": 10, "kind": "cpu"}]
+
+    def checkpoint_show(self, ref):
+        if not ref.startswith("cpu:"):
+            raise NotFound(f"no checkpoint at {ref}", "none")
+        return {"path": ref, "step": 1}
+
+    def checkpoint_plan(self, ref, to_kind):
+        return {"path": ref, "to_kind": to_kind, "tensors": []}
+
+    def checkpoint_verify(self, ref):
+        return {"path": ref, "verified": True}
+
+    def checkpoint_copy(self, source, target, to_kind, progress):
+        self._note("checkpoint_copy", source, target, to_kind)
+        if target.startswith("full:"):
+            raise FleetError("no space left in pool full", "make room")
+        progress(5, 10)
+        self.running.set()
+        while target.startswith("slow:") and not self.release.wait(0.02):
+            progress(5, 10)
+        progress(10, 10)
+        return {"source": source, "target": target, "to_kind": to_kind, "bytes": 10}
+
+    def close(self):
+        self.closed = True
+        if self.home:
+            (Path(self.home) / "closed").write_text("yes")
+
+
+def benchmark_result(kind):
+    times = (
+        {"median_s": 0.010, "ci_low_s": 0.009, "ci_high_s": 0.011}
+        if kind == "cpu"
+        else {"median_s": 0.020, "ci_low_s": 0.019, "ci_high_s": 0.021}
+    )
+    rows = [
+        {"case": case, **times, "samples_s": [0.01], "first_call_s": 1.0, "items_per_s": 100.0}
+        for case in ("forward", "training_step")
+    ]
+    return {
+        "rows": rows,
+        "divergence": {"max_abs": 1e-6, "max_rel": 1e-5, "reference": "cpu float32, this process"},
+        "weights_sha256": "w",
+        "inputs_sha256": "i",
+        "output_sample": [1.0, 2.0],
+        "output_shape": [1, 2],
+        "kind": kind,
+        "emulated": kind.endswith(":emulated"),
+        "torch": "2.13.0",
+        "threads": 1,
+        "parameters": 3,
+    }
+
+
+if __name__ == "__main__":
+    from orchestrator.server.serve import log_to_stderr, serve
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--home", type=Path)
+    parser.add_argument("--port", type=int, default=0)
+    log_to_stderr()
+    given = parser.parse_args()
+    serve(given.home, given.port, RecordingService)

@@ -1,0 +1,169 @@
+"""A server process: started once however many ask, found, stopped, replaced when its record is stale."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster import tokens
+from cluster.errors import FleetError
+from cluster.processes import alive, identify
+from orchestrator.server import daemon, record
+from orchestrator.server.record import ServerRecord
+
+# A server outlives whoever started it: that is its purpose, and what this warning is about.
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+COMMAND = (sys.executable, str(Path(__file__).parents[1] / "recording_service.py"))
+
+
+@pytest.fixture
+def home(tmp_path):
+    home = tmp_path / "home"
+    yield home
+    daemon.stop_server(home)
+
+
+def start(home, port=0):
+    return daemon.start(home, port, command=COMMAND)
+
+
+def answers(server, token):
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.get(f"{server.url}/v1/version", headers=headers, trust_env=False).json()
+
+
+def test_a_started_server_answers_from_its_own_folder_and_session(home):
+    server = start(home)
+    token = tokens.read(home / "token")
+    assert answers(server, token)["pid"] == server.pid
+    assert daemon.find(home) == server
+    assert os.getsid(server.pid) == server.pid
+    assert Path(f"/proc/{server.pid}/cwd").resolve() == home / "server-cwd"
+    assert [(home / name).stat().st_mode & 0o777 for name in ("token", "server.json", ".")] == [0o600, 0o600, 0o700]
+    assert token not in (home / "server.json").read_text() + daemon.log_path(home).read_text()
+
+
+def test_it_listens_on_loopback_only(home):
+    server = start(home)
+    listening = Path(f"/proc/{server.pid}/net/tcp").read_text()
+    assert f"0100007F:{server.port:04X}" in listening
+    assert f"00000000:{server.port:04X}" not in listening
+
+
+def test_all_who_start_at_once_get_the_one_server(home):
+    with ThreadPoolExecutor(4) as pool:
+        servers = set(pool.map(lambda _: start(home), range(4)))
+    assert len(servers) == 1
+
+
+def test_a_second_process_by_hand_is_refused(home):
+    start(home)
+    second = subprocess.run([*COMMAND, "--home", str(home)], capture_output=True, text=True, timeout=60)
+    assert second.returncode != 0
+    assert f"a server for {home} is running" in second.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(home, number, wait_for):
+    server = start(home)
+    os.kill(server.pid, number)
+    wait_for(lambda: not alive(server.process))
+    assert (home / "closed").read_text() == "yes"
+    assert not (home / "server.json").exists()
+    assert "Traceback" not in daemon.log_path(home).read_text()
+
+
+def test_shutdown_by_request_ends_it_and_its_streams(home, wait_for):
+    server = start(home)
+    headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}"}
+    with httpx.Client(base_url=server.url, headers=headers, trust_env=False) as client:
+        with client.stream("GET", "/v1/changes/stream", params={"after": 1}) as response:
+            assert client.post("/v1/shutdown", json={}).status_code == 202
+            assert b"event" not in b"".join(response.iter_raw())
+        wait_for(lambda: not alive(server.process))
+    assert (home / "closed").exists()
+
+
+def test_stop_says_whether_there_was_one(home):
+    start(home)
+    assert daemon.stop_server(home) is True
+    assert daemon.stop_server(home) is False
+
+
+def test_a_record_of_a_dead_process_is_replaced(home, wait_for):
+    first = start(home)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: not alive(first.process))
+    assert (home / "server.json").exists()
+    assert daemon.find(home) is None
+    assert start(home).pid != first.pid
+
+
+def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_signalled(home):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
+        home.mkdir()
+        own = identify(bystander.pid)
+        record.write(home, ServerRecord(own.pid, own.created - 100, 1, "0", "2026"))
+        assert daemon.find(home) is None
+        assert daemon.stop_server(home) is False
+        assert start(home).pid != bystander.pid
+        assert bystander.poll() is None
+        bystander.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"pid": 1}', '{"pid": 1, "created": 0, "port": 1, "version": "", "x": 1}']
+)
+def test_a_damaged_record_counts_as_none(home, text):
+    home.mkdir()
+    (home / "server.json").write_text(text)
+    assert daemon.find(home) is None
+
+
+def test_a_port_in_use_is_an_error_with_a_remedy(home):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(FleetError, match=rf"did not start: .*{taken.getsockname()[1]} cannot be used.*in use"):
+            start(home, taken.getsockname()[1])
+    assert daemon.find(home) is None
+
+
+def test_a_server_that_dies_at_once_tells_its_last_words_not_older_ones(home):
+    daemon.log_path(home).parent.mkdir(parents=True)
+    daemon.log_path(home).write_text("error: of last week\n")
+    with pytest.raises(FleetError) as caught:
+        daemon.start(home, command=(sys.executable, "-c", "import sys; sys.exit('error: no room')"))
+    assert caught.value.message == "the server did not start: no room"
+    assert str(daemon.log_path(home)) in caught.value.remedy
+
+
+def test_a_log_that_has_grown_is_put_aside(home, monkeypatch):
+    monkeypatch.setattr(daemon, "LOG_LIMIT_BYTES", 5)
+    daemon.log_path(home).parent.mkdir(parents=True)
+    daemon.log_path(home).write_text("old lines")
+    start(home)
+    assert (home / "logs" / "server.log.1").read_text() == "old lines"
+
+
+def test_a_token_that_exists_is_kept_and_made_private(home):
+    home.mkdir()
+    (home / "token").write_text("t" * 64)
+    (home / "token").chmod(0o644)
+    server = start(home)
+    assert (home / "token").stat().st_mode & 0o777 == 0o600
+    assert answers(server, "t" * 64)["pid"] == server.pid
+
+
+def test_the_record_is_json_with_the_documented_keys(home):
+    server = start(home)
+    assert set(json.loads((home / "server.json").read_text())) == {"pid", "created", "port", "version", "started_at"}
+    assert replace(server) == record.read(home)

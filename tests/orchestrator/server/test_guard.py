@@ -1,0 +1,157 @@
+"""Nobody gets past the root without the token, from a foreign host name, with a form's content type or a huge body."""
+
+import socket
+
+import pytest
+from fastapi import FastAPI
+
+VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+def paths(app):
+    return sorted(
+        {route.path.replace("{ref}", "x").replace("{sha}", "0" * 64).replace("{kind}", "job") for route in _routes(app)}
+    )
+
+
+def _routes(app):
+    """The declared routes, from OpenAPI: how FastAPI keeps them inside changes between versions."""
+
+    class Route:
+        def __init__(self, path):
+            self.path = path
+
+    return [
+        Route(path)
+        for path in (
+            *app.openapi()["paths"],
+            "/openapi.json",
+            "/docs",
+            "/nowhere",
+            "/healthz/",
+            "//healthz",
+            "/HEALTHZ",
+        )
+    ]
+
+
+def test_every_route_and_verb_without_a_token_is_refused_alike(live):
+    with live.client({}) as bare, live.client({"Authorization": f"Bearer {live.token[:-1]}"}) as wrong:
+        answers = {}
+        for path in paths(live.app):
+            for verb in VERBS:
+                if (verb, path) == ("GET", "/healthz"):
+                    continue
+                for client in (bare, wrong):
+                    answer = client.request(verb, path)
+                    answers[verb, path, client is bare] = (
+                        answer.status_code,
+                        answer.content if verb != "HEAD" else None,
+                    )
+    assert len(paths(live.app)) > 20
+    assert {status for status, _ in answers.values()} == {401}
+    assert len({body for _, body in answers.values() if body is not None}) == 1
+
+
+def test_health_needs_no_token_and_says_nothing(live):
+    with live.client({}) as bare:
+        assert (bare.get("/healthz").status_code, bare.get("/healthz").json()) == (200, {"ok": True})
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"Bearer \xc3\xa9\xff", b"Bearer", b"", b"Basic dXNlcjpw", b"Bearer  x", b"bearer\tx", b"TOKEN"],
+)
+def test_a_strange_authorization_header_is_refused_not_an_error(live, header):
+    with live.client({}) as bare:
+        assert bare.get("/v1/jobs", headers={b"Authorization": header}).status_code == 401
+
+
+def test_a_second_authorization_header_is_refused(live):
+    with live.client({}) as bare:
+        twice = [("Authorization", f"Bearer {live.token}"), ("Authorization", "Bearer other")]
+        assert bare.get("/v1/jobs", headers=twice).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "localhost.:{port}",
+        "[::1]:{port}",
+        "127.0.0.1:{port}.evil",
+        "127.0.0.1:{port}@evil",
+        "",
+    ],
+)
+def test_a_foreign_host_is_misdirected_even_with_the_token(live, host):
+    with live.http as client:
+        for path in ("/healthz", "/v1/jobs"):
+            assert client.get(path, headers={"Host": host.format(port=live.port)}).status_code == 421
+
+
+def test_names_of_this_machine_are_hosts(live):
+    with live.http as client:
+        for host in (f"localhost:{live.port}", f"LOCALHOST:{live.port}", f"127.0.0.1:{live.port}"):
+            assert client.get("/v1/fleet", headers={"Host": host}).status_code == 200
+
+
+def test_a_forwarded_host_changes_nothing(live):
+    with live.client({"X-Forwarded-Host": f"127.0.0.1:{live.port}", "Host": "evil.example"}) as client:
+        assert client.get("/healthz").status_code == 421
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/jsonp"]
+)
+def test_what_a_form_can_send_is_no_json(live, content_type):
+    with live.http as client:
+        answer = client.post("/v1/jobs", content=b'{"spec": {"task": "run"}}', headers={"Content-Type": content_type})
+    assert answer.status_code == 415
+    assert live.service.calls == []
+
+
+def test_the_content_type_may_have_parameters(live):
+    with live.http as client:
+        answer = client.post(
+            "/v1/plan", content=b'{"spec": {}}', headers={"Content-Type": "Application/JSON; charset=utf-8"}
+        )
+    assert answer.status_code == 200
+
+
+def test_a_body_that_says_it_is_huge_is_refused_before_it_is_read(live):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as raw:
+        head = (
+            f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1:{live.port}\r\nAuthorization: Bearer {live.token}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n"
+        )
+        raw.sendall(head.encode())
+        assert raw.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_chunked_body_is_counted(live):
+    with live.http as client:
+        pieces = (b" " * 65536 for _ in range(40))
+        assert client.post("/v1/jobs", content=pieces, headers={"Content-Type": "application/json"}).status_code == 413
+    assert live.service.calls == []
+
+
+def test_what_is_mounted_later_is_behind_the_guard_too(live):
+    extra = FastAPI()
+    extra.get("/x")(lambda: "secret")
+    live.app.mount("/extra", extra)
+    with live.client({}) as bare, live.http as client:
+        assert bare.get("/extra/x").status_code == 401
+        assert client.get("/extra/x").json() == "secret"
+
+
+def test_answers_forbid_guessing_caching_and_framing(live):
+    with live.http as client:
+        headers = client.get("/v1/jobs").headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "server" not in headers
+    assert "access-control-allow-origin" not in headers

@@ -1,0 +1,201 @@
+"""The Python interface mirrors the CLI, raises our errors, and shows itself as tables."""
+
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import orchestrator
+from cluster.errors import NotFound, SpecError
+from orchestrator import BenchmarkJob, Candidate, JobFailed, Orchestrator, PrepareJob, Resources, RunJob, TrainJob
+
+HOSTILE = "<script>alert(1)</script>\x1b]0;pwned\x07"
+
+
+@pytest.fixture
+def o(live):
+    with Orchestrator.connect(start=False) as o:
+        yield o
+
+
+def text(shown):
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()
+
+
+def test_importing_the_package_imports_nothing_else():
+    heavy = ("torch", "ray", "httpx", "pydantic", "rich")
+    code = f"import sys, orchestrator; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_is_there():
+    assert [name for name in orchestrator.__all__ if getattr(orchestrator, name, None) is None] == []
+    assert orchestrator.__all__ == sorted(orchestrator.__all__) == dir(orchestrator)
+    with pytest.raises(AttributeError, match="no attribute 'Absent'"):
+        _ = orchestrator.Absent
+
+
+def test_jobs_are_specs_of_their_task():
+    where = Resources(any_of=[Candidate(accelerators="nvidia:H100:8"), {"accelerators": "cpu:1"}])
+    job = TrainJob(entry="train.py", working_dir=".", resources=where)
+    assert (job.task, job.name) == ("train", "train")
+    assert len(job.to_job("x", 0.0).candidates) == 2
+    assert PrepareJob(entry="m:make").task == "prepare"
+    assert BenchmarkJob(entry="m:make").task == "benchmark"
+    assert RunJob(command=["true"], resources={"accelerators": "cpu:1"}).argv == ("true",)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: TrainJob(entri="train.py"), "entri"),
+        (lambda: TrainJob(), "entry"),
+        (lambda: RunJob(), "command"),
+        (lambda: RunJob(command=["true"], entry="x.py"), "entry"),
+        (lambda: Resources(accelerator="cpu"), "accelerator"),
+        (lambda: Resources(accelerators="nvidia:H100:none:x"), "accelerators"),
+        (lambda: Candidate(nodes=0), "nodes"),
+        (lambda: TrainJob(entry="train.py", resources={"accelerators": "nvidiaa"}), "resources.accelerators"),
+    ],
+)
+def test_a_wrong_field_is_our_error_and_names_it(make, field):
+    with pytest.raises(SpecError) as caught:
+        make()
+    assert caught.value.field == field
+
+
+def test_a_job_is_submitted_waited_for_and_read(o, live):
+    job = o.submit(RunJob(name="hello", command=["true"]))
+    assert job.wait().state == "SUCCEEDED"
+    assert [(line.text, line.rank, line.stream) for line in job.logs()] == [("hello from hello", 0, "out")]
+    assert str(job.logs(tail=1)) == "hello from hello"
+    assert [line.text for line in job.follow()] == ["hello from hello"]
+    assert (job.result(), job.metrics, job.view["id"]) == ({}, {}, job.id)
+    assert job.history()[0]["event"] == "submitted"
+    assert job.reports()[0]["step"] == 1
+    assert o.job("hello").id == job.id
+    assert repr(job) == f"<job {job.id}>"
+    assert live.service.calls[0][1] == {"task": "run", "name": "hello", "command": ["true"]}
+
+
+def test_a_folder_travels_with_its_job(o, live, tmp_path, monkeypatch):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("def train(ctx): ...")
+    monkeypatch.chdir(tmp_path)
+    o.submit(TrainJob(entry="train.py", working_dir="code"))
+    ((_, spec, package, _),) = [call for call in live.service.calls if call[0] == "submit"]
+    assert spec["working_dir"] == str(tmp_path / "code")
+    assert live.service.packages[package].startswith(b"PK")
+
+
+def test_a_missing_folder_is_refused_before_anything_is_sent(o, live, tmp_path):
+    with pytest.raises(SpecError, match="does not exist"):
+        o.submit(TrainJob(entry="train.py", working_dir=str(tmp_path / "absent")))
+    assert live.service.calls == []
+
+
+def test_the_result_of_a_failed_job_is_its_failure(o):
+    job = o.submit(RunJob(name="fail", command=["false"]))
+    with pytest.raises(JobFailed, match=r"ended as FAILED: ValueError: no"):
+        job.result()
+
+
+def test_logs_are_read_to_their_end_page_by_page(o, live):
+    job = o.submit(RunJob(name="hello", command=["true"]))
+    live.service.lines[job.id] = [str(n) for n in range(7)]
+    assert [line.text for line in job.logs()] == [str(n) for n in range(7)]
+
+
+def test_nothing_is_submitted_by_a_plan(o, live):
+    plan = o.plan({"task": "run", "command": "true"})
+    assert plan["would_start"]["candidate"] == 0
+    assert "would start as candidate 0" in text(plan)
+    assert [call[0] for call in live.service.calls] == ["plan"]
+
+
+def test_answers_are_plain_data_that_show_themselves(o):
+    job = o.submit(RunJob(name="hello", command=["true"]))
+    assert [p["pool"] for p in o.fleet()["pools"]] == ["cpu", "xla"]
+    for shown, words in (
+        (o.fleet(), ("POOL", "tpu:emulated")),
+        (o.inventory(), ("8.0 GiB", "device of xla")),
+        (o.backends(), ("Google TPU", "no pool of this back end")),
+        (o.doctor(), ("no findings",)),
+        (o.jobs(), ("SUCCEEDED", job.id)),
+        (job, ("SUCCEEDED", "ATTEMPT")),
+        (job.explain(), ("fits", "is tpu:emulated, job accepts cpu")),
+        (o.checkpoints.list(), ("cpu:digits/step-1",)),
+        (o.checkpoints.show("cpu:a"), ("step",)),
+        (o, ("fleet local", job.id)),
+    ):
+        assert [word for word in words if word not in text(shown)] == []
+        assert [word for word in words if word not in shown._repr_html_()] == []
+
+
+def test_hostile_names_do_not_act_in_a_notebook(o, live):
+    job = o.submit(RunJob(name="hello", command=["true"]))
+    live.service.views[job.id] |= {
+        "reason": HOSTILE,
+        "state": "FAILED",
+        "failure": {
+            "rank": 0,
+            "node": HOSTILE,
+            "kind": "user",
+            "message": HOSTILE,
+            "traceback": HOSTILE,
+            "exit_code": 1,
+        },
+    }
+    for html in (o.jobs()._repr_html_(), job._repr_html_(), o._repr_html_()):
+        assert "<script" not in html
+        assert "\x1b" not in html
+        assert "&lt;script&gt;" in html
+
+
+def test_checkpoints_are_listed_checked_and_moved(o):
+    assert o.checkpoints.list("xla", "a/")[0]["pool"] == "xla"
+    assert o.checkpoints.verify("cpu:a")["verified"] is True
+    assert o.checkpoints.plan("cpu:a", "tpu:v5e")["to_kind"] == "tpu:v5e"
+    assert o.checkpoints.copy("cpu:a", "xla:b")["target"] == "xla:b"
+
+
+def test_a_benchmark_measures_each_pool_and_compares(o, live, tmp_path):
+    (tmp_path / "model.py").write_text("")
+    told = []
+    answer = o.benchmark("model.py:make", working_dir=str(tmp_path), rounds=3, progress=told.append)
+    assert [(r["pool"], r["case"]) for r in answer["rows"]] == [
+        ("cpu", "forward"), ("cpu", "training_step"), ("xla", "forward"), ("xla", "training_step"),
+    ]  # fmt: skip
+    assert answer["rows"][2]["speed_ratio"] == 0.5
+    assert "0.50×" in text(answer)
+    assert told[-1].endswith("succeeded")
+    submitted = [call[1] for call in live.service.calls if call[0] == "submit"]
+    assert [s["resources"] for s in submitted] == [
+        {"accelerators": "cpu:1", "pool": "cpu"}, {"accelerators": "tpu:emulated:1", "pool": "xla"},
+    ]  # fmt: skip
+
+
+def test_an_interrupted_benchmark_cancels_the_job_it_waits_for(o, live, tmp_path):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        o.benchmark("m:make", working_dir=str(tmp_path), progress=interrupt)
+    assert [view["state"] for view in live.service.views.values()] == ["CANCELLED"]
+
+
+def test_cancel_and_explain_take_a_reference(o):
+    o.submit(RunJob(name="hello", command=["true"]))
+    assert o.explain("hello")["state"] == "SUCCEEDED"
+    assert o.cancel("hello").state == "CANCELLED"
+    with pytest.raises(NotFound):
+        o.cancel("absent")
+
+
+def test_the_schema_is_that_of_the_files():
+    assert Orchestrator.schema(None, "fleet")["properties"]["pools"]

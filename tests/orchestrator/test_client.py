@@ -1,0 +1,202 @@
+"""The client finds the right server, says what went wrong, and gives errors back as the classes they were."""
+
+import hashlib
+import os
+import socket
+import threading
+
+import pytest
+
+from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
+from cluster.processes import identify
+from orchestrator import client as http
+from orchestrator.server import record
+from orchestrator.server.record import ServerRecord
+from orchestrator.transport import error_from
+
+RUN = {"task": "run", "command": "true", "name": "hello"}
+
+
+@pytest.fixture
+def client(live):
+    with http.connect(start=False) as client:
+        yield client
+
+
+def test_it_finds_the_server_of_its_home(client, live):
+    assert client.url == live.url
+    assert client.version()["home"] == str(live.home)
+
+
+def test_without_a_server_and_without_starting_one_it_says_so(tmp_path):
+    with pytest.raises(FleetError, match=r"no server is running; .*polyfleet server start"):
+        http.connect(tmp_path, start=False)
+
+
+def test_a_server_of_another_version_is_named_with_the_remedy(live):
+    own = identify(os.getpid())
+    record.write(live.home, ServerRecord(own.pid, own.created, live.port, "9.9.9", "2026"))
+    with pytest.raises(UserError, match=r"of version 9\.9\.9, this is .*polyfleet server stop"):
+        http.connect(start=False)
+
+
+def test_a_wrong_token_is_told_at_once(live):
+    (live.home / "token").write_text("0" * 64)
+    with http.connect(start=False) as client, pytest.raises(UserError, match="no valid token"):
+        client.fleet()
+
+
+def test_every_verb_reaches_its_route(client, live):
+    job = client.submit(RUN, key="k")
+    assert client.submit(RUN, key="k")["id"] == job["id"]
+    assert client.jobs(["SUCCEEDED"], 5) == [job]
+    assert client.job(job["id"]) == job
+    assert client.plan(RUN)["would_start"]["candidate"] == 0
+    assert client.explain("hello")["state"] == "SUCCEEDED"
+    assert client.history("hello")[0]["event"] == "submitted"
+    assert client.reports("hello") == [{"number": 1, "step": 1, "loss": "NaN"}]
+    assert client.fleet() == live.service.fleet()
+    assert client.nodes() == live.service.nodes()
+    assert client.doctor() == []
+    assert client.schema("job")["type"] == "object"
+    assert client.changes(0)["last"] == 1
+    assert next(client.follow_changes(0))["event"] == "submitted"
+    assert client.checkpoints("xla", "a/")[0]["path"] == "a/digits/step-1"
+    assert client.checkpoint_show("cpu:a")["step"] == 1
+    assert client.checkpoint_plan("cpu:a", "tpu:v5e")["to_kind"] == "tpu:v5e"
+    assert client.checkpoint_verify("cpu:a")["verified"] is True
+    assert client.cancel("hello")["state"] == "CANCELLED"
+    assert client.shutdown() == {"stopping": True}
+
+
+def test_logs_are_paged_followed_and_filtered(client, live):
+    job = client.submit(RUN)
+    live.service.lines[job["id"]] = ["one", "a\u2028b\x85c", "\u0000three"]
+    page = client.logs("hello", rank=0, epoch=1)
+    assert [line["text"] for line in page["lines"]] == ["one", "a\u2028b\x85c"]
+    assert client.logs("hello", cursor=page["cursor"])["lines"][0]["text"] == "\u0000three"
+    assert [line["text"] for line in client.follow_logs("hello")] == ["one", "a\u2028b\x85c", "\u0000three"]
+    assert ("logs", "hello", 0, 1, {}) in [call[:5] for call in live.service.calls]
+
+
+def test_a_package_is_uploaded_only_when_the_server_lacks_it(client, live, tmp_path):
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    sha = hashlib.sha256(b"PK").hexdigest()
+    client.upload(sha, tmp_path / "a.zip")
+    client.upload(sha, tmp_path / "a.zip")
+    assert [call for call in live.service.calls if call[0] == "store_package"] == [("store_package", sha)]
+
+
+def test_a_copy_gives_progress_and_report_or_its_error(client):
+    told = []
+    assert client.checkpoint_copy("cpu:a", "xla:b", progress=lambda *n: told.append(n))["target"] == "xla:b"
+    assert told[-1] == (10, 10)
+    with pytest.raises(FleetError, match="no space left in pool full; make room"):
+        client.checkpoint_copy("cpu:a", "full:b")
+
+
+def test_waiting_ends_with_the_job_or_with_the_time(client, live):
+    job = client.submit(RUN)
+    live.service.views[job["id"]]["state"] = "RUNNING"
+    with pytest.raises(FleetError, match=r"still RUNNING after 0 s"):
+        client.wait("hello", timeout_s=0)
+    seen = []
+
+    def end_it(view):
+        seen.append(view["state"])
+        live.service.views[job["id"]]["state"] = "FAILED"
+
+    assert client.wait("hello", seen=end_it)["state"] == "FAILED"
+    assert seen == ["RUNNING", "FAILED"]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda c: c.job("absent"), NotFound, "no job 'absent'"),
+        (lambda c: c.job(".."), NotFound, "nothing is called '..'"),
+        (lambda c: c.job(""), NotFound, "nothing is called ''"),
+        (lambda c: c.job("a/../../v1/version"), NotFound, "Not Found"),
+        (lambda c: c.job("a?b#c"), NotFound, "no job 'a?b#c'"),
+        (lambda c: list(c.follow_logs("absent")), NotFound, "no job 'absent'"),
+        (lambda c: c.checkpoint_show("nowhere:x"), NotFound, "no checkpoint at nowhere:x"),
+        (lambda c: c.submit({"broken": 1}), PolyfleetError, "the server failed: KeyError"),
+    ],
+)
+def test_an_error_keeps_its_class_and_words(client, call, kind, text):
+    with pytest.raises(kind) as caught:
+        call(client)
+    assert text in caught.value.message
+
+
+def test_an_error_of_a_field_keeps_the_field(client):
+    with pytest.raises(SpecError) as caught:
+        client.submit({"task": "run", "resources": {"accelerators": "tpu:v5p"}})
+    error = SpecError("resources.accelerators", "no pool has tpu:v5p", "kinds here: cpu")
+    assert (caught.value.args, str(caught.value)) == (error.args, str(error))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (409, b'{"error": {"type": "Conflict", "message": "m", "remedy": "r"}}', Conflict),
+        (422, b'{"error": {"type": "CheckpointError", "message": "m", "remedy": "r"}}', UserError),
+        (503, b'{"error": {"type": "NewOne", "message": "m", "remedy": "r"}}', FleetError),
+        (502, b"<html>", PolyfleetError),
+        (404, b"[]", NotFound),
+        (418, b'{"error": "tea"}', UserError),
+    ],
+)
+def test_an_error_of_an_unknown_kind_is_the_nearest_we_know(status, body, kind):
+    assert type(error_from(status, body)) is kind
+
+
+def test_a_server_that_is_gone_is_named(live):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    with (
+        http.Client(f"http://127.0.0.1:{port}", "t") as client,
+        pytest.raises(FleetError, match=f"{port} cannot be reached"),
+    ):
+        client.fleet()
+
+
+def hanging_up(answers):
+    """A listener that reads a request and then closes: what a server killed in the middle looks like."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        for answer in answers:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+        listening.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listening.getsockname()[1], thread
+
+
+def test_a_submission_whose_answer_is_lost_is_sent_again_with_the_same_key():
+    created = b'HTTP/1.1 201 Created\r\nContent-Length: 11\r\nConnection: close\r\n\r\n{"id": "x"}'
+    port, thread = hanging_up([b"", created])
+    with http.Client(f"http://127.0.0.1:{port}", "t") as client:
+        assert client.submit(RUN) == {"id": "x"}
+    thread.join(10)
+
+
+def test_a_stream_that_breaks_is_an_error_of_the_fleet():
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    port, thread = hanging_up([head])
+    with http.Client(f"http://127.0.0.1:{port}", "t") as client, pytest.raises(FleetError, match="broke"):
+        list(client.follow_logs("x"))
+    thread.join(10)
+
+
+def test_a_proxy_of_the_environment_sees_nothing(live, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with http.connect(start=False) as client:
+        assert client.fleet()["name"] == "local"
