@@ -146,16 +146,12 @@ def _start_workers(
 ) -> FleetRecord:
     """Start the declared nodes that do not live, all at once, and wait for them."""
     living = {p.node for p in record.processes if alive(p.process)}
-    missing = [
-        (name, pool, number)
-        for name, pool in spec.pools.items()
-        for number in range(pool.nodes)
-        if f"{name}-{number}" not in living
-    ]
+    declared = [(name, number) for name, pool in spec.pools.items() for number in range(pool.nodes)]
+    missing = [(name, number) for name, number in declared if f"{name}-{number}" not in living]
     if missing:
-        progress(f"starting {', '.join(f'{name}-{number}' for name, _, number in missing)}")
-    for name, pool, number in missing:
-        record = start_worker(record, name, pool, number, interpreters[name], found)
+        progress(f"starting {', '.join(f'{name}-{number}' for name, number in missing)}")
+    for name, number in missing:
+        record = start_worker(record, spec, (name, number), interpreters[name], found)
     started = [p for p in record.processes if p.node not in living]
     with ThreadPoolExecutor(max_workers=len(started) or 1) as threads:
         list(threads.map(await_started, started))

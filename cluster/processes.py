@@ -48,6 +48,7 @@ def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, lo
         child = subprocess.Popen(
             argv, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
+    child.returncode = 0  # it is meant to outlive us: Popen shall neither wait for it nor warn
     return identify(child.pid)
 
 

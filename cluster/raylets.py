@@ -1,5 +1,6 @@
 """Starting and stopping the Ray nodes of an embedded fleet: written down first, waited for, stopped by process id."""
 
+import json
 import shutil
 import sys
 import time
@@ -16,7 +17,7 @@ from cluster.paths import home, private_dir
 from cluster.processes import alive, free_port, reap, start_detached, stop
 from cluster.ray_hook import SOCKETS
 from cluster.ray_node import head_command, node_environment, resource_counts, worker_command
-from cluster.spec import PoolSpec
+from cluster.spec import FleetSpec, PoolSpec
 
 START_TIMEOUT_S = 120.0
 STARTED_MARK = b"Ray runtime started"
@@ -32,10 +33,11 @@ def start_head(record: FleetRecord) -> FleetRecord:
 
 
 def start_worker(
-    record: FleetRecord, name: str, pool: PoolSpec, number: int, interpreter: Path, found: Mapping[str, int]
+    record: FleetRecord, spec: FleetSpec, place: tuple[str, int], interpreter: Path, found: Mapping[str, int]
 ) -> FleetRecord:
-    """Node `<pool>-<number>`, from the pool's own interpreter, with explicit labels and resource counts."""
-    node = f"{name}-{number}"
+    """Node number `place[1]` of pool `place[0]`, from the pool's own interpreter, with explicit labels and counts."""
+    name, node = place[0], f"{place[0]}-{place[1]}"
+    pool = spec.pools[name]
     labels = {
         "polyfleet.io/pool": name,
         "polyfleet.io/node": node,
@@ -44,7 +46,7 @@ def start_worker(
     } | pool.labels
     counts = resource_counts(pool.backend, found.get(pool.backend, pool.devices), cpu_count(), pool.emulated)
     command = worker_command(interpreter, record.address, labels, counts)
-    return _launch(record, NodeProcess("worker", node, name, 0, 0.0), command, _variables(name, pool, node))
+    return _launch(record, NodeProcess("worker", node, name, 0, 0.0), command, _variables(name, spec.pools, node))
 
 
 def cpu_count() -> int:
@@ -54,10 +56,10 @@ def cpu_count() -> int:
     )
 
 
-def _variables(name: str, pool: PoolSpec, node: str) -> dict[str, str]:
-    """What the node's agent reads. All pools of one machine see each other's storage below its root."""
-    root = private_dir(home() / "storage")
-    storage = Path(pool.storage) if pool.storage else root / name
+def _variables(name: str, pools: Mapping[str, PoolSpec], node: str) -> dict[str, str]:
+    """What the node's agent reads."""
+    pool = pools[name]
+    neighbours = {other: str(storage_of(other, spec)) for other, spec in pools.items() if other != name}
     return {
         "POLYFLEET_POOL": name,
         "POLYFLEET_NODE": node,
@@ -65,8 +67,15 @@ def _variables(name: str, pool: PoolSpec, node: str) -> dict[str, str]:
         "POLYFLEET_ENVIRONMENT": pool.environment_name,
         "POLYFLEET_DEVICES": str(pool.devices),
         "POLYFLEET_NODE_DIR": str(private_dir(home() / "nodes" / node)),
-        "POLYFLEET_STORAGE": str(private_dir(storage)),
+        "POLYFLEET_STORAGE": str(private_dir(storage_of(name, pool))),
+        "POLYFLEET_NEIGHBOURS": json.dumps(neighbours),
+        "POLYFLEET_POOL_VARIABLES": ",".join(pool.env),
     } | pool.env
+
+
+def storage_of(name: str, pool: PoolSpec) -> Path:
+    """The pool's checkpoint folder on this machine."""
+    return Path(pool.storage) if pool.storage else home() / "storage" / name
 
 
 def _launch(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:

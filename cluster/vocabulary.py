@@ -41,8 +41,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What an agent reports of its node. `versions` has python, ray, torch, … of its environment, read without
-    importing torch.
+    """What an agent reports of its node. `versions` has python, ray, torch, … of its environment, read without torch.
+
+    `storage` is its pool's checkpoint folder; `neighbours` are the other pools whose checkpoints it can read.
     """
 
     node: str
@@ -62,4 +63,5 @@ class NodeFacts:
     disk_free_bytes: int
     agent_pid: int
     storage: str
+    neighbours: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -84,7 +84,7 @@ class Checkpoints:
         wanted = parse(target, "target")
         writer = self._node_of(wanted.pool, "target")
         final = f"{wanted.path}/{PurePosixPath(found.path).name}"
-        moved = self.move(reader, found.path, writer, final, progress)
+        moved = self.move((reader, found), writer, final, progress)
         kind = to_kind or self._kind_of(writer)
         return {
             "source": str(found),
@@ -97,7 +97,7 @@ class Checkpoints:
         }
 
     def move(
-        self, reader: str, path: str, writer: str, final: str, progress: Progress | None = None
+        self, source: tuple[str, Reference], writer: str, final: str, progress: Progress | None = None
     ) -> "dict[str, Any]":
         """Bytes from agent to agent in bounded pieces; the server holds none. The manifest goes last, the rename
         commits.
@@ -105,21 +105,26 @@ class Checkpoints:
         if self._agents.call(writer, "has_checkpoint", final):
             return {"files": 0, "bytes": 0, "already_there": True, "verified": True}
         aside = str(PurePosixPath(final).with_name(f".incoming-{secrets.token_hex(4)}"))
-        files = sorted(self._agents.call(reader, "list_files", path), key=lambda f: f["path"] == MANIFEST)
+        reader, found = source
+        files = sorted(
+            self._agents.call(reader, "list_files", found.path, found.pool), key=lambda f: f["path"] == MANIFEST
+        )
         total, done = sum(f["bytes"] for f in files), 0
         for file in files:
             for offset in range(0, max(file["bytes"], 1), PIECE_BYTES):
-                done += self._piece(reader, f"{path}/{file['path']}", writer, f"{aside}/{file['path']}", offset)
+                piece = Reference(found.pool, f"{found.path}/{file['path']}")
+                done += self._piece((reader, piece), writer, f"{aside}/{file['path']}", offset)
                 if progress:
                     progress(done, total)
         self._agents.call(writer, "verify_checkpoint", aside, timeout_s=3600)
         self._agents.call(writer, "commit_folder", aside, final)
         return {"files": len(files), "bytes": total, "already_there": False, "verified": True}
 
-    def _piece(self, reader: str, path: str, writer: str, to: str, offset: int) -> int:
+    def _piece(self, source: tuple[str, Reference], writer: str, to: str, offset: int) -> int:
         from orchestrator.runtime.agents import answer
 
-        data = self._agents[reader].actor.read_file.remote(path, offset, PIECE_BYTES)
+        reader, file = source
+        data = self._agents[reader].actor.read_file.remote(file.path, offset, PIECE_BYTES, file.pool)
         written: int = answer(
             self._agents[writer].actor.write_file.remote(to, offset, data), f"node {writer}: write_file", 120
         )

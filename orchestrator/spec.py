@@ -158,7 +158,7 @@ def _check_fields(spec: JobSpec) -> None:
     for place, part in _places(spec):
         for field, tasks in TASKS_OF.items():
             if spec.task not in tasks and _is_set(part, field):
-                message = f"is read by {' and '.join(tasks)} jobs, this one is {spec.task}"
+                message = f"is read by {', '.join(tasks)} jobs, this one is {spec.task}"
                 raise SpecError(f"{place}{field}", message, _instead(spec.task))
     if spec.task == "run":
         if not all(own.command or spec.command for own, _ in spec.resources.alternatives()):

@@ -1,1 +1,4 @@
-"""What a node does: discovery, back ends, checkpoints, tasks, and the supervision of attempts. Importing it imports no torch."""
+"""What a node does: discovery, back ends, checkpoints, tasks, and the supervision of attempts.
+
+Importing it imports no torch.
+"""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cluster.errors import NotFound
 from cluster.paths import private_dir
 from cluster.plain import from_plain, to_plain
 from workers.attempt import fence, lease
@@ -131,11 +132,19 @@ class Agent:
         ray = _ray()
         return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
 
-    def list_files(self, folder: str) -> list[dict[str, Any]]:
-        return self._storage.list_files(folder)
+    def list_files(self, folder: str, pool: str) -> list[dict[str, Any]]:
+        return self._readable(pool).list_files(folder)
 
-    def read_file(self, path: str, offset: int, limit_bytes: int) -> bytes:
-        return self._storage.read(path, offset, limit_bytes)
+    def read_file(self, path: str, offset: int, limit_bytes: int, pool: str) -> bytes:
+        return self._readable(pool).read(path, offset, limit_bytes)
+
+    def _readable(self, pool: str) -> Storage:
+        """Its own pool's storage, or that of a neighbour on the same machine. Raises NotFound."""
+        if pool == self._place.pool:
+            return self._storage
+        if pool not in self._place.neighbours:
+            raise NotFound(f"pool {pool!r} cannot be read from node {self._place.node}", "ask a node of that pool")
+        return Storage(self._place.neighbours[pool])
 
     def write_file(self, path: str, offset: int, data: bytes) -> int:
         return self._storage.write(path, offset, data)
@@ -179,11 +188,12 @@ def _ray() -> Any:
 def _newest_epoch(job: str) -> int | None:
     """What the controller wrote last. Raises Unreadable when the store does not answer in time."""
     from ray.exceptions import RayError
-    from ray.experimental.internal_kv import internal_kv_get_gcs_client
+    from ray.experimental import internal_kv
 
+    store: Any = internal_kv
     try:
         key = lease.FENCE_KEY.format(job=job).encode()
-        value = internal_kv_get_gcs_client().internal_kv_get(key, None, timeout=KV_TIMEOUT_S)
+        value = store.internal_kv_get_gcs_client().internal_kv_get(key, None, timeout=KV_TIMEOUT_S)
         return None if value is None else int(value)
     except (RayError, RuntimeError, OSError, ValueError) as e:
         raise fence.Unreadable(str(e)) from e

@@ -1,7 +1,6 @@
 """How a command ends: its exit code, and for errors two lines on stderr instead of a traceback."""
 
 import os
-import sys
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ EXIT_CODES = {
     3: "the server or the fleet cannot serve now",
     4: "the job that was waited for was cancelled",
     130: "interrupted with Ctrl-C; jobs go on",
+    141: "whoever read the output went away",
 }
 JOB_EXIT_CODES = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
 
@@ -37,10 +37,6 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         say("interrupted")
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        # whoever read our output has gone; Python's own flush at exit must not complain about it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
     say(f"error: {type(error).__name__}: {error}")
     say(f"  this is a fault of Polyfleet; the traceback is in {_keep_traceback(error)}")
     return FAILED

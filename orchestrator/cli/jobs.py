@@ -98,12 +98,12 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
 
 
 def _say_end(view: Data) -> None:
+    """After its log, which has the traceback of a failure already."""
     from orchestrator.show.jobs import failure
 
     say(f"{view['id']}: {view['state']}")
     if view["failure"]:
-        for part in failure(view["failure"]):
-            say(str(part))
+        say(f"  {failure(view['failure'])[0]}")
     elif view["reason"]:
         say(f"  {view['reason']}")
 

@@ -1,6 +1,7 @@
 """Answers to stdout in the format asked for; messages and progress to stderr."""
 
 import json
+import os
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.errors import BROKEN_PIPE
 from orchestrator.show.text import escaped, visible
 
 if TYPE_CHECKING:
@@ -31,7 +33,10 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the
 def emit(data: Any, form: Format, table: "Callable[[Any], RenderableType]") -> None:
     """`data` on stdout: as JSON, as YAML, or as what `table` makes of it."""
     if form is Format.TABLE:
-        console().print(table(data))
+        terminal = console()
+        with terminal.capture() as drawn:
+            terminal.print(table(data))
+        write("\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n")))
     else:
         write(as_json(data) if form is Format.JSON else as_yaml(data))
 
@@ -42,14 +47,22 @@ def as_json(data: Any, indent: int | None = 2) -> str:
 
 
 def as_yaml(data: Any) -> str:
+    """Block style; where text would act on a terminal, which cannot be escaped there, YAML's flow style: JSON."""
     from cluster.yaml import dump
 
-    return dump(data).rstrip("\n")
+    document = dump(data).rstrip("\n")
+    return document if escaped(document) == document else as_json(data)
 
 
 def write(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """`text` and a line end on stdout. Ends the command quietly when whoever read it has gone."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at exit and would complain: let that go nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(BROKEN_PIPE) from None
 
 
 def say(message: str) -> None:

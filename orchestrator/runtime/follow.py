@@ -57,10 +57,13 @@ class Follower:
             log.warning("dismissing %s.%s on %s: %s", job, epoch, node, e)
 
     def _absorb(self, live: Live, part: Part, event: dict[str, Any]) -> None:
+        if event["rank"] != 0 or event["t"] <= live.told_s:
+            return  # rank 0 speaks for all; and what the server before us stored is told again
+        live.told_s = event["t"]
         if event["type"] == "checkpoint":
             data = {"pool": self._pool(part), "path": self._relative(part, event["path"]), "step": event["step"]}
             self._jobs.record(Event(live.job, "checkpoint", live.epoch, event["t"], data))
-        elif event["type"] == "report" and event["rank"] == 0:
+        elif event["type"] == "report":
             metrics = {k: v for k, v in event.items() if k not in ("t", "rank", "type")}
             self._store.report(live.job, live.epoch, metrics.get("step", 0), event["t"], metrics)
             self._jobs.measured(live.job, metrics)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.errors import FleetError, SpecError
 from cluster.plain import to_plain
-from orchestrator.checkpoints import Checkpoints, parse
+from orchestrator.checkpoints import Checkpoints, Reference, parse
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
 from orchestrator.runtime import fences, reservations
@@ -64,7 +64,8 @@ class Launcher:
         if source is None or source["pool"] == have.pool:
             return source
         final = f"{record.job.id}/{Path(source['path']).name}"
-        self.checkpoints.move(self._reader(source), source["path"], have.node, final)
+        found = Reference(source["pool"], source["path"])
+        self.checkpoints.move((self._reader(source), found), have.node, final)
         return source | {"pool": have.pool, "path": final}
 
     def _asked_for(self, text: str, pool: str) -> dict[str, Any]:
@@ -74,11 +75,13 @@ class Launcher:
 
     def _reader(self, source: dict[str, Any]) -> str:
         """A node that sees the checkpoint: of its own pool first, then any that shares the storage."""
-        own = [name for name, _ in self.agents.of_pool(source["pool"])]
-        if own:
-            return own[0]
+        pool = source["pool"]
+        own = [name for name, _ in self.agents.of_pool(pool)]
+        beside = [name for name, agent in self.agents.ready() if agent.facts and pool in agent.facts.neighbours]
+        for node in own + beside:
+            return node
         raise FleetError(
-            f"the newest checkpoint (step {source['step']}) lies in pool {source['pool']}, of which no node is up",
+            f"the newest checkpoint (step {source['step']}) lies in pool {pool}, of which no node is up",
             "`polyfleet up` restarts lost nodes; the job goes on from it then",
         )
 

@@ -30,8 +30,9 @@ class Part:
 
 @dataclass
 class Live:
-    """`launching` while a thread carries the placement out; `stopping` is "", preempt or cancel once asked. `seen_s`, monotonic,
-    is since when its nodes must know it.
+    """`launching` while a thread carries the placement out; `stopping` is "", preempt or cancel once asked.
+
+    `seen_s` (monotonic) is since when its nodes must know it; `told_s` (epoch seconds) the time of rank 0's last event.
     """
 
     job: str
@@ -40,6 +41,7 @@ class Live:
     launching: bool = False
     stopping: str = ""
     seen_s: float = field(default_factory=time.monotonic)
+    told_s: float = 0.0
 
     @property
     def key(self) -> str:

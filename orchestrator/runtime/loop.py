@@ -32,6 +32,13 @@ WATCH_S = 2.0
 LAUNCHES_AT_ONCE = 8
 
 
+def told_until(store: EventStore, live: Live) -> float:
+    """Time of the newest report or checkpoint of this attempt in the store."""
+    reported: list[float] = [r["time"] for r in store.reports(live.job) if r["epoch"] == live.epoch]
+    saved = [e.time_s for e in store.events_of(live.job) if (e.event, e.epoch) == ("checkpoint", live.epoch)]
+    return max([0.0, *reported[-1:], *saved[-1:]])
+
+
 class Runtime(threading.Thread):
     """`trouble` is "" or why no fleet is served now. `planned` is the newest plan, for `explain` and `jobs`."""
 
@@ -42,6 +49,8 @@ class Runtime(threading.Thread):
         self.jobs, self.agents, self.launcher, self.inbox = jobs, agents, launcher, inbox
         self.trouble, self.planned = "no fleet is up", Plan()
         self.lives: dict[str, Live] = {r.job.id: live for r in jobs.all() if (live := live_of(r))}
+        for live in self.lives.values():
+            live.told_s = told_until(store, live)
         self.follower = Follower(jobs, store, agents, self.lives)
         self._fleet: FleetRecord | None = None
         self._refreshed_s = 0.0

@@ -16,7 +16,21 @@ STYLES = {
     "error": "red", "warning": "yellow", "faster": "green", "slower": "yellow", "broken": "red",
 }  # fmt: skip
 RIGHT = frozenset(
-    {"MEMORY", "FREE", "DEVICES", "NODES", "SIZE", "STEP", "PRICE/H", "RATIO", "FORWARD", "TRAINING STEP", "ITEMS/S"}
+    {
+        "BYTES",
+        "TENSORS",
+        "MEMORY",
+        "FREE",
+        "DEVICES",
+        "NODES",
+        "SIZE",
+        "STEP",
+        "PRICE/H",
+        "RATIO",
+        "FORWARD",
+        "TRAINING STEP",
+        "ITEMS/S",
+    }
 )
 
 
@@ -35,7 +49,14 @@ class Grid:
 
         if not self.rows:
             return Text(self.empty, style="dim")
-        table = Table(box=None, pad_edge=False, header_style="bold", title=self.title or None, title_justify="left")
+        table = Table(
+            box=None,
+            pad_edge=False,
+            header_style="bold",
+            show_header=any(self.columns),
+            title=self.title or None,
+            title_justify="left",
+        )
         for name in self.columns:
             table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
         for row in self.rows:
@@ -47,14 +68,14 @@ class Grid:
         if not self.rows:
             return f"<em>{escape(self.empty)}</em>"
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        head = "" if not any(self.columns) else "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = "nothing") -> Grid:
     """Cells of any type: None is shown as nothing, control characters are filtered."""
-    cells = (tuple("" if cell is None else one_line(cell) for cell in row) for row in rows)
+    cells = (tuple("" if cell is None else one_line(_value(cell)) for cell in row) for row in rows)
     return Grid(tuple(columns), tuple(cells), one_line(title), empty)
 
 
@@ -86,7 +107,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={_value(inner)}" for name, inner in value.items())
+        return ", ".join(f"{name}={_value(inner)}" for name, inner in value.items() if inner != "")
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from orchestrator.core.states import TERMINAL
 from orchestrator.show.grid import Grid, Stack, facts, grid
 from orchestrator.show.text import visible
 from orchestrator.show.units import ago, between
@@ -95,8 +96,9 @@ def attempts(rows: list[Data]) -> Grid:
 def plan(answer: Data) -> Stack:
     """Per candidate and devices: fits, or the sentence that refused it; then what would start."""
     rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate)]
-    table = grid(("CANDIDATE", "WANTS", "DEVICES", "ANSWER"), rows, empty="no candidates")
-    parts: list[Grid | str] = [table, "", visible(_would_start(answer))]
+    table = grid(("CANDIDATE", "WANTS", "WHERE", "ANSWER"), rows, empty="no candidates")
+    would = _would_start(answer)
+    parts: list[Grid | str] = [table, *(["", visible(would)] if would else [])]
     if answer.get("state"):
         parts.insert(0, visible(f"{answer['state']}: {answer['reason']}" if answer["reason"] else answer["state"]))
     return Stack(tuple(parts))
@@ -113,6 +115,8 @@ def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:
 
 def _would_start(answer: Data) -> str:
     start = answer["would_start"]
+    if answer.get("state") in TERMINAL:
+        return ""
     if answer.get("impossible"):
         return f"can never start: {answer['impossible']}"
     if start is None:

@@ -32,7 +32,10 @@ def moment(iso: str | None) -> datetime | None:
 def ago(iso: str | None, now: datetime | None = None) -> str:
     """How long ago, "" where there is no time."""
     then = moment(iso)
-    return f"{duration(max(0.0, ((now or datetime.now(UTC)) - then).total_seconds() // 1))} ago" if then else ""
+    if then is None:
+        return ""
+    seconds = ((now or datetime.now(UTC)) - then).total_seconds() // 1
+    return f"{duration(seconds)} ago" if seconds > 0 else "just now"
 
 
 def between(start: str | None, end: str | None, now: datetime | None = None) -> str:

@@ -131,12 +131,16 @@ class EventStore:
         return decode(encode(made.body))
 
     def _known(self, key: str) -> Row[Any] | None:
+        if key in self._writer.doubtful:
+            return None
         with self._database.reading() as connection:
             return connection.execute(select(requests).where(requests.c.key == key)).first()
 
     def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
+        """None that is not acknowledged, even where the database shows one."""
+        acknowledged = wanted.where(events.c.seq <= self.last_seq)
         with self._database.reading() as connection:
-            rows = connection.execute(wanted.order_by(events.c.seq).limit(limit)).all()
+            rows = connection.execute(acknowledged.order_by(events.c.seq).limit(limit)).all()
         return [Event(r.job, r.event, r.epoch, r.time, decode(r.data), r.seq) for r in rows]
 
 

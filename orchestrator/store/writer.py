@@ -39,7 +39,8 @@ class Work:
 
 class Writer(threading.Thread):
     """`last_seq` is of the newest durable event; `committed` is notified when it grows. Reports that did not fit or
-    could not be written are counted in `reports_lost`."""
+    could not be written are counted in `reports_lost`. After an error, rows above `last_seq` and requests with a
+    `doubtful` key may lie in the database although nobody was told so: readers look past them."""
 
     def __init__(self, database: Database):
         super().__init__(name="store-writer", daemon=True)
@@ -51,7 +52,7 @@ class Writer(threading.Thread):
         self._reports: deque[Row] = deque()
         self._closing = False
         self._connection: Connection | None = None
-        self._doubtful: list[str] = []
+        self.doubtful: set[str] = set()
         self._token = secrets.token_hex(16)
         with database.errors(), database.connect() as connection, connection.begin():
             connection.execute(writers.delete())
@@ -137,7 +138,7 @@ class Writer(threading.Thread):
         """Nobody is told that it worked, and nothing stays that might have: see `_connected`."""
         log.error("%s", error)
         self.reports_lost += len(lines)
-        self._doubtful += [unit.request["key"] for unit in work if unit.request]
+        self.doubtful |= {unit.request["key"] for unit in work if unit.request}
         if self._connection is not None:
             self._connection.invalidate()
             self.disconnect()
@@ -166,6 +167,6 @@ class Writer(threading.Thread):
                 self._still_ours(self._connection)
                 self._connection.execute(events.delete().where(events.c.seq > self.last_seq))
                 self._connection.execute(reports.delete().where(reports.c.seq > self._last_report))
-                self._connection.execute(requests.delete().where(requests.c.key.in_(self._doubtful)))
-            self._doubtful.clear()
+                self._connection.execute(requests.delete().where(requests.c.key.in_(self.doubtful)))
+            self.doubtful.clear()
         return self._connection

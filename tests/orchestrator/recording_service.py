@@ -225,7 +225,10 @@ class RecordingService:
         return sha in self.packages
 
     def checkpoints(self, pool, prefix):
-        return [{"pool": pool or "cpu", "path": f"{prefix}digits/step-1", "step": 1, "bytes": 10, "kind": "cpu"}]
+        path = f"{prefix}digits/step-1"
+        return [
+            {"pool": pool or "cpu", "path": path, "step": 1, "bytes": 10, "producer": {"kind": "cpu"}, "created": NOW}
+        ]
 
     def checkpoint_show(self, ref):
         if not ref.startswith("cpu:"):

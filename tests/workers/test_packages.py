@@ -146,7 +146,7 @@ def test_a_name_with_a_zero_byte_is_refused(store):
 
 def test_a_bomb_is_refused_by_its_ratio(store):
     data = archive(("zeros", b"\0" * (20 << 20)))
-    with pytest.raises(UserError, match="unpacks to .* times its size, more than 200"):
+    with pytest.raises(UserError, match=r"unpacks to .* times its size, more than 200"):
         store.put(sha(data), 0, data, True)
 
 

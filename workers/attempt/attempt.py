@@ -4,32 +4,39 @@ import json
 import shutil
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 from cluster.errors import NotFound, UserError
+from cluster.plain import from_plain
 from workers.attempt import lease, outcome, processes
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
+from workers.messages import Outcome
 
 LOOK_FOR_SUPERVISOR_S = 0.3
 MOST_EVENT_BYTES = 1 << 20
 MOST_LOG_BYTES = 1 << 20
+FIELDS: dict[str, Any] = {"t": (int, float), "rank": int, "type": str}
+FIELDS_OF: dict[str, dict[str, Any]] = {"checkpoint": {"path": str, "step": int}}
 
 
 class Attempt:
-    """`lease_s` is the order's. `starting` is true while this agent makes the folder, before there is a supervisor."""
+    """`starting`: the folder is being made, there is no supervisor yet. `gone`: somebody removed it."""
 
     def __init__(self, attempt: AttemptId, folder: Folder, lease_s: float):
         self.id = attempt
         self.folder = folder
         self.lease_s = lease_s
         self.starting = False
+        self.gone = False
         self._ended: dict[str, Any] | None = None
         self._looked_s = 0.0
 
     @property
     def outcome(self) -> dict[str, Any] | None:
+        """None while it lives. User code can write this file too: what is no Outcome does not count."""
         if self._ended is None and self.folder.outcome.exists():
-            self._ended = read_json(self.folder.outcome)
+            self._ended = _checked(read_json(self.folder.outcome))
         return self._ended
 
     @property
@@ -49,11 +56,19 @@ class Attempt:
             return
         self._looked_s = now
         never_ran = not self.folder.supervisor.exists()
-        if lease.is_held(self.folder.lock) or (never_ran and not lease.passed(self.folder.lease)):
+        self.gone = not self.folder.path.is_dir()
+        if self.gone or lease.is_held(self.folder.lock) or (never_ran and not lease.passed(self.folder.lease)):
             return
         if self.outcome is None:
             processes.kill_tree(0, self.folder.path)
-            write_json(self.folder.outcome, outcome.outcome(self.id, "lost", {}), durable=True)
+            self._ended = outcome.outcome(self.id, "lost", {}, self._why_lost())
+            with suppress(OSError):  # a full disk: whoever comes after us finds the same and says the same
+                write_json(self.folder.outcome, self._ended, durable=True)
+
+    def _why_lost(self) -> dict[str, Any]:
+        said = self.folder.complaints.read_text(errors="replace") if self.folder.complaints.exists() else ""
+        last = (said.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
+        return outcome.failure(0, "", "internal", f"the attempt's supervisor is gone: {last}")
 
     def report(self, cursor: int, known: str) -> dict[str, Any] | None:
         """An AttemptReport as plain data when there is news: another phase than `known`, or events from `cursor` on."""
@@ -115,9 +130,24 @@ class Attempt:
         }
 
 
+def _checked(found: Any) -> dict[str, Any] | None:
+    try:
+        from_plain(Outcome, found)
+    except UserError:
+        return None
+    return dict(found)
+
+
 def _event(line: bytes) -> dict[str, Any] | None:
+    """An event with the fields that every event, or its type, must have; None for anything else."""
     try:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) else None
+    if not isinstance(event, dict) or not _has(event, FIELDS) or not _has(event, FIELDS_OF.get(event["type"], {})):
+        return None
+    return event
+
+
+def _has(event: dict[str, Any], fields: dict[str, Any]) -> bool:
+    return all(isinstance(event.get(name), kind) for name, kind in fields.items())

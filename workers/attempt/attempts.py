@@ -38,8 +38,8 @@ class Attempts:
         """What an agent before us left: running attempts are adopted by knowing them."""
         for path in sorted(self._folder.iterdir()):
             folder, attempt = Folder(path), parse(path.name)
-            order = read_json(folder.order)
-            if attempt is not None and order is not None and not folder.forgotten.exists():
+            order = None if folder.forgotten.exists() else read_json(folder.order)
+            if attempt is not None and order is not None:
                 yield Attempt(attempt, folder, float(order["lease_s"]))
 
     def start(self, order: Order, secrets: Mapping[str, str]) -> None:
@@ -54,9 +54,12 @@ class Attempts:
                 order = launch.absolute(order, self._storage)
                 launch.prepare(folder, order, self._node, self._threads(order), self._packages, os.environ)
                 launch.supervise(folder, secrets, lock)
-            except (UserError, FleetError, OSError):
+            except (UserError, FleetError):
                 self._undo(attempt, folder)
                 raise
+            except OSError as e:
+                self._undo(attempt, folder)
+                raise FleetError(f"node {self._node} cannot make the attempt's folder: {e}", "free space there") from e
 
     def _check(self, order: Order, attempt: AttemptId) -> None:
         if order.protocol != PROTOCOL:
@@ -158,5 +161,8 @@ class Attempts:
             attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.settle()
-        found = [a.report(cursors.get(str(a.id), 0), known.get(str(a.id), "")) for a in attempts]
+            if attempt.gone:
+                with self._changed:
+                    self._attempts.pop(attempt.id, None)
+        found = [a.report(cursors.get(str(a.id), 0), known.get(str(a.id), "")) for a in attempts if not a.gone]
         return [report for report in found if report is not None], any(a.live for a in attempts)

@@ -41,6 +41,9 @@ PREFIXES = (
     *("NEURON_", "ONEAPI_", "ZE_", "SYCL_", "CCL_", "IPEX_", "MKL_", "KMP_", "GOMP_", "GLOO_", "UCX_", "FI_"),
     *("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_"),
 )
+POOL_VARIABLES = "POLYFLEET_POOL_VARIABLES"
+"""Names, comma-separated, of what the fleet file sets for the pool's nodes (cluster/raylets.py)."""
+
 LOOKS_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH", re.IGNORECASE)
 
 # The CUDA runtime counts the quickest GPU first unless told otherwise; NVML and Level Zero's sysfs count in PCI order.
@@ -52,9 +55,12 @@ TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1"}
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank may see of the node's own variables. A proxy with a password in it is left out."""
+    """What a rank may see of the node's own variables, and all that its pool declares. A proxy with a password stays
+    out.
+    """
     kept = {k: v for k, v in environ.items() if (k in NAMES or k.startswith(PREFIXES)) and not LOOKS_SECRET.search(k)}
     kept = {k: v for k, v in kept.items() if not (k.lower().endswith("_proxy") and "@" in v)}
+    kept |= {name: environ[name] for name in environ.get(POOL_VARIABLES, "").split(",") if name in environ}
     search = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
     return kept | {"PATH": os.pathsep.join(search)}
 
@@ -68,10 +74,18 @@ def rank_environment(
     order: Order, local_rank: int, folder: Path, threads: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """`folder` is the attempt's; the order's checkpoint folders are absolute by now."""
-    base = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | _loopback(order)
-    user = inherited(environ) | base | order.environment
+    user = _defaults(order, threads) | inherited(environ) | order.environment
     ours = _torchrun(order, local_rank) | _polyfleet(order, folder) | visible(order, local_rank)
     return user | ours | {"PYTHONPATH": _python_path(order, local_rank, folder)}
+
+
+def _defaults(order: Order, threads: int) -> dict[str, str]:
+    """torch-xla and IPEX import torch's compiler at once, which starts a process that imports torch as well. With one
+    compile thread it does not, and a rank of theirs starts 1.5 s sooner and ends 3 s sooner (2 cores, torch 2.8).
+    """
+    lean = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if order.backend == "tpu" or order.kind == "cpu:ipex" else {}
+    python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    return {"OMP_NUM_THREADS": str(threads)} | python | lean | _loopback(order)
 
 
 def _python_path(order: Order, local_rank: int, folder: Path) -> str:

@@ -1,7 +1,9 @@
 """How an attempt ended, decided from what its supervisor saw. Plain data in, plain data out: an Outcome as JSON."""
 
+import json
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from workers.attempt.records import AttemptId
@@ -18,6 +20,27 @@ def state(why: str, codes: dict[int, int], noted: bool) -> str:
     if why == "preempt" and (noted or (bad and all(code in TERMINATED for code in bad))):
         return "preempted"
     return "failed" if bad else "succeeded"
+
+
+def first_bad(codes: dict[int, int]) -> int:
+    """The lowest rank that failed by itself, else the lowest that we ended."""
+    return min((code in TERMINATED, rank) for rank, code in codes.items() if code != 0)[1]
+
+
+def noted_preempted(events: Path) -> bool:
+    """Whether a rank noted that it stopped early because it was asked to."""
+    try:
+        with events.open("rb") as f:
+            lines = [line for line in f if b'"preempted"' in line]
+    except OSError:
+        return False
+    notes = []
+    for line in lines:
+        try:
+            notes.append(json.loads(line))
+        except ValueError:
+            continue
+    return any(isinstance(n, dict) and n.get("type") == "note" and n.get("preempted") is True for n in notes)
 
 
 def outcome(

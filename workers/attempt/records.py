@@ -3,6 +3,7 @@
 order.json        the Order; no secrets
 launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
 supervisor.json   {"pid", "created"} of the supervisor
+supervisor.log    what the supervisor itself says on stderr: nothing, unless something is wrong with it
 lock              held by the supervisor while it lives
 lease             deadline in seconds of the boot clock; replaced by rename
 stop              "preempt" or "cancel"
@@ -55,6 +56,7 @@ class Folder:
         self.events = path / "events.jsonl"
         self.result = path / "result.json"
         self.outcome = path / "outcome.json"
+        self.complaints = path / "supervisor.log"
         self.forgotten = path / "forgotten"
         self.works = path / "work"
 

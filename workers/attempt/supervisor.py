@@ -51,7 +51,6 @@ class Supervisor:
 
     def run(self) -> None:
         _usual_priority()
-        self._listen_to_signals()
         processes.adopt_orphans()
         for rank in self.launch["ranks"]:
             if not self.why:
@@ -67,8 +66,11 @@ class Supervisor:
         self._drain()
         self._finish()
 
-    def _listen_to_signals(self) -> None:
-        """A signal makes the selector return at once: a rank's end and an agent's word are seen in milliseconds."""
+    def listen(self) -> None:
+        """A signal makes the selector return at once: a rank's end and an agent's word are seen in milliseconds.
+
+        Comes before anybody can know our pid: an unhandled SIGUSR1 would end us.
+        """
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
@@ -176,7 +178,7 @@ class Supervisor:
 
     def _finish(self) -> None:
         self._reap()
-        noted = self.why == "preempt" and _noted_preempted(self.folder.events)
+        noted = self.why == "preempt" and outcome.noted_preempted(self.folder.events)
         ended_as = outcome.state(self.why, self.codes, noted)
         failure = (self.failure or self._failure()) if ended_as == "failed" else None
         result = self.redact.plain(read_json(self.folder.result))
@@ -187,13 +189,13 @@ class Supervisor:
 
     def _failure(self) -> dict[str, Any]:
         """Of the rank that failed first: what its child wrote, else what its exit code and last line tell."""
-        bad = sorted(rank for rank, code in self.codes.items() if code != 0)
-        number = bad[0] if self.culprit is None else self.culprit
+        number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
         written, code = self.redact.plain(read_json(self.folder.failure(number))), self.codes[number]
         if not isinstance(written, dict):
             return outcome.from_exit(number, self.launch["node"], code, self.logs[number].last_err)
         write_json(self.folder.failure(number), written)
-        return written | {"rank": number, "node": self.launch["node"], "exit_code": code}
+        told = outcome.failure(number, self.launch["node"], str(written.get("kind")), str(written.get("message")), code)
+        return told | {"traceback": str(written.get("traceback", ""))}
 
 
 def _before_exec(parent: int) -> None:
@@ -220,24 +222,9 @@ def _asked(stop: Path) -> str:
         return ""
 
 
-def _noted_preempted(events: Path) -> bool:
-    """Whether a rank noted that it stopped early because it was asked to."""
-    try:
-        with events.open("rb") as f:
-            lines = [line for line in f if b'"preempted"' in line]
-    except OSError:
-        return False
-    notes = []
-    for line in lines:
-        try:
-            notes.append(json.loads(line))
-        except ValueError:
-            continue
-    return any(isinstance(n, dict) and n.get("type") == "note" and n.get("preempted") is True for n in notes)
-
-
-def _detach() -> None:
-    """Leave the agent's process tree: the parent ends once the child, in its own session, has put itself on record.
+def _detach() -> int:
+    """Leave the agent's process tree: only the child returns, in a session of its own. The parent ends when the child
+    writes to the descriptor it gets here, with exit code 1 if it dies before.
 
     A Ray worker that exits kills its children; ours has to be a grandchild by then, whose parent is gone.
     """
@@ -247,16 +234,14 @@ def _detach() -> None:
         os._exit(0 if os.read(reader, 1) else 1)
     os.setsid()
     os.close(reader)
-    os.set_inheritable(writer, False)
-    _put_on_record(Folder(Path(sys.argv[1])))
-    os.write(writer, b"1")
-    os.close(writer)
+    return writer
 
 
 def _put_on_record(folder: Folder) -> None:
+    """From now on the agent knows us; what we say goes into the attempt's folder."""
     write_json(folder.supervisor, {"pid": os.getpid(), "created": processes.created_s(os.getpid())})
     null = os.open(os.devnull, os.O_RDWR)
-    errors = os.open(folder.path / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    errors = os.open(folder.complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (null, 1), (errors, 2)):
         os.dup2(source, target)
 
@@ -267,9 +252,14 @@ def main() -> int:
     secrets = json.load(sys.stdin)
     if attempt is None:
         return 2
-    _detach()
+    launcher = _detach()
     os.set_inheritable(int(sys.argv[2]), False)
-    Supervisor(folder, attempt, secrets).run()
+    supervisor = Supervisor(folder, attempt, secrets)
+    supervisor.listen()
+    _put_on_record(folder)
+    os.write(launcher, b"1")
+    os.close(launcher)
+    supervisor.run()
     return 0
 
 

@@ -136,7 +136,7 @@ class BaseBackend:
         return frozenset(d for d in every_dtype() if self.supports_dtype(d))
 
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:
-        """Lower precision where torch deems it safe; nothing for float32, None, "". Raises UserError if it is lacking."""
+        """Lower precision where torch deems it safe; nothing for float32, None and "". Raises UserError if absent."""
         wanted = precision_of(dtype)
         if wanted == torch.float32:
             return nullcontext()
@@ -160,7 +160,7 @@ class BaseBackend:
                 f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself"
             )
         chosen = levels.level_of(level)
-        work = levels.Work(self, precision_of(dtype), training=False, sample=self._sample(sample_input))
+        work = levels.Work(self, precision_of(dtype), False, self.to_device(levels.as_sample(sample_input)))
         return levels.run(self.to_device(levels.own_copy(model)), chosen, work)
 
     def optimize_for_inference(
@@ -183,7 +183,7 @@ class BaseBackend:
         if optimizer is not None:
             placing.rebind_optimizer(optimizer, moved, self.device)
             self._fit_optimizer(optimizer)
-        work = levels.Work(self, precision_of(dtype), training=True, sample=self._sample(sample_input))
+        work = levels.Work(self, precision_of(dtype), True, self.to_device(levels.as_sample(sample_input)))
         prepared = levels.run(model, chosen, work)
         return Trained(prepared.model, optimizer, prepared.applied, prepared.skipped)
 
@@ -216,9 +216,6 @@ class BaseBackend:
         self.empty_cache()
 
     # Hooks
-
-    def _sample(self, value: Any) -> levels.Sample | None:
-        return None if value is None else self.to_device(levels.as_sample(value))
 
     def _device(self, index: int) -> torch.device:
         return torch.device(TABLE[self.BACKEND_NAME].torch_device, index)

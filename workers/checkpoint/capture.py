@@ -1,6 +1,7 @@
 """A live state flattened: named tensors where they are now, ties found by identity, one JSON tree per entry."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +61,7 @@ class Capture:
             return {"$tensor": self._stored.get(id(value)) or self._store(where, value, role)}
         if type(value) is np.ndarray and tree.portable(value.dtype):
             native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-            return {"$array": self._store(where, torch.from_numpy(native), role)}
+            return {"$array": self._store(where, torch.from_numpy(native), "array" if role == "tensor" else role)}
         return tree.refuse(value, where)
 
     def _store(self, name: str, tensor: torch.Tensor, role: str) -> str:
@@ -70,7 +71,7 @@ class Capture:
         return name
 
 
-def capture(state: dict[str, Any]) -> Capture:
+def capture(state: Mapping[str, Any]) -> Capture:
     """Modules first: optimizers are told by their parameters' names, and a tensor is stored where a module holds it."""
     for entry in state:
         if not isinstance(entry, str) or not ENTRY.fullmatch(entry):

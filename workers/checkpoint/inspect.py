@@ -11,7 +11,7 @@ from cluster.errors import NotFound
 from cluster.plain import to_plain
 from workers.checkpoint.checks import read_manifest, tensor_bytes
 from workers.checkpoint.folders import below, newest_first, step_of
-from workers.checkpoint.manifest import NAME, DamagedCheckpoint, Manifest
+from workers.checkpoint.manifest import NAME, DamagedCheckpoint, Manifest, Producer
 from workers.checkpoint.planning import plan as plan
 from workers.checkpoint.reader import Reader
 from workers.checkpoint.report import Skipped
@@ -46,14 +46,11 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def list_checkpoints(root: str | Path) -> list[dict[str, Any]]:
-    """`describe` of every checkpoint below `root`, those of one folder newest first; a damaged one has `problem`."""
-    listed = []
-    for folder in below(Path(root)):
-        try:
-            listed.append(describe(folder))
-        except CheckpointError as e:
-            listed.append({"path": str(folder), "name": folder.name, "step": step_of(folder), "problem": e.message})
-    return listed
+    """`describe` of every checkpoint below `root`, those of one folder newest first, and `problem`: "" or a sentence.
+
+    A damaged one has only its path, name and step, and nothing for the rest a table shows.
+    """
+    return [_listed(folder) for folder in below(Path(root))]
 
 
 def verify(path: str | Path) -> dict[str, Any]:
@@ -105,6 +102,14 @@ def checkpoint_folder(path: str | Path) -> Path:
     if there:
         raise NotFound(f"{folder} is a folder of checkpoints, not one", f"name one of them: {there}")
     raise NotFound(f"{folder} is no checkpoint: it has no {NAME}", "name a folder step-…, or save one first")
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    try:
+        return {**describe(folder), "problem": ""}
+    except CheckpointError as e:
+        known = {"path": str(folder), "name": folder.name, "step": step_of(folder), "problem": e.message}
+        return {**known, "created": "", "producer": to_plain(Producer()), "bytes": 0}
 
 
 def _contents(manifest: Manifest) -> dict[str, Any]:

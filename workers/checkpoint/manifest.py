@@ -24,7 +24,7 @@ VERSION = 1
 NAME = "MANIFEST.json"
 FOLDER = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\.safetensors")
-ROLES = ("parameter", "buffer", "optimizer", "rng", "tensor")
+ROLES = ("parameter", "buffer", "optimizer", "rng", "tensor", "array")
 KINDS = ("module", "optimizer", "stateful", "rng", "tree")
 LARGEST_BYTES = 256 << 20
 """Of a manifest: room for the names of a million tensors and the chunk hashes of some 20 TB."""
@@ -64,6 +64,7 @@ class TensorEntry:
     `offset` counts from the beginning of the file, so that a tensor is read without reading the shard's header.
     `layout` is the order of the dimensions in memory, outermost first, where it was not the usual one: (0, 2, 3, 1) is
     channels_last. `device` is where the tensor was. `dtype` is torch's name, also where the shard holds raw U8 bytes.
+    A role of `array` is a numpy array, which stays one, on the host.
     """
 
     role: str
@@ -121,12 +122,12 @@ def digest_of(data: dict[str, Any]) -> str:
 def dump(manifest: Manifest) -> bytes:
     """The text of MANIFEST.json, digest included. Fields of a tensor that say nothing are left out."""
     data = to_plain(manifest)
-    for name, tensor in manifest.tensors.items():
-        told = (
-            ("role", "alias_of")
-            if tensor.alias_of
-            else ("role", "dtype", "shape", "file", "offset", "device", "layout")
-        )
-        data["tensors"][name] = {key: getattr(tensor, key) for key in told if key != "layout" or tensor.layout}
+    data["tensors"] = {name: _telling(tensor) for name, tensor in data["tensors"].items()}
     data["digest"] = digest_of(data)
     return json.dumps(data, indent=1, allow_nan=False).encode("ascii")
+
+
+def _telling(tensor: dict[str, Any]) -> dict[str, Any]:
+    if tensor["alias_of"]:
+        return {key: tensor[key] for key in ("role", "alias_of")}
+    return {key: value for key, value in tensor.items() if key != "alias_of" and (key != "layout" or value)}

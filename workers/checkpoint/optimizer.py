@@ -24,6 +24,7 @@ IMPLEMENTATION = ("params", "param_names", "fused", "foreach", "capturable", "di
 
 def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
     """Its tree, still with live tensors. `names`: parameter id -> name. Raises where it trains other parameters."""
+    _check_whole(entry, optimizer)
     groups = [
         {
             "parameters": parameter_names(entry, group["params"], names),
@@ -39,6 +40,16 @@ def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]
             )
         state[names[id(parameter)]] = dict(held)
     return {"groups": groups, "state": state}
+
+
+def _check_whole(entry: str, optimizer: torch.optim.Optimizer) -> None:
+    """IPEX hangs float32 master weights, or their lower halves, on the optimizer: neither state nor model has them."""
+    for held in getattr(optimizer, "params_attr", {}).values():
+        if getattr(held, "master_parameter", None) is not None or getattr(held, "parameter_trail", None) is not None:
+            raise CheckpointError(
+                f"{entry} keeps master weights outside its state (intel_extension_for_pytorch)",
+                "call ipex.optimize without dtype when training, and use autocast for the speed",
+            )
 
 
 def stage_optimizer(stage: Stage, entry: str, optimizer: torch.optim.Optimizer, live: Live) -> Apply:

@@ -33,10 +33,10 @@ def plan(path: str | Path, backend: str, emulated: bool = False) -> dict[str, An
 
 
 def _dtypes(manifest: Manifest, backend: str, emulated: bool) -> list[dict[str, Any]]:
-    """Random states stay on the host whatever the target, so they are not counted."""
+    """Random states and numpy arrays stay on the host whatever the target, so they are not counted."""
     names: dict[str, list[str]] = defaultdict(list)
     for name, tensor in manifest.tensors.items():
-        if not tensor.alias_of and tensor.role != "rng":
+        if not tensor.alias_of and tensor.role not in ("rng", "array"):
             names[tensor.dtype].append(name)
     lacks = lacking(backend, emulated)
     return [_line(manifest, dtype, held, fate(dtype, lacks), backend) for dtype, held in sorted(names.items())]

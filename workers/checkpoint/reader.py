@@ -20,7 +20,8 @@ class Reader:
         self.manifest: Manifest = read_manifest(folder)
         self._open = ExitStack()
         self._descriptors: dict[str, int] = {}
-        self._kept: tuple[str, int, memoryview] = ("", 0, memoryview(b""))
+        self._buffer = bytearray(CHUNK_BYTES)  # reused: touching fresh pages costs more than copying
+        self._held: tuple[str, int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -57,18 +58,20 @@ class Reader:
                     yield e
 
     def _chunk(self, file: str, index: int) -> memoryview:
-        """The bytes of one chunk, verified. The last one is kept: neighbouring tensors share it."""
-        if self._kept[:2] != (file, index) or not self._kept[2]:
-            entry = self.manifest.files[file]
-            start = index * CHUNK_BYTES
-            data = _read_at(self._descriptor(file), start, min(CHUNK_BYTES, entry.bytes - start))
+        """The bytes of one chunk, verified, until the next one is asked for: neighbouring tensors share it."""
+        entry = self.manifest.files[file]
+        start = index * CHUNK_BYTES
+        data = memoryview(self._buffer)[: min(CHUNK_BYTES, entry.bytes - start)]
+        if self._held != (file, index):
+            self._held = None
+            _read_at(self._descriptor(file), start, data)
             if chunk_digest(data) != entry.xxh3_128[index]:
                 raise DamagedCheckpoint(
                     f"{self.folder / file}: chunk {index + 1} of {len(entry.xxh3_128)} is not what was saved"
                     f" (bytes {start} to {start + len(data)}: {self._inside(file, start, start + len(data))})"
                 )
-            self._kept = (file, index, data)
-        return self._kept[2]
+            self._held = (file, index)
+        return data
 
     def _descriptor(self, file: str) -> int:
         if file not in self._descriptors:
@@ -93,12 +96,10 @@ class Reader:
         return few(names) or "no tensor"
 
 
-def _read_at(descriptor: int, start: int, size_bytes: int) -> memoryview:
-    data = memoryview(bytearray(size_bytes))
+def _read_at(descriptor: int, start: int, out: memoryview) -> None:
     done = 0
-    while done < size_bytes:
-        count = os.preadv(descriptor, [data[done:]], start + done)
+    while done < len(out):
+        count = os.preadv(descriptor, [out[done:]], start + done)
         if count == 0:
             raise DamagedCheckpoint(f"a file ends at byte {start + done} while it is read: somebody shortens it")
         done += count
-    return data

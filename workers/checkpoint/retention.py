@@ -4,10 +4,10 @@ import os
 import time
 from pathlib import Path
 
-from workers.checkpoint.checks import read_manifest
+from workers.checkpoint.checks import read_json
 from workers.checkpoint.files import Files
 from workers.checkpoint.folders import is_committed, is_complete, newest_first, step_of
-from workers.checkpoint.manifest import NAME, DamagedCheckpoint, Producer
+from workers.checkpoint.manifest import NAME, Producer
 from workers.errors import CheckpointError
 
 LEFTOVER_AGE_S = 3600
@@ -46,13 +46,14 @@ def refuse_older_attempt(root: Path, producer: Producer) -> None:
         return
     for folder in newest_first(root):
         try:
-            other = read_manifest(folder).producer
-        except DamagedCheckpoint:
-            continue
-        if other.job == producer.job and other.epoch > producer.epoch:
+            other = read_json(folder)["producer"]
+            replaced = other["job"] == producer.job and other["epoch"] > producer.epoch
+        except (CheckpointError, LookupError, TypeError):
+            continue  # a damaged one proves nothing
+        if replaced:
             raise CheckpointError(
                 f"attempt {producer.epoch} of job {producer.job} may not save:"
-                f" attempt {other.epoch} has saved {folder.name}",
+                f" attempt {other['epoch']} has saved {folder.name}",
                 "stop this attempt; the job goes on elsewhere",
             )
 

@@ -9,6 +9,7 @@
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,7 +43,7 @@ class Saved:
 def save(
     root: str | os.PathLike[str],
     step: int,
-    state: dict[str, Any],
+    state: Mapping[str, Any],
     *,
     keep: int | None = None,
     attempt: str | None = None,
@@ -125,6 +126,7 @@ class _Writer:
             file.close()
         self.files.rename(part, self.folder / manifest.NAME)
         self.files.sync_folder(self.folder)
+
 
 def _blob(name: str, tensor: torch.Tensor) -> Blob:
     dtype = DTYPES[dtype_name(tensor.dtype)]

@@ -1,5 +1,6 @@
 """What an agent tells of its node, put together from discovery, psutil and the environment variables of its pool."""
 
+import json
 import os
 import shutil
 import socket
@@ -22,7 +23,10 @@ LOW_DISK_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an agent works: the words of its pool and its two folders."""
+    """Where an agent works: the words of its pool and its two folders.
+
+    `neighbours` are the storages of other pools that this machine can read, by pool.
+    """
 
     node: str
     pool: str
@@ -30,6 +34,7 @@ class Place:
     environment: str
     node_dir: Path
     storage: Path
+    neighbours: dict[str, Path]
 
 
 def place(
@@ -47,6 +52,7 @@ def place(
         environment=env.get("POLYFLEET_ENVIRONMENT") or TABLE[chosen].environment,
         node_dir=node_dir or Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / called),
         storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / in_pool),
+        neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_NEIGHBOURS") or "{}").items()},
     )
 
 
@@ -86,6 +92,7 @@ def node_facts(
         disk_free_bytes=disk_free,
         agent_pid=os.getpid(),
         storage=str(place.storage),
+        neighbours=tuple(place.neighbours),
         findings=findings + _disk(place.storage, disk_free),
     )
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -31,14 +32,16 @@ def main(context: Context) -> dict[str, Any]:
     with torch.no_grad():
         reference = first_tensor(copy.deepcopy(model).eval()(*sample.args, **sample.kwargs))
     with context.backend as backend:
+        started = perf_counter()
         prepared = backend.prepare_model(model, level, sample, precision)
+        prepare_s = perf_counter() - started
         forward = measure.measure(_forward(prepared.model, backend.to_device(sample)), backend, warmup, rounds)
         rows = [measure.row("forward", forward, models.batch_size(context))]
         if asked.get("train", True):
             step = measure.measure(_training_step(backend, model, sample, level, precision), backend, warmup, rounds)
             rows.append(measure.row("training_step", step, models.batch_size(context)))
     output = first_tensor(forward.output).detach().cpu()
-    return {"rows": rows} | _facts(context, model, sample, prepared, output, reference)
+    return {"rows": rows, "prepare_s": prepare_s} | _facts(context, model, sample, prepared, output, reference)
 
 
 def _forward(model: nn.Module, sample: Sample) -> Callable[[], Any]:
@@ -54,6 +57,8 @@ def _training_step(
 ) -> Callable[[], Any]:
     """Forward, mean square of the output as the loss, backward, and a step of plain SGD, on a copy of the model."""
     mine = copy.deepcopy(model).train()
+    if not any(p.requires_grad for p in mine.parameters()):
+        raise UserError("the model has no parameter to train", "set train: false in the benchmark's arguments")
     sgd = torch.optim.SGD(mine.parameters(), lr=1e-4)
     trained = backend.optimize_for_training(mine, sgd, precision, level, sample)
     inputs = backend.to_device(sample)

@@ -1,5 +1,6 @@
 """The process group of an attempt: made before the user's function, from torchrun's variables, and ended after it."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,4 +58,7 @@ def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[Ranks]:
     backend.init_group(PrefixStore("group", store), rank, world_size, WORK_TIMEOUT)
     control = None if backend.collective_backend == "gloo" else dist.new_group(backend="gloo")
     yield Ranks(rank, world_size, PrefixStore("polyfleet", store), control)
-    dist.destroy_process_group()  # not after an error: it may wait for ranks that will never answer
+    # Not after an error: ending the group may wait for ranks that will never answer. A wrapped model, which Python frees
+    # late since it refers to itself, keeps gloo's threads alive, and those abort the interpreter when it exits under them.
+    gc.collect()
+    dist.destroy_process_group()

@@ -38,7 +38,7 @@ def sibling(entry: str, name: str) -> str:
 
 def _load_module(where: str, folder: Path) -> ModuleType:
     if where.endswith(".py"):
-        return _load_file(folder / where, folder)
+        return _load_file(where, folder)
     _search_first(folder)
     try:
         return importlib.import_module(where)
@@ -49,11 +49,11 @@ def _load_module(where: str, folder: Path) -> ModuleType:
         raise NotFound(f"no module {where!r} here", remedy) from None
 
 
-def _load_file(path: Path, folder: Path) -> ModuleType:
+def _load_file(where: str, folder: Path) -> ModuleType:
     """Like `python path`: its own folder comes first on the search path. A file already loaded is not run twice."""
+    path = (folder / where).resolve()
     if not path.is_file():
-        raise NotFound(f"no file {path.relative_to(folder)} in the working folder", f"it has {_python_files(folder)}")
-    path = path.resolve()
+        raise NotFound(f"no file {where} in the working folder", f"it has {_python_files(folder)}")
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module

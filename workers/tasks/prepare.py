@@ -8,7 +8,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.backends.parts.compare import Difference, difference, first_tensor
-from workers.backends.parts.levels import Prepared, Sample, level_of, unwrap
+from workers.backends.parts.levels import LEVELS, Sample, level_of, unwrap
 from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
 from workers.tasks.context import Context
@@ -25,6 +25,7 @@ def main(context: Context) -> dict[str, Any]:
     model, sample = make_model(context), make_sample(context)
     with context.backend as backend:
         prepared = backend.prepare_model(model, level, sample, precision)
+        portable = prepared if level != LEVELS[-1] else backend.prepare_model(model, LEVELS[-2], sample, precision)
         error = None if sample is None else _checked(context, model, prepared.model, sample, precision)
     report: dict[str, Any] = {
         "level": level,
@@ -33,10 +34,10 @@ def main(context: Context) -> dict[str, Any]:
         "skipped": prepared.skipped,
         "max_abs_error": error.max_abs if error else None,
         "max_rel_error": error.max_rel if error else None,
-        "parameters": parameter_count(unwrap(prepared.model)),
-        "bytes": tensor_bytes(unwrap(prepared.model)),
+        "parameters": parameter_count(unwrap(portable.model)),
+        "bytes": tensor_bytes(unwrap(portable.model)),
     }
-    return report | {"artefact": _keep(context, prepared, report)}
+    return report | {"artefact": _keep(context, portable.model, report)}
 
 
 def _checked(
@@ -56,10 +57,13 @@ def _checked(
     return error
 
 
-def _keep(context: Context, prepared: Prepared, report: dict[str, Any]) -> str:
-    """The prepared tensors and their report as a checkpoint of step 0; "" where the job has no folder for it."""
+def _keep(context: Context, portable: nn.Module, report: dict[str, Any]) -> str:
+    """The tensors and their report as a checkpoint of step 0; "" where the job has no folder for it.
+
+    What a compiler made of them (IPEX packs weights) stays out: it is made anew where the artefact is loaded.
+    """
     if not context.checkpoint_root:
         return ""
-    state = {"model": unwrap(prepared.model), "extra": {"entry": context.entry, "report": report}}
+    state = {"model": unwrap(portable), "extra": {"entry": context.entry, "report": report}}
     saved = save(Path(context.checkpoint_root), 0, state, attempt=context.attempt, kind=context.kind)
     return str(saved.path)

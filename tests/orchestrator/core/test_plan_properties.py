@@ -1,98 +1,254 @@
-"""What must hold whatever happens: jobs come, end, fail and are cancelled, nodes go and return, and the core decides.
-
-The world here is small and honest: events are folded as the server folds them, leases are what the log says.
+"""What must hold whatever happens: of every plan, and of a small world in which jobs come, end, fail and are cancelled,
+nodes go and return, events are folded as the server folds them, and leases are what the log says.
 """
 
 from dataclasses import replace
 from random import Random
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.core import retry
 from orchestrator.core.fold import Ledger, ended, fold, placed, running, submitted
-from orchestrator.core.model import Candidate, Devices, Event, Job, Recovery, Snapshot
+from orchestrator.core.model import Candidate, Devices, Event, Job, Plan, Recovery, Running, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.policies.fifo import fifo
-from orchestrator.core.states import TERMINAL, WAITING, State
+from orchestrator.core.states import TERMINAL, WAITING
 
-KINDS = ("nvidia:H100-80GB", "nvidia:A100-80GB", "tpu:v5e", "cpu", "tpu:emulated")
-PATTERNS = ("nvidia", "nvidia:H100", "nvidia:A100-80GB", "tpu:v5e", "cpu", "any", "tpu:emulated")
+Free = dict[str, set[int]]
+ANYTHING = list(HealthCheck)
 
-nodes = st.tuples(st.sampled_from(KINDS), st.integers(1, 4), st.sampled_from(["one", "two"]))
-candidates = st.builds(
+kinds = st.sampled_from(["nvidia:H100-80GB", "nvidia:H100-80GB", "nvidia:A100-80GB", "cpu", "tpu:emulated"])
+patterns = st.sampled_from(["nvidia", "nvidia", "nvidia:H100", "any", "cpu", "tpu:emulated"])
+nodes = st.tuples(kinds, st.integers(1, 4), st.sampled_from(["one", "one", "two"]))
+fleets = st.lists(nodes, min_size=1, max_size=5)
+wants = st.builds(
     lambda kind, low, more, nodes: Candidate((kind,), count=low + more, min_count=low, nodes=nodes),
-    st.sampled_from(PATTERNS),
+    patterns,
     st.integers(1, 4),
     st.integers(0, 2),
-    st.integers(1, 2),
+    st.sampled_from([1, 1, 2]),
 )
-outcomes = st.sampled_from(
-    [
-        ("succeeded", "", (0,)),
-        ("failed", "user", (1,)),
-        ("failed", "signal", (-9,)),
-        ("failed", "memory", (1,)),
-        ("lost", "internal", ()),
-        ("preempted", "", (0,)),
+job_parts = st.fixed_dictionaries(
+    {
+        "candidates": st.lists(wants, min_size=1, max_size=3).map(tuple),
+        "priority": st.integers(0, 3),
+        "ordered": st.booleans(),
+        "objective": st.sampled_from(["any", "cost", "throughput"]),
+    }
+)
+
+
+def fleet_of(told) -> list[Devices]:
+    return [
+        Devices(
+            f"node-{i}/{kind}", f"node-{i}", pool, "torch", kind.partition(":")[0], kind,
+            tuple(range(total)), total, emulated=kind == "tpu:emulated",
+        )
+        for i, (kind, total, pool) in enumerate(told)
+    ]  # fmt: skip
+
+
+@st.composite
+def snapshots(draw) -> Snapshot:
+    """A busy fleet: every device is free or belongs to one of a few attempts, some of which are stopping."""
+    fleet = fleet_of(draw(fleets))
+    held: dict[int, dict[str, list[int]]] = {}
+    free: Free = {d.id: set() for d in fleet}
+    for have in fleet:
+        for number in range(have.total):
+            owner = draw(st.integers(0, 5))
+            if owner:
+                held.setdefault(owner, {}).setdefault(have.id, []).append(number)
+            else:
+                free[have.id].add(number)
+    attempts = [
+        Running(
+            f"run-{owner}", draw(st.integers(0, 3)), float(draw(st.integers(0, 3))),
+            tuple((i, tuple(numbers)) for i, numbers in leases.items()),
+            preemptible=draw(st.integers(0, 5)) > 0, stopping=draw(st.integers(0, 5)) == 0,
+        )
+        for owner, leases in held.items()
+    ]  # fmt: skip
+    devices = [
+        replace(d, free=tuple(sorted(free[d.id])), schedulable=draw(st.integers(0, 9)) > 0, reason="node is lost")
+        for d in fleet
     ]
-)
+    jobs = [
+        Job(f"job-{n}", "job", "train", submitted_s=draw(st.integers(0, 2)), **parts)
+        for n, parts in enumerate(draw(st.lists(job_parts, min_size=1, max_size=5)))
+    ]
+    return Snapshot(100.0, tuple(devices), tuple(jobs), tuple(attempts))
 
 
-def fits(want: Candidate, fleet: list[Devices], free: dict[str, set[int]]) -> bool:
+# -- the laws of one plan
+
+
+def fits(want: Candidate, seen: Snapshot, free: Free) -> bool:
     """Whether a candidate could start on these free devices: written again, without the code under test."""
     islands: dict[tuple, int] = {}
-    for have in fleet:
+    for have in seen.devices:
         [pattern] = want.kinds
+        right = pattern in ("any", have.backend, have.kind) or have.kind.startswith(f"{pattern}-")
         if have.emulated:
             right = pattern == have.kind
-        else:
-            right = pattern in ("any", have.backend, have.kind) or have.kind.startswith(f"{pattern}-")
         if right and have.schedulable and len(free[have.id]) >= want.min_count:
             key = (have.pool, have.kind, have.environment)
             islands[key] = islands.get(key, 0) + 1
     return any(count >= want.nodes for count in islands.values())
 
 
+def plus(free: Free, attempts) -> Free:
+    more = {devices_id: set(numbers) for devices_id, numbers in free.items()}
+    for attempt in attempts:
+        for devices_id, numbers in attempt.leases:
+            more[devices_id] |= set(numbers)
+    return more
+
+
+def left_by_those_ahead(job: Job, seen: Snapshot, decided: Plan) -> Free:
+    """Free devices less what jobs ahead of `job` start on."""
+    free = {d.id: set(d.free) for d in seen.devices}
+    started = {s.job: s for s in decided.start}
+    for other in fifo(seen):
+        if other.id == job.id:
+            return free
+        for devices_id, numbers in started[other.id].leases if other.id in started else ():
+            free[devices_id] -= set(numbers)
+    raise AssertionError(f"{job.id} is not in line")
+
+
+def check_starts(seen: Snapshot, decided: Plan) -> None:
+    """Each on free devices of its own, all of one island, in equal numbers within what was asked for."""
+    free = {d.id: set(d.free) for d in seen.devices}
+    devices, jobs = {d.id: d for d in seen.devices}, {j.id: j for j in seen.jobs}
+    for start in decided.start:
+        job = jobs[start.job]
+        want = job.candidates[start.candidate]
+        have = [devices[devices_id] for devices_id, _ in start.leases]
+        assert job.state in WAITING
+        assert job.not_before_s <= seen.now_s
+        assert len({d.node for d in have}) == len(have) == want.nodes
+        assert len({(d.pool, d.kind, d.environment, d.backend) for d in have}) == 1
+        assert all(d.schedulable and (not d.emulated or d.kind in want.kinds) for d in have)
+        assert {len(numbers) for _, numbers in start.leases} <= set(range(want.min_count, want.count + 1))
+        assert len({len(numbers) for _, numbers in start.leases}) == 1
+        for devices_id, numbers in start.leases:
+            assert set(numbers) <= free[devices_id]
+            free[devices_id] -= set(numbers)
+
+
+def check_the_first_in_line_is_not_overtaken(seen: Snapshot, decided: Plan) -> None:
+    """The first job that waits would not have started with all that jobs behind it got, either."""
+    started = {s.job for s in decided.start}
+    for job in fifo(seen):
+        if job.id not in started and job.not_before_s <= seen.now_s:
+            free = left_by_those_ahead(job, seen, decided)
+            assert not any(fits(want, seen, free) for want in job.candidates)
+            return
+
+
+def check_preemption(seen: Snapshot, decided: Plan) -> None:
+    """Only strictly lower priority, each asked once; whoever asks first is helped by it and needs every one of them."""
+    held, jobs = {r.job: r for r in seen.running}, {j.id: j for j in seen.jobs}
+    victims = [p.victim for p in decided.preempt]
+    assert len(victims) == len(set(victims))
+    for preempt in decided.preempt:
+        victim = held[preempt.victim]
+        assert victim.priority < jobs[preempt.job].priority
+        assert victim.preemptible
+        assert not victim.stopping
+    blocked = next((j for j in fifo(seen) if j.id in decided.why_not and j.not_before_s <= seen.now_s), None)
+    if blocked is None:
+        return
+    soon = plus(left_by_those_ahead(blocked, seen, decided), (r for r in seen.running if r.stopping))
+    mine = [held[p.victim] for p in decided.preempt if p.job == blocked.id]
+    lower = [r for r in seen.running if r.priority < blocked.priority and r.preemptible and not r.stopping]
+    if mine:
+        event("somebody is asked to stop")
+        assert any(fits(want, seen, plus(soon, mine)) for want in blocked.candidates)
+        for spared in mine:
+            rest = [r for r in mine if r is not spared]
+            assert not any(fits(want, seen, plus(soon, rest)) for want in blocked.candidates)
+    elif not any(fits(want, seen, soon) for want in blocked.candidates):
+        assert not any(fits(want, seen, plus(soon, lower)) for want in blocked.candidates)
+
+
+def check_every_waiting_job_is_told(seen: Snapshot, decided: Plan) -> None:
+    started = {s.job for s in decided.start}
+    assert started | set(decided.why_not) == {job.id for job in seen.jobs if job.state in WAITING}
+    assert not started & set(decided.why_not)
+    assert all(why for reasons in decided.why_not.values() for why in reasons.values())
+
+
+def check_all(seen: Snapshot, decided: Plan) -> None:
+    check_starts(seen, decided)
+    check_the_first_in_line_is_not_overtaken(seen, decided)
+    check_preemption(seen, decided)
+    check_every_waiting_job_is_told(seen, decided)
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=snapshots())
+def test_every_plan_keeps_the_laws(seen):
+    check_all(seen, plan(seen))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=snapshots(), chance=st.randoms(use_true_random=False))
+def test_the_order_in_which_things_are_told_changes_nothing(seen, chance):
+    parts = {name: list(getattr(seen, name)) for name in ("devices", "jobs", "running")}
+    for part in parts.values():
+        chance.shuffle(part)
+    assert repr(plan(replace(seen, **{name: tuple(part) for name, part in parts.items()}))) == repr(plan(seen))
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=snapshots())
+def test_once_its_victims_have_stopped_the_job_that_asked_first_starts(seen):
+    decided = plan(seen)
+    first = next((j for j in fifo(seen) if j.id in decided.why_not), None)
+    mine = [p.victim for p in decided.preempt if first and p.job == first.id]
+    if not mine:
+        return
+    started = {s.job: s for s in decided.start}
+    gone = [r for r in seen.running if r.stopping or r.job in mine]
+    free = plus({d.id: set(d.free) for d in seen.devices}, gone)
+    for start in started.values():
+        for devices_id, numbers in start.leases:
+            free[devices_id] -= set(numbers)
+    later = replace(
+        seen,
+        devices=tuple(replace(d, free=tuple(sorted(free[d.id]))) for d in seen.devices),
+        jobs=tuple(j for j in seen.jobs if j.id not in started),
+        running=tuple(r for r in seen.running if r not in gone),
+    )
+    assert first.id in {s.job for s in plan(later).start}
+
+
+# -- a small world
+
+
 class World(RuleBasedStateMachine):
-    @initialize(fleet=st.lists(nodes, min_size=1, max_size=6))
-    def start(self, fleet):
+    @initialize(told=fleets)
+    def start(self, told):
         self.now_s = 0.0
         self.events: list[Event] = []
         self.ledger = Ledger()
-        self.fleet = [
-            Devices(
-                f"node-{i}/{kind}", f"node-{i}", f"{pool}-{kind}", pool, kind.partition(":")[0], kind,
-                tuple(range(total)), total, emulated=kind == "tpu:emulated",
-            )
-            for i, (kind, total, pool) in enumerate(fleet)
-        ]  # fmt: skip
+        self.fleet = fleet_of(told)
 
-    # -- what happens
-
-    @rule(
-        wants=st.lists(candidates, min_size=1, max_size=3),
-        priority=st.integers(0, 2),
-        ordered=st.booleans(),
-        objective=st.sampled_from(["any", "cost", "throughput"]),
-        budget=st.tuples(st.integers(0, 2), st.integers(-1, 2)),
-    )
-    def submit(self, wants, priority, ordered, objective, budget):
-        job = Job(
-            f"job-{len(self.ledger.records)}", "job", "train", tuple(wants), ordered, priority, objective,
-            self.now_s, Recovery(*budget),
-        )  # fmt: skip
+    @rule(parts=job_parts, budget=st.tuples(st.integers(0, 2), st.integers(-1, 2)))
+    def a_job_comes(self, parts, budget):
+        name = f"job-{len(self.ledger.records)}"
+        job = Job(name, "job", "train", submitted_s=self.now_s, recovery=Recovery(*budget), **parts)
         self.write(submitted(job, {}, "", self.now_s))
 
     @rule()
-    def turn(self):
+    def a_turn(self):
         seen = self.snapshot()
         decided = plan(seen)
-        self.check_starts(seen, decided)
-        self.check_nobody_is_overtaken(seen, decided)
-        self.check_preemption(seen, decided)
-        self.check_every_waiting_job_is_told_why(seen, decided)
+        check_all(seen, decided)
         have = {d.id: d for d in self.fleet}
         for start in decided.start:
             first = have[start.leases[0][0]]
@@ -100,19 +256,22 @@ class World(RuleBasedStateMachine):
         for preempt in decided.preempt:
             self.write(Event(preempt.victim, "preempted", self.job(preempt.victim).epoch, self.now_s))
 
-    @rule(seed=st.integers(0, 2**16))
-    def the_order_of_what_is_told_changes_nothing(self, seed):
-        seen, shuffle = self.snapshot(), Random(seed)
-        parts = {name: list(getattr(seen, name)) for name in ("devices", "jobs", "running")}
-        for part in parts.values():
-            shuffle.shuffle(part)
-        assert plan(replace(seen, **{name: tuple(part) for name, part in parts.items()})) == plan(seen)
-
-    @precondition(lambda self: any(r.live for r in self.ledger.records.values()))
-    @rule(data=st.data(), outcome=outcomes)
+    @precondition(lambda self: self.live())
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(
+            [
+                ("succeeded", "", (0,)),
+                ("failed", "user", (1,)),
+                ("failed", "signal", (-9,)),
+                ("failed", "memory", (1,)),
+                ("lost", "internal", ()),
+                ("preempted", "", (0,)),
+            ]
+        ),
+    )
     def an_attempt_ends(self, data, outcome):
-        live = [r for r in self.ledger.records.values() if r.live]
-        record = data.draw(st.sampled_from(live))
+        record = data.draw(st.sampled_from(self.live()))
         job, (state, failure, codes) = record.job, outcome
         if job.state in TERMINAL:
             self.write(Event(job.id, "released", job.epoch, self.now_s, {"outcome": "cancelled"}))
@@ -148,111 +307,25 @@ class World(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.now_s += seconds
 
-    # -- what must hold
-
     @invariant()
     def a_device_belongs_to_at_most_one_attempt_and_none_is_invented(self):
-        if not hasattr(self, "fleet"):
-            return
         total = {d.id: d.total for d in self.fleet}
         held = [(i, n) for r in self.live() for i, numbers in r.live.leases for n in numbers]
         assert len(held) == len(set(held))
         assert all(0 <= number < total[devices_id] for devices_id, number in held)
 
     @invariant()
-    def a_job_holds_all_it_needs_or_nothing_and_epochs_grow_by_one(self):
-        if not hasattr(self, "fleet"):
-            return
+    def epochs_grow_by_one_and_only_the_last_attempt_lives(self):
         for record in self.ledger.records.values():
             assert [a.epoch for a in record.attempts] == list(range(1, record.job.epoch + 1))
             assert all(a.ended_s is not None for a in record.attempts[:-1])
             assert record.live is None or record.job.state not in WAITING
-            for attempt in record.attempts:
-                want = record.job.candidates[attempt.candidate]
-                counts = {len(numbers) for _, numbers in attempt.leases}
-                assert len({devices_id for devices_id, _ in attempt.leases}) == len(attempt.leases) == want.nodes
-                assert len(counts) == 1
-                assert want.min_count <= counts.pop() <= want.count
-                assert len({self.island(devices_id) for devices_id, _ in attempt.leases}) == 1
 
     @invariant()
-    def replaying_the_log_gives_the_same_jobs(self):
-        if not hasattr(self, "fleet"):
-            return
+    def replaying_the_log_once_or_twice_over_gives_the_same_jobs(self):
         assert fold(self.events) == self.ledger.records
         twice = [event for event in self.events for _ in range(2)]
         assert {k: r.job for k, r in fold(twice).items()} == {k: r.job for k, r in self.ledger.records.items()}
-
-    def check_starts(self, seen, decided):
-        free = {d.id: set(d.free) for d in seen.devices}
-        by_id = {d.id: d for d in seen.devices}
-        for start in decided.start:
-            job = self.job(start.job)
-            assert job.state in WAITING
-            assert job.not_before_s <= seen.now_s
-            for devices_id, numbers in start.leases:
-                have = by_id[devices_id]
-                assert have.schedulable
-                assert set(numbers) <= free[devices_id]
-                free[devices_id] -= set(numbers)
-                assert not have.emulated or have.kind in job.candidates[start.candidate].kinds
-
-    def check_nobody_is_overtaken(self, seen, decided):
-        """A job that did not start would not have started with all that later jobs got, either."""
-        started = {s.job: s for s in decided.start}
-        free = {d.id: set(d.free) for d in seen.devices}
-        for job in fifo(seen):
-            if job.id in started:
-                for devices_id, numbers in started[job.id].leases:
-                    free[devices_id] -= set(numbers)
-            elif job.not_before_s <= seen.now_s and self.nothing_kept_before(job, decided):
-                assert not any(fits(want, list(seen.devices), free) for want in job.candidates)
-
-    def nothing_kept_before(self, job, decided):
-        return not any("kept for" in why for why in decided.why_not[job.id].values())
-
-    def check_preemption(self, seen, decided):
-        """Strictly lower priority, each asked once, and of each job's victims none could have been spared."""
-        held = {r.job: r for r in seen.running}
-        victims = [p.victim for p in decided.preempt]
-        assert len(victims) == len(set(victims))
-        for preempt in decided.preempt:
-            assert held[preempt.victim].priority < self.job(preempt.job).priority
-            assert not held[preempt.victim].stopping
-        asking = [job for job in fifo(seen) if any(p.job == job.id for p in decided.preempt)]
-        if asking and not any(r.stopping for r in seen.running):
-            self.check_none_could_be_spared(seen, decided, asking[0], held)
-
-    def check_none_could_be_spared(self, seen, decided, job, held):
-        order = [j.id for j in fifo(seen)]
-        ahead = order[: order.index(job.id)]
-        if any(name in decided.why_not for name in ahead):
-            return
-        free = {d.id: set(d.free) for d in seen.devices}
-        for start in decided.start:
-            if start.job in ahead:
-                for devices_id, numbers in start.leases:
-                    free[devices_id] -= set(numbers)
-        mine = [p.victim for p in decided.preempt if p.job == job.id]
-
-        def enough(stopped):
-            after = {devices_id: set(numbers) for devices_id, numbers in free.items()}
-            for victim in stopped:
-                for devices_id, numbers in held[victim].leases:
-                    after[devices_id] |= set(numbers)
-            return any(fits(want, list(seen.devices), after) for want in job.candidates)
-
-        assert enough(mine)
-        assert not any(enough([v for v in mine if v != spared]) for spared in mine)
-
-    def check_every_waiting_job_is_told_why(self, seen, decided):
-        started = {s.job for s in decided.start}
-        waiting = {job.id for job in seen.jobs if job.state in WAITING}
-        assert started | set(decided.why_not) == waiting
-        assert not started & set(decided.why_not)
-        assert all(why for reasons in decided.why_not.values() for why in reasons.values())
-
-    # -- helpers
 
     def write(self, event):
         event = replace(event, seq=len(self.events) + 1)
@@ -265,22 +338,16 @@ class World(RuleBasedStateMachine):
     def live(self):
         return [r for r in self.ledger.records.values() if r.live]
 
-    def island(self, devices_id):
-        return next((d.pool, d.kind, d.environment) for d in self.fleet if d.id == devices_id)
-
     def snapshot(self):
-        held = {d.id: set() for d in self.fleet}
-        for record in self.live():
-            for devices_id, numbers in record.live.leases:
-                held[devices_id] |= set(numbers)
-        devices = tuple(replace(d, free=tuple(sorted(set(d.free) - held[d.id]))) for d in self.fleet)
         records = self.ledger.records.values()
+        held = plus({d.id: set() for d in self.fleet}, (r.live for r in self.live()))
+        devices = tuple(replace(d, free=tuple(sorted(set(d.free) - held[d.id]))) for d in self.fleet)
         waiting = tuple(r.job for r in records if r.job.state in WAITING and not r.live)
         return Snapshot(self.now_s, devices, waiting, running(records))
 
 
 World.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=ANYTHING
 )
 TestWorld = World.TestCase
 
@@ -291,37 +358,21 @@ def test_a_gang_starts_although_small_jobs_never_stop_coming(w):
         chance = Random(seed)
         fleet = [w.devices(f"n{i}", 4) for i in range(3)]
         free = {d.id: set(d.free) for d in fleet}
-        jobs, ends, now, started_at = {}, {}, 0, None
-
-        def snapshot(now, jobs=jobs, free=free, fleet=fleet):
-            devices = [replace(d, free=tuple(sorted(free[d.id]))) for d in fleet]
-            return w.snapshot(devices, jobs.values(), now_s=now)
-
+        jobs, ends, now, started_at = {}, [], 0, None
         while started_at is None:
             now += 1
             assert now < 60, f"seed {seed}: the gang starves"
-            for job, (end, leases) in list(ends.items()):
-                if end <= now:
-                    del ends[job]
-                    for devices_id, numbers in leases:
-                        free[devices_id] |= set(numbers)
+            free = plus(free, [start for end, start in ends if end <= now])
+            ends = [(end, start) for end, start in ends if end > now]
             for n in range(3):
                 jobs[f"s{now}.{n}"] = w.job(f"s{now}.{n}", count=chance.choice([1, 2]), submitted_s=now)
             if now == 5:
                 jobs["gang"] = w.job("gang", w.want(count=4, nodes=2), submitted_s=4.5)
-            for start in plan(snapshot(now)).start:
+            devices = [replace(d, free=tuple(sorted(free[d.id]))) for d in fleet]
+            for start in plan(w.snapshot(devices, jobs.values(), now_s=now)).start:
                 del jobs[start.job]
-                ends[start.job] = (now + chance.randint(1, 8), start.leases)
+                ends.append((now + chance.randint(1, 8), start))
                 for devices_id, numbers in start.leases:
                     free[devices_id] -= set(numbers)
                 if start.job == "gang":
                     started_at = now
-
-
-def test_an_interrupted_job_of_every_state_finds_its_end(w):
-    """From every state that is not terminal a few events lead to an end: nothing is stuck."""
-    for state in set(State) - TERMINAL:
-        job = w.job("j", state=state, recovery=Recovery(max_restarts=0, max_interruptions=0))
-        if state in WAITING:
-            continue
-        assert retry.after(job, retry.Ended("lost"), 1.0).event == "failed"

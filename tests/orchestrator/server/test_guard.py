@@ -1,38 +1,24 @@
 """Nobody gets past the root without the token, from a foreign host name, with a form's content type or a huge body."""
 
+import asyncio
 import socket
 
 import pytest
 from fastapi import FastAPI
 
+from orchestrator.server.app import Guarded
+
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def paths(app):
-    return sorted(
-        {route.path.replace("{ref}", "x").replace("{sha}", "0" * 64).replace("{kind}", "job") for route in _routes(app)}
+    """Every path the application documents, with some that it has not: OpenAPI lists what FastAPI routes."""
+    declared = (
+        p.replace("{ref}", "x").replace("{sha}", "0" * 64).replace("{kind}", "job") for p in app.openapi()["paths"]
     )
-
-
-def _routes(app):
-    """The declared routes, from OpenAPI: how FastAPI keeps them inside changes between versions."""
-
-    class Route:
-        def __init__(self, path):
-            self.path = path
-
-    return [
-        Route(path)
-        for path in (
-            *app.openapi()["paths"],
-            "/openapi.json",
-            "/docs",
-            "/nowhere",
-            "/healthz/",
-            "//healthz",
-            "/HEALTHZ",
-        )
-    ]
+    return sorted(
+        {*declared, "/openapi.json", "/docs", "/nowhere", "/healthz/", "//healthz", "/HEALTHZ", "/healthz%00"}
+    )
 
 
 def test_every_route_and_verb_without_a_token_is_refused_alike(live):
@@ -155,3 +141,20 @@ def test_answers_forbid_guessing_caching_and_framing(live):
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert "server" not in headers
     assert "access-control-allow-origin" not in headers
+
+
+def test_a_web_socket_is_closed_before_it_is_accepted(live):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(live.app({"type": "websocket", "path": "/v1/jobs", "headers": []}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_fastapi_itself_adds_nothing_outside_the_guard(live):
+    outer = type(live.app).__call__
+    assert outer is Guarded.__call__
+    with live.client({}) as bare:
+        assert bare.post("/v1/jobs", content=b"x" * 100).status_code == 401

@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from orchestrator.server import streams
+
 RUN = {"task": "run", "command": "true", "name": "hello"}
 
 
@@ -101,6 +103,25 @@ def test_many_open_streams_do_not_keep_others_waiting(live):
             assert other.get("/v1/fleet").status_code == 200
         for stream in streams:
             stream.__exit__(None, None, None)
+
+
+def test_a_quiet_stream_says_that_it_is_alive(live, monkeypatch):
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.0)
+    with live.http as client, client.stream("GET", "/v1/changes/stream", params={"after": 1}) as response:
+        lines = response.iter_lines()
+        assert [next(lines) for _ in range(4)] == [": connected", "", ": still here", ""]
+
+
+def test_a_stream_that_fails_says_so_as_its_last_event(live):
+    submit(live, ["one"])
+    live.service.logs = lambda *_: {}["absent"]
+    with live.http as client, client.stream("GET", "/v1/jobs/hello/logs/stream") as response:
+        name, error = next(events(response))
+    assert (name, error["type"], error["message"]) == (
+        "error",
+        "InternalError",
+        "the server failed: KeyError: 'absent'",
+    )
 
 
 def test_changes_come_as_they_happen(live):

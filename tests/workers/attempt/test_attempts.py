@@ -1,6 +1,8 @@
 import dataclasses
 import hashlib
+import json
 import os
+import shutil
 import signal
 import threading
 import zipfile
@@ -98,6 +100,7 @@ def test_a_supervisor_killed_by_9_leaves_a_lost_attempt_and_no_process(node, tmp
     os.kill(node.supervisor_pid(), signal.SIGKILL)
     ended = node.outcome()
     assert (ended["state"], ended["exit_codes"]) == ("lost", {})
+    assert ended["failure"]["message"].startswith("the attempt's supervisor is gone: killed from outside")
     assert not is_alive(pid)
     assert processes.tree(0, node.folder().path) == set()
 
@@ -158,17 +161,19 @@ def test_checkpoint_folders_are_made_below_the_storage(node):
 
 
 def test_events_arrive_once_each_in_order_and_garbage_is_skipped(node):
-    lines = r'{"type": "report", "step": 1}\nnot json\n[1]\n{"type": "report", "step": 2}\n{"half'
-    node.start(
-        command=("sh", "-c", f"printf '{lines}' > $POLYFLEET_ATTEMPT_DIR/events.jsonl; echo ready; exec sleep 600")
-    )
+    good = [{"t": 1.5, "rank": 0, "type": "report", "step": step, "loss": 0.5} for step in (1, 2, 3)]
+    bad = ["not json", [1], {}, {"t": "now", "rank": 0, "type": "report"}, {"t": 1, "rank": 0, "type": "checkpoint"}]
+    first, second, third = (json.dumps(event) for event in good)
+    lines = [first, "not json", *map(json.dumps, bad), second, third[:20]]
+    (node.root / "lines").write_text("\n".join(lines))
+    node.start(command=("sh", "-c", f"cp {node.root}/lines $POLYFLEET_ATTEMPT_DIR/events.jsonl; echo ready; sleep 600"))
     node.until_printed("ready")
-    (first,) = node.attempts.news({}, {}, 5.0)
-    assert [e["step"] for e in first["events"]] == [1, 2]
+    (told,) = node.attempts.news({}, {}, 5.0)
+    assert told["events"] == good[:2]
     with node.folder().events.open("a") as f:
-        f.write('": 3}\n')
-    (second,) = node.attempts.news({"j.1.0": first["cursor"]}, {"j.1.0": first["phase"]}, 5.0)
-    assert second["events"] == [{"half": 3}]
+        f.write(third[20:] + "\n")
+    (told,) = node.attempts.news({"j.1.0": told["cursor"]}, {"j.1.0": told["phase"]}, 5.0)
+    assert told["events"] == good[2:]
 
 
 def test_waiting_for_news_ends_as_soon_as_an_attempt_is_started(node):
@@ -215,3 +220,29 @@ def test_a_stop_in_words_we_do_not_know_is_refused(node):
     with pytest.raises(UserError, match="valid: preempt, cancel"):
         node.attempts.stop("j", 1, "please")
     node.attempts.stop("unknown", 1, "cancel")
+
+
+def test_an_outcome_that_user_code_made_up_does_not_count(node):
+    node.start(command=("sh", "-c", "echo '{}' > $POLYFLEET_ATTEMPT_DIR/outcome.json; echo ready; sleep 600"))
+    node.until_printed("ready")
+    assert node.attempts.news({}, {}, 0.0)[0]["phase"] == "running"
+    node.attempts.stop("j", 1, "cancel")
+    node.until(lambda: node.attempts.news({}, {}, 0.0)[0]["phase"] == "ended", "the true outcome")
+    assert node.outcome()["state"] == "cancelled"
+
+
+def test_an_attempt_whose_folder_somebody_removed_is_known_no_more(node):
+    node.start()
+    node.outcome()
+    attempts = node.reopen()
+    shutil.rmtree(node.folder().path)
+    node.until(lambda: (attempts.news({}, {}, 0.0), attempts.known())[1] == [], "it is dropped")
+
+
+def test_an_attempt_that_is_stopped_in_the_moment_it_starts_ends_as_asked(node):
+    """A supervisor that does not yet listen to signals would die of ours, and the attempt be lost."""
+    jobs = [f"j{i}" for i in range(12)]
+    for job in jobs:
+        node.start(job, ("sleep", "600"))
+        node.attempts.stop(job, 1, "preempt")
+    assert {node.outcome(job)["state"] for job in jobs} == {"preempted"}

@@ -108,6 +108,14 @@ def test_ranks_on_one_machine_meet_on_its_loopback():
     assert "GLOO_SOCKET_IFNAME" not in made()
 
 
+def test_ranks_whose_libraries_start_a_compiler_at_once_go_without_unless_told_otherwise():
+    assert made(backend="tpu", kind="tpu:emulated", emulated=True)["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert made(backend="cpu", kind="cpu:ipex")["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in made(backend="cpu", kind="cpu")
+    asked = {"TORCHINDUCTOR_COMPILE_THREADS": "8"}
+    assert made(backend="tpu", kind="tpu:v5e", environ=asked)["TORCHINDUCTOR_COMPILE_THREADS"] == "8"
+
+
 def test_the_supervisors_environment_is_next_to_nothing():
     told = supervisor_environment({"PATH": "/usr/bin", "RAY_AUTH_TOKEN": "x", "HOME": "/h"})
     assert told == {"PATH": "/usr/bin", "PYTHONPATH": str(CODE), "LC_ALL": "C.UTF-8"}

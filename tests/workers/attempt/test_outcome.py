@@ -27,6 +27,11 @@ def test_the_state_follows_from_why_it_ended_and_the_exit_codes(why, codes, note
     assert state in OUTCOMES
 
 
+def test_a_rank_that_failed_by_itself_goes_before_those_we_ended():
+    assert outcome.first_bad({0: -15, 1: 0, 2: 1, 3: 2}) == 2
+    assert outcome.first_bad({0: 0, 1: -9, 2: -15}) == 1
+
+
 def test_an_outcome_is_the_message_the_controller_reads():
     failure = outcome.from_exit(1, "n0", -11, "")
     plain = outcome.outcome(AttemptId("j", 2, 1), "failed", {1: -11, 0: 0}, failure)

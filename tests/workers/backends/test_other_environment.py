@@ -16,7 +16,7 @@ PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygmen
 NOISE = ("DeprecationWarning", "FutureWarning", "UserWarning:intel_extension_for_pytorch", "UserWarning:torch_xla")
 
 SUITES = {
-    "lazy tensors": (HERE / "test_contract.py", HERE / "test_xla.py"),
+    "lazy tensors": (HERE / "test_contract.py", HERE / "test_xla.py", HERE / "test_cpu_engines.py"),
     "the tasks": (TASKS / "test_train.py", TASKS / "test_prepare.py", TASKS / "test_benchmark.py"),
 }
 
@@ -41,6 +41,7 @@ def _only_pytest(folder):
 
 
 @pytest.mark.xla
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES, ids=str)
 def test_the_suite_passes_where_torch_xla_and_ipex_are(suite, tmp_path):
     interpreter = _interpreter()

@@ -7,6 +7,11 @@ from torch import nn
 from workers.checkpoint import load, save
 from workers.errors import CheckpointError
 
+pytestmark = [  # torch 2.8 warns about what its own optimizers and schedulers do
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar"),
+    pytest.mark.filterwarnings("ignore:The epoch parameter in"),
+]
+
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ print([name for name in ("torch", "ray", "safetensors") if name in sys.modules])
 def saved(tied: Callable[..., nn.Module], tmp_path: Path) -> Path:
     model = tied()
     extra = {"wide": torch.zeros(2, dtype=torch.float64), "wave": torch.zeros(3, dtype=torch.complex64), "loss": 0.5}
-    extra["small"] = torch.zeros(4, dtype=torch.float8_e4m3fnuz)
+    extra |= {"small": torch.zeros(4, dtype=torch.float8_e4m3fnuz), "table": np.zeros(5)}
     state: dict[str, Any] = {"model": model, "extra": extra, "rng": True}
     return save(tmp_path / "job", 1200, state, attempt="mnist-1a2b3c.2", kind="cpu").path
 
@@ -69,18 +70,18 @@ def test_a_summary_says_who_saved_it_and_what_is_in_it(saved):
             "extra": {"kind": "tree", "type": ""},
             "rng": {"kind": "rng", "type": ""},
         },
-        "tensors": 14,
+        "tensors": 15,
         "parameters": 20 * 8 + 8 * 8 + 8 + 8 + 8,
         "dtypes": {
             "complex64": {"tensors": 1, "bytes": 24},
             "float32": {"tensors": 7, "bytes": 4 * (20 * 8 + 8 * 8 + 5 * 8)},
-            "float64": {"tensors": 1, "bytes": 16},
+            "float64": {"tensors": 2, "bytes": 16 + 40},
             "float8_e4m3fnuz": {"tensors": 1, "bytes": 4},
             "int64": {"tensors": 1, "bytes": 8},
             "uint32": {"tensors": 2, "bytes": 2 * 4 * 625 - 4},
             "uint8": {"tensors": 1, "bytes": torch.get_rng_state().numel()},
         },
-        "roles": {"parameter": 5, "buffer": 3, "tensor": 3, "rng": 3},
+        "roles": {"parameter": 5, "buffer": 3, "tensor": 3, "array": 1, "rng": 3},
         "ties": {"model/head.weight": "model/embedding.weight"},
     }
 
@@ -91,11 +92,12 @@ def test_all_checkpoints_below_a_folder_are_listed_and_damaged_ones_say_so(saved
     (broken / "MANIFEST.json").write_text("{}")
     (tmp_path / "other" / "step-00000009-00000000").mkdir()
     listed = list_checkpoints(tmp_path)
-    assert [(line["name"].rpartition("-")[0], line.get("problem", "")) for line in listed] == [
+    assert [(line["name"].rpartition("-")[0], line["problem"]) for line in listed] == [
         ("step-00001300", ""),
         ("step-00001200", ""),
         ("step-00000007", f"{broken / 'MANIFEST.json'} is not a polyfleet-checkpoint manifest"),
     ]
+    assert (listed[2]["bytes"], listed[2]["producer"]["kind"], listed[2]["created"]) == (0, "", "")
     assert list_checkpoints(tmp_path / "nowhere") == []
 
 
@@ -125,6 +127,7 @@ def test_a_plan_gives_its_reasons_and_what_cannot_follow(saved):
     lines = {line["dtype"]: line for line in planned["dtypes"]}
     assert (planned["ok"], planned["step"], planned["source"]) == (False, 1200, {"backend": "cpu", "kind": "cpu"})
     assert lines["float64"]["reason"] == "a TPU has no float64 (XLA on the CPU keeps it)"
+    assert (lines["float64"]["tensors"], lines["float64"]["bytes"]) == (1, 16)  # the array stays with numpy
     assert (lines["float64"]["may_lose"], lines["float8_e4m3fnuz"]["may_lose"]) == (True, False)
     assert lines["complex64"]["example"] == "extra/wave"
     assert planned["random"] == {

@@ -51,6 +51,7 @@ def test_rows_are_complete_and_the_numbers_are_those_of_the_cpu(context, name):
     assert result["divergence"]["max_abs"] < 1e-5
     assert result["divergence"]["max_rel"] < 1e-5
     assert result["divergence"]["reference"] == "cpu float32, this process"
+    assert result["prepare_s"] > 0
     assert result["output_shape"] == [4, 300]
     assert len(result["output_sample"]) == 256
     assert result["parameters"] == 6 * 16 + 16 + 16 * 300 + 300
@@ -95,6 +96,12 @@ def test_a_model_that_yields_what_is_not_a_number_is_told_in_words_that_json_tak
 def test_counts_that_make_no_sense_are_refused(context, name, value):
     with pytest.raises(UserError, match=f"{name} is {value!r}"):
         benchmark.main(context(arguments={name: value}))
+
+
+def test_a_model_with_nothing_to_train_is_told_to_leave_training_out(context, tmp_path):
+    (tmp_path / "timed_model.py").write_text(SOURCE.replace("return nn.Sequential(", "return nn.Flatten() or ("))
+    with pytest.raises(UserError, match="no parameter to train; set train: false"):
+        benchmark.main(context())
 
 
 def test_a_benchmark_without_inputs_is_refused_with_the_remedy(context, tmp_path):

@@ -88,6 +88,7 @@ def test_batches_depend_on_seed_and_step_alone_and_visit_every_image_once_per_ep
 
 
 @pytest.mark.xla
+@pytest.mark.slow
 def test_a_run_begun_on_the_cpu_goes_on_under_xla_with_the_loss_of_the_uninterrupted_run(folder, attempt):
     interpreter = os.environ.get("POLYFLEET_XLA_PYTHON")
     if not interpreter:

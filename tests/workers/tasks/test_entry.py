@@ -47,6 +47,12 @@ def test_a_missing_file_lists_those_that_are_there(tmp_path):
         load_function("train.py:train", folder=tmp_path)
 
 
+def test_a_path_that_leads_nowhere_is_named_as_it_was_written(tmp_path):
+    for where in ("../nowhere.py", "/nowhere/at/all.py"):
+        with pytest.raises(NotFound, match=f"no file {where} in the working folder"):
+            load_function(f"{where}:f", folder=tmp_path)
+
+
 def test_a_missing_module_is_told_from_a_module_that_it_imports(tmp_path):
     write(tmp_path, "imports_missing.py", "import surely_not_installed\n")
     with pytest.raises(NotFound, match="no module 'absent_here' here"):

@@ -1,3 +1,6 @@
+import os
+import sys
+
 import pytest
 import torch
 
@@ -38,14 +41,12 @@ def context(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def make(entry="prepared_model.py:make_model", **given):
+    def make(entry="prepared_model.py:make_model", name=NAME, **given):
         arguments = given.pop("arguments", {})
         root = str(tmp_path / "checkpoints")
-        return Context(backends.create(NAME), entry=entry, arguments=arguments, checkpoint_root=root, **given)
+        return Context(backends.create(name), entry=entry, arguments=arguments, checkpoint_root=root, **given)
 
     yield make
-    import sys
-
     sys.modules.pop("prepared_model", None)
 
 
@@ -74,6 +75,18 @@ def test_a_lower_precision_is_reported_with_its_error(context):
     assert report["precision"] == "bfloat16"
     assert "autocast: bfloat16" in report["applied"]
     assert 1e-6 < report["max_rel_error"] < 5e-2
+
+
+@pytest.mark.skipif(os.environ.get("POLYFLEET_CPU_ENGINE") != "ipex", reason="IPEX is not the engine here")
+@pytest.mark.parametrize("precision", ["", "bf16"])
+def test_what_ipex_packs_is_kept_unpacked_in_the_artefact(context, precision):
+    plain = prepare.main(context(name="cpu", arguments={"level": "O1"}))
+    packed = prepare.main(context(name="cpu", arguments={"level": "O2", "precision": precision}))
+    assert "compile: IPEX operators" in packed["applied"]
+    want, have = load(plain["artefact"]).state["model"], load(packed["artefact"]).state["model"]
+    assert set(have) == set(want)
+    for name, tensor in want.items():
+        torch.testing.assert_close(have[name].float(), tensor, rtol=1e-2 if precision else 1e-6, atol=1e-3)
 
 
 def test_without_a_sample_nothing_is_claimed_about_the_error(context, tmp_path):

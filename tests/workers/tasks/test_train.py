@@ -107,6 +107,21 @@ def test_two_ranks_that_are_asked_to_stop_leave_at_the_same_step(attempt):
     assert results[0]["returned"] == results[1]["returned"]
 
 
+@pytest.mark.skipif(bool(ORDER), reason="who writes does not depend on the device")
+def test_a_checkpoint_that_rank_0_cannot_write_fails_every_rank_and_leaves_none_waiting(attempt):
+    failing = attempt()
+    failing.order["checkpoint_root"] = str(failing.folder / "order.json")
+    failing.write("def train(ctx):\n    ctx.checkpoint.save(1, {'extra': {'n': ctx.rank}})\n")
+    ranks = failing.start(world_size=2)
+    try:
+        told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert all("CheckpointError: cannot save step 1" in text for text in told), told
+
+
 def _first_event(running, ranks):
     """Wait for the first report, or for an end that should not be."""
     from time import monotonic

@@ -59,11 +59,11 @@ class Sample(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def as_sample(value: Any) -> Sample:
+def as_sample(value: Any) -> Sample | None:
     """What a sample factory returned: a tuple or list is positional arguments, a dict with string keys keyword ones,
     else one argument.
     """
-    if isinstance(value, Sample):
+    if value is None or isinstance(value, Sample):
         return value
     if isinstance(value, dict):
         return Sample((), value)
@@ -183,7 +183,7 @@ def inductor(model: nn.Module, work: Work) -> nn.Module:
     if reason:
         raise Skip(reason)
     compiled = torch.compile(model)
-    if work.sample is None:
+    if work.sample is None or work.training:
         work.details["compile"] = "inductor, at the first call"
         return compiled  # type: ignore[return-value]
     try:

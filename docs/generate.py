@@ -1,0 +1,194 @@
+"""Write docs/reference/ from the code's own metadata; with --check, fail when what is there is stale.
+
+    python docs/generate.py [--check] [--into FOLDER]
+
+cli.md from Typer, rest.md from FastAPI's OpenAPI, states.md from the state table, spec.md from the JSON Schemas.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import typer.main
+
+from orchestrator.cli.errors import EXIT_CODES
+from orchestrator.cli.main import NAME, app
+from orchestrator.core.states import EVENTS, MEANING, MOVES, State
+from orchestrator.schemas import schema_of
+from orchestrator.server.app import make_app
+from orchestrator.server.facade import Facade
+
+REFERENCE = Path(__file__).parent / "reference"
+MADE = "<!-- Written by docs/generate.py from the code: change the code, then run it again. -->"
+Data = dict[str, Any]
+
+
+def table(columns: tuple[str, ...], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for row in rows:
+        cells = (" ".join(str(cell).split()).replace("|", r"\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def cli() -> Iterator[str]:
+    yield from ("# Command line", "", MADE, "")
+    yield from (
+        "Every reading verb takes `-o table|json|yaml`; stdout carries the answer alone, messages go to stderr.",
+        "",
+    )
+    yield from ("## Exit codes", "", *table(("code", "means"), EXIT_CODES.items()))
+    yield from verb(typer.main.get_command(app), NAME)
+
+
+def verb(command: Any, name: str) -> Iterator[str]:
+    """A command, then its own commands."""
+    inner = getattr(command, "commands", {})
+    if name != NAME:
+        arguments = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
+        words = ["COMMAND"] if inner else [f"[{a}]" if " | " in a else a for a in arguments]
+        yield from (f"## `{' '.join([name, *words])}`", "", command.help or "", "")
+    options = [row for p in command.params if (row := parameter(p))]
+    if options and name != NAME:
+        yield from table(("", "", "default"), options)
+    for key in inner:
+        yield from verb(inner[key], f"{name} {key}")
+
+
+def parameter(p: Any) -> tuple[str, str, str] | None:
+    if p.name == "help":
+        return None
+    if p.param_type_name == "argument":
+        return f"`{p.metavar or p.name.upper()}`", p.help or "", ""
+    names = ", ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts))
+    default = getattr(p.default, "value", p.default)
+    shown = "" if default in (None, "", False, True, 0, ()) or callable(default) else f"`{default}`"
+    return names, p.help or "", shown
+
+
+def rest() -> Iterator[str]:
+    document = make_app(cast(Facade, None), "").openapi()
+    yield from ("# REST", "", MADE, "")
+    yield from (
+        "On loopback. Every request but `GET /healthz` needs `Authorization: Bearer TOKEN`, the home's file `token`; "
+        "requests that change something need `Content-Type: application/json` (`application/zip` for packages). "
+        "The OpenAPI document is at `/openapi.json`, behind the token like all else.",
+        "",
+        'Errors: `{"error": {"type", "message", "remedy", "field"?}}`.',
+        "",
+    )
+    codes = (
+        (401, "no token, or a wrong one"),
+        (404, "no such job, checkpoint, package or path"),
+        (409, "the same idempotency key with another body"),
+        (413, "body over 1 MiB (packages: 512 MiB)"),
+        (415, "another content type than the one above"),
+        (421, "a Host other than 127.0.0.1 and localhost with this port"),
+        (422, "a field is wrong; `field` names it"),
+        (503, "the fleet cannot serve now"),
+    )
+    yield from table(("status", "means"), codes)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield from route(document, f"{method.upper()} {path}", operation)
+
+
+def route(document: Data, title: str, operation: Data) -> Iterator[str]:
+    yield from (f"## `{title}`", "", operation.get("description", ""), "")
+    rows = [
+        (f"`{p['name']}`", p["in"], type_of(p["schema"]), p.get("description", ""))
+        for p in operation.get("parameters", [])
+    ]
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        body = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+        rows += [(f"`{n}`", "body", type_of(f), f.get("description", "")) for n, f in body["properties"].items()]
+    if rows:
+        yield from table(("name", "in", "type", ""), rows)
+
+
+def states() -> Iterator[str]:
+    yield from ("# States of a job", "", MADE, "")
+    yield from table(("state", "means"), ((f"`{s}`", MEANING[s]) for s in State))
+    yield from ("What is not in this table cannot happen.", "")
+    rows = ((f"`{s}`", *(f"`{MOVES[s, e]}`" if (s, e) in MOVES else "" for e in EVENTS)) for s in State)
+    yield from table(("from / on", *EVENTS), rows)
+
+
+def spec() -> Iterator[str]:
+    yield from ("# Job and fleet files", "", MADE, "")
+    yield from ("`polyfleet schema job` and `polyfleet schema fleet` print these as JSON Schema.", "")
+    for kind in ("job", "fleet"):
+        schema = schema_of(kind)
+        yield from (f"## {kind.capitalize()} file", "", schema.get("description", ""), "", *properties(schema))
+        for name, part in schema.get("$defs", {}).items():
+            described = (
+                part if "properties" in part else next((p for p in part.get("anyOf", []) if "properties" in p), None)
+            )
+            if described:
+                yield from (f"### {name}", "", described.get("description", ""), "", *properties(described))
+
+
+def properties(schema: Data) -> Iterator[str]:
+    required = schema.get("required", [])
+    rows = (
+        (
+            f"`{name}`",
+            type_of(field),
+            "required" if name in required else default_of(field),
+            field.get("description", ""),
+        )
+        for name, field in schema["properties"].items()
+    )
+    yield from table(("key", "type", "default", ""), rows)
+
+
+def default_of(field: Data) -> str:
+    value = field.get("default")
+    return "" if value in (None, "", {}, []) else f"`{json.dumps(value)}`"
+
+
+def type_of(schema: Data) -> str:
+    """A JSON Schema's type in words."""
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]) if value != "")
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(type_of(part) for part in schema["anyOf"] if part.get("type") != "null"))
+    if schema.get("type") == "array":
+        return f"list of {type_of(schema.get('items', {}))}".removesuffix(" of any")
+    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"mapping to {type_of(schema['additionalProperties'])}"
+    words = {"object": "mapping", "string": "text", "integer": "whole number", "boolean": "true or false"}
+    return words.get(schema.get("type", "any"), schema.get("type", "any"))
+
+
+PAGES = {"cli.md": cli, "rest.md": rest, "states.md": states, "spec.md": spec}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
+    parser.add_argument("--into", type=Path, default=REFERENCE, help="folder of the pages")
+    given = parser.parse_args()
+    stale = []
+    for name, page in PAGES.items():
+        path, text = given.into / name, "\n".join(page()).rstrip() + "\n"
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(name)
+        if not given.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    if stale:
+        what = "stale; run python docs/generate.py" if given.check else "written"
+        sys.stderr.write(f"{', '.join(stale)}: {what}\n")
+    return 1 if stale and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""A real fleet for these tests: a server, a Ray head, and three nodes in two pools, all real processes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster import fleet_record
+from orchestrator import Orchestrator
+
+FLEET = """
+name: test
+pools:
+  left: {backend: cpu, nodes: 2}
+  right: {backend: cpu, env: {WHICH: right}}
+"""
+PATIENCE_S = 90.0
+
+TRAIN = """
+import time, torch
+
+def train(ctx):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = ctx.prepare(model, optimizer)
+    restored = ctx.checkpoint.restore({"model": model, "optimizer": optimizer})
+    first = restored.step if restored else 0
+    for step in range(first + 1, ctx.arguments["steps"] + 1):
+        loss = model(torch.ones(3, 4)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        ctx.report(step=step, loss=loss)
+        if step % ctx.arguments.get("save_every", 5) == 0 or ctx.preempted:
+            ctx.checkpoint.save(step, {"model": model, "optimizer": optimizer})
+        if ctx.preempted:
+            return {"stopped_at": step}
+        time.sleep(ctx.arguments.get("pause_s", 0.0))
+    return {"first": first, "ranks": ctx.world_size}
+"""
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("home")
+    before = os.environ.get("POLYFLEET_HOME")
+    os.environ["POLYFLEET_HOME"] = str(folder)
+    yield folder
+    os.environ.pop("POLYFLEET_HOME")
+    if before is not None:
+        os.environ["POLYFLEET_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def fleet_file(home: Path) -> Path:
+    file = home / "fleet.yaml"
+    file.write_text(FLEET)
+    return file
+
+
+@pytest.fixture(scope="session")
+def session_fleet(fleet_file: Path) -> Iterator[Orchestrator]:
+    o = Orchestrator.up(fleet_file)
+    yield o
+    with Orchestrator.connect() as last:
+        last.down()
+
+
+@pytest.fixture
+def fleet(session_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator]:
+    """The fleet, whole at the start of every test: lost nodes are started again, a killed server too."""
+    with Orchestrator.up(fleet_file) as o:
+        yield o
+    with Orchestrator.connect() as o:
+        for job in o.jobs(["PENDING", "STARTING", "RUNNING", "SAVING", "RECOVERING"]):
+            o.cancel(job["id"])
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """Wait for a truth and return it; fail with what was seen last."""
+
+    def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (seen := truth()):
+            assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain; last seen {seen!r}"
+            time.sleep(0.02)
+        return seen
+
+    return wait
+
+
+@pytest.fixture
+def processes_of() -> Callable[[str], list[psutil.Process]]:
+    """Every process that carries a job's mark, wherever it hides."""
+
+    def find(job_id: str) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("POLYFLEET_JOB") == job_id and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    return find
+
+
+@pytest.fixture
+def raylet_of() -> Callable[[str], psutil.Process]:
+    """The raylet of one of our nodes, to be killed as a crash would."""
+
+    def find(node: str) -> psutil.Process:
+        record = fleet_record.read()
+        assert record is not None
+        [start] = [p for p in record.processes if p.node == node]
+        return next(c for c in psutil.Process(start.pid).children() if c.name() == "raylet")
+
+    return find
+
+
+@pytest.fixture
+def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([Path(sys.executable).with_name("polyfleet"), *words], capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> dict[str, Any]:
+    """Fields of a job that takes a tenth of a second per step and saves every five."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    return {"entry": "train.py", "working_dir": str(tmp_path), "arguments": {"steps": 40, "pause_s": 0.1}}

@@ -1,0 +1,93 @@
+"""Jobs on a real fleet: what a user sees when things go well, and when their own code goes wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import SpecError, UserError
+from orchestrator import JobFailed, Orchestrator, RunJob, TrainJob
+
+
+def test_a_command_runs_where_it_was_sent_and_its_words_come_back(fleet: Orchestrator):
+    job = fleet.submit(RunJob(command="echo $WHICH; echo oops >&2", resources={"pool": "right"}))
+    assert job.wait(60).state == "SUCCEEDED"
+    assert sorted((line.stream, line.text) for line in job.logs()) == [("stderr", "oops"), ("stdout", "right")]
+    assert [e["event"] for e in job.history()][:2] == ["submitted", "placed"]
+
+
+def test_the_cli_says_with_its_exit_code_how_the_job_ended(fleet: Orchestrator, cli):
+    assert cli("submit", "--wait", "--", "true").returncode == 0
+    failed = cli("submit", "--wait", "--", "sh", "-c", "exit 3")
+    assert (failed.returncode, "exit code 3" in failed.stderr) == (1, True), failed.stderr
+
+
+def test_a_users_exception_shows_their_own_frames_with_rank_and_node(fleet: Orchestrator, training):
+    folder = Path(training["working_dir"])
+    (folder / "broken.py").write_text("def train(ctx):\n    return helper(ctx)\n\ndef helper(ctx):\n    return 1 / 0\n")
+    job = fleet.submit(TrainJob(entry="broken.py", working_dir=str(folder), resources={"pool": "right"}))
+    with pytest.raises(JobFailed, match="ZeroDivisionError"):
+        job.result(60)
+    failure = job.view["failure"]
+    assert (failure["rank"], failure["node"], failure["kind"]) == (0, "right-0", "user")
+    assert "helper" in failure["traceback"] and "workers/" not in failure["traceback"]
+
+
+def test_ranks_of_two_nodes_train_as_one_gang(fleet: Orchestrator, training):
+    gang = {"pool": "left", "accelerators": "cpu", "nodes": 2}
+    job = fleet.submit(TrainJob(**training | {"arguments": {"steps": 3}}, resources=gang))
+    assert job.result(60)["returned"] == {"first": 0, "ranks": 2}
+    assert {line.rank for line in job.logs()} <= {0, 1}
+
+
+def test_no_token_and_no_ray_variable_reaches_user_code(fleet: Orchestrator, home: Path):
+    job = fleet.submit(RunJob(command="env; cat /proc/$PPID/environ | tr '\\0' '\\n'"))
+    said = str(job.wait(60).logs())
+    assert "POLYFLEET_JOB" in said
+    tokens = [(home / name).read_text().strip() for name in ("token", "ray-token")]
+    assert not [t for t in tokens if t in said]
+    assert not [line for line in said.splitlines() if line.startswith(("RAY_", "POLYFLEET_HOME"))]
+    assert str(home / "token") not in said and "ray-token" not in said
+
+
+def test_a_secret_reaches_the_command_and_no_log(fleet: Orchestrator, tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2-hunter2")
+    job = fleet.submit(RunJob(command="echo $WORD; echo ${#WORD}", secrets={"WORD": f"file:{secret}"}))
+    assert [line.text for line in job.wait(60).logs()] == ["***", "15"]
+    assert "hunter2" not in str(job.view) + str(job.history())
+
+
+def test_a_cancelled_job_ends_and_leaves_no_process(fleet: Orchestrator, until, processes_of):
+    job = fleet.submit(RunJob(command="setsid sleep 300 & sleep 300"))
+    until(lambda: job.state == "RUNNING" and len(processes_of(job.id)) >= 3)
+    assert job.cancel().state == "CANCELLED"
+    until(lambda: not processes_of(job.id))
+
+
+def test_what_can_never_run_is_refused_at_once_with_what_is_here(fleet: Orchestrator, cli):
+    with pytest.raises(SpecError, match=r"no pool has tpu:v5p; kinds here: cpu"):
+        fleet.submit(RunJob(command="true", resources={"accelerators": "tpu:v5p:4"}))
+    refused = cli("submit", "--accelerators", "tpu:v5p:4", "--", "true")
+    assert (refused.returncode, "kinds here: cpu" in refused.stderr) == (2, True)
+
+
+def test_a_folder_that_shadows_our_packages_is_refused_except_for_run(fleet: Orchestrator, training):
+    folder = Path(training["working_dir"])
+    (folder / "workers.py").write_text("print('mine')")
+    with pytest.raises(UserError, match="workers"):
+        fleet.submit(TrainJob(**training))
+    run = fleet.submit(RunJob(command=[sys.executable, "-c", "import workers"], working_dir=str(folder)))
+    assert str(run.wait(60).logs()) == "mine"
+
+
+def test_a_higher_priority_preempts_and_the_victim_goes_on_from_its_checkpoint(fleet: Orchestrator, training, until):
+    training["arguments"] |= {"save_every": 1000}
+    victim = fleet.submit(TrainJob(**training, resources={"pool": "right"}))
+    until(lambda: victim.metrics.get("step", 0) >= 5)
+    urgent = fleet.submit(RunJob(command="true", priority=10, resources={"pool": "right"}))
+    assert urgent.wait(60).state == "SUCCEEDED"
+    returned = victim.result(60)["returned"]
+    view = victim.view
+    assert (view["interruptions"], len(view["attempts"])) == (1, 2)
+    assert returned["first"] == view["resumed_step"] >= 5

@@ -1,0 +1,144 @@
+"""How a command ends when it cannot do what it was asked: words, exit code, never a traceback."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import FleetError
+
+
+def test_an_unknown_option_or_verb_is_exit_code_2(polyfleet):
+    for words in (
+        ["jobs", "--absent"],
+        ["absent"],
+        ["schema", "pool"],
+        ["jobs", "--limit", "0"],
+        ["jobs", "-o", "xml"],
+    ):
+        done = polyfleet(*words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert "Traceback" not in done.stderr
+
+
+def test_a_missing_job_is_exit_code_2(here, live):
+    for verb in ("show", "logs", "cancel", "explain"):
+        done = here(verb, "absent")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "error: no job 'absent'\n  `polyfleet jobs` lists them\n"
+
+
+def test_a_fleet_that_cannot_serve_is_exit_code_3(here, live):
+    def down():
+        raise FleetError("no fleet is up", "run `polyfleet up` first")
+
+    live.service.nodes = down
+    done = here("inventory")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "error: no fleet is up\n  run `polyfleet up` first\n")
+
+
+def test_a_wrong_token_is_exit_code_2(here, live):
+    (live.home / "token").write_text("0" * 64)
+    done = here("jobs")
+    assert done.returncode == 2
+    assert "no valid token" in done.stderr
+    assert "0000" not in done.stderr
+
+
+def test_a_server_of_another_version_is_exit_code_2_with_the_remedy(here, live):
+    record = live.home / "server.json"
+    record.write_text(record.read_text().replace('"version": "', '"version": "9.'))
+    done = here("jobs")
+    assert done.returncode == 2
+    assert "`polyfleet server stop`" in done.stderr
+
+
+def test_what_nobody_foresaw_is_one_line_and_a_log_with_the_traceback(here, live, monkeypatch):
+    monkeypatch.setattr("orchestrator.client.connect", lambda **_: 1 / 0)
+    done = here("jobs")
+    assert (done.returncode, done.stdout) == (1, "")
+    first, second = done.stderr.splitlines()
+    assert first == "error: ZeroDivisionError: division by zero"
+    log = Path(second.rpartition(" ")[2])
+    assert "Traceback" in log.read_text()
+    assert log.parent == live.home / "logs"
+
+
+def test_a_fault_of_the_server_is_told_as_such(here, live):
+    live.service.jobs = lambda states, limit: {}[0]
+    done = here("jobs")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the server failed: KeyError: 0\n")
+
+
+def test_a_reader_that_goes_away_is_no_error(command, live, here):
+    here("submit", "--task", "run", "-n", "long", "--", "true")
+    live.service.lines["long-000000"] = [f"{n} {'x' * 200}" for n in range(5000)]
+    line = f"{' '.join(command)} logs long | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [f"0 {'x' * 200}", "141"]
+    assert done.stderr == ""
+
+
+def test_without_a_server_status_starts_none(here, tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "none"))
+    for words in (["status"], ["server", "status"]):
+        done = here(*words)
+        assert (done.returncode, "not running" in done.stdout or "no" in done.stdout) == (0, True)
+    assert not (tmp_path / "none").exists()
+    assert here("server", "stop").stderr == "no server was running\n"
+
+
+def test_status_of_a_server_without_a_fleet_says_what_to_do(here, live):
+    def down():
+        raise FleetError("no fleet is up", "run `polyfleet up` first")
+
+    live.service.fleet = down
+    done = here("status")
+    assert (done.returncode, "no fleet is up; run `polyfleet up` first" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("words", [["up", "--demo", "--address", "h:1"], ["up", "-f", "a.yaml", "--demo"]])
+def test_up_takes_one_source(here, words):
+    assert here(*words).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pools: {a: {backend: nvidiaa}}", "did you mean 'nvidia'"),
+        ("pools: {}", "pools"),
+        ("pool: {}", "unknown key 'pool'"),
+    ],
+)
+def test_up_refuses_a_bad_fleet_file_before_it_starts_anything(here, tmp_path, monkeypatch, text, message):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "none"))
+    (tmp_path / "fleet.yaml").write_text(text)
+    done = here("up", "-f", str(tmp_path / "fleet.yaml"))
+    assert (done.returncode, done.stdout, message in done.stderr) == (2, "", True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_environments_are_named_in_errors(here, tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_CACHE", str(tmp_path))
+    assert here("env", "list").stdout.startswith("no environments")
+    done = here("env", "path", "xla")
+    assert (done.returncode, "polyfleet env create xla" in done.stderr) == (2, True)
+    assert here("env", "create", "absent").returncode == 2
+    assert here("env", "remove", "absent").returncode == 2
+
+
+def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path):
+    done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path), "--rounds", "3", "--no-train")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["POOL", "KIND", "FORWARD"]
+    assert [line.split()[0] for line in lines[1:3]] == ["cpu", "xla"]
+    assert "0.50×" in lines[2]
+    done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path), "--pools", "cpu,absent")
+    assert (done.returncode, done.stdout) == (2, "")
+    fleet = live.service.fleet()
+    fleet["pools"][1]["kinds"] = []
+    live.service.fleet = lambda: fleet
+    done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path))
+    assert (done.returncode, "xla: no result, it has no device that is ready" in done.stdout) == (1, True)

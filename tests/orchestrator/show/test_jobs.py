@@ -1,0 +1,67 @@
+"""What `show` and `explain` tell of a job."""
+
+import pytest
+from rich.console import Console
+
+from orchestrator.show.jobs import job, plan
+
+LEASES = [["a/cpu", [0, 2]], ["b/cpu", [1]]]
+
+
+def text(shown):
+    console = Console(width=300)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()
+
+
+def candidate(**given):
+    return {"candidate": 0, "kinds": ["nvidia:H100"], "count": 8, "nodes": 1, "fits": [], "refused": {}} | given
+
+
+def answer(*candidates, **given):
+    return {"candidates": list(candidates), "would_start": None} | given
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"would_start": {"candidate": 1, "leases": LEASES}}, "would start as candidate 1 on a/cpu [0, 2], b/cpu [1]"),
+        ({}, "would wait: nothing fits now"),
+        ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
+        ({"impossible": "no pool has tpu:v5p"}, "can never start: no pool has tpu:v5p"),
+        ({"state": "PENDING", "reason": "waits for 8 devices"}, "PENDING: waits for 8 devices"),
+    ],
+)  # fmt: skip
+def test_a_plan_ends_with_what_would_happen(given, sentence):
+    assert sentence in text(plan(answer(candidate(fits=["a/cpu"]), **given)))
+
+
+def test_every_refusal_of_a_plan_is_a_line():
+    shown = text(
+        plan(
+            answer(candidate(refused={"a/cpu": "is cpu", "": "no island has 2 nodes"}, nodes=2), candidate(candidate=1))
+        )
+    )
+    lines = [line.split("  ") for line in shown.splitlines()]
+    assert "8 × nvidia:H100 on each of 2 nodes" in shown
+    assert [part.strip() for part in lines[1] if part.strip()][-2:] == ["a/cpu", "is cpu"]
+    assert [part.strip() for part in lines[2] if part.strip()][-2:] == ["all", "no island has 2 nodes"]
+    assert "no node has such a device" in lines[3][-1] + lines[3][-2]
+
+
+def test_a_failure_shows_rank_node_and_the_users_own_frames(recording):
+    failure = {
+        "rank": 3,
+        "node": "gpu-1",
+        "kind": "user",
+        "message": "ValueError: x",
+        "traceback": 'File "train.py", line 3',
+        "exit_code": 1,
+    }
+    shown = text(
+        job(recording.job_view("a-1", "a", "train", "FAILED", failure=failure, metrics={"loss": 0.25, "step": 7}))
+    )
+    assert "rank 3 on node gpu-1 (user, exit code 1): ValueError: x" in shown
+    assert 'File "train.py", line 3' in shown
+    assert "loss=0.25, step=7" in shown

@@ -1,0 +1,43 @@
+"""Numbers as people read them."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from orchestrator.show.units import ago, between, duration, size
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, ""), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (80 << 30, "80.0 GiB"), (5 << 50, "5120.0 TiB")],
+)
+def test_sizes(count, text):
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "0 µs"),
+        (0.0000123, "12.3 µs"),
+        (0.0123, "12.3 ms"),
+        (1.5, "1.5 s"),
+        (119, "119 s"),
+        (125, "2 min 5 s"),
+        (7260, "2 h 1 min"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_times_are_told_from_now():
+    assert ago("2026-11-20T11:59:30.900+00:00", NOW) == "29 s ago"
+    assert ago("2026-11-20T12:00:01Z", NOW) == "just now"
+    assert ago(None, NOW) == ""
+    assert between("2026-11-20T11:00:00Z", None, NOW) == "60 min 0 s"
+    assert between("2026-11-20T11:00:00Z", "2026-11-20T11:00:10Z", NOW) == "10 s"
+    assert between(None, None, NOW) == ""

@@ -1,0 +1,175 @@
+"""Processes really killed, disks really full: what was acknowledged is there, what was refused is not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.store import Answer, EventStore
+
+SUBMITTER = """
+import os, sys, threading
+from itertools import count
+from orchestrator.core.model import Event
+from orchestrator.store import Answer, EventStore
+
+store, round_, numbers = EventStore(sys.argv[1]), sys.argv[2], count()
+
+def submit():
+    for number in numbers:
+        key = f"{round_}-{number}"
+        os.write(1, f"asked {key}\\n".encode())
+        events = [Event(key, "submitted", 0, 1.0), Event(key, "x", 1, 1.0)]
+        store.once(key, "digest", lambda: Answer({"id": key}, events))
+        os.write(1, f"acked {key}\\n".encode())
+
+for _ in range(8):
+    threading.Thread(target=submit, daemon=True).start()
+threading.Event().wait()
+"""
+
+FILLER = """
+import json, resource, sys
+from cluster.errors import FleetError
+from orchestrator.core.model import Event
+from orchestrator.store import Answer, EventStore
+
+url, limit, ballast, with_keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
+store, acked, refused = EventStore(url), [], []
+
+def append(number):
+    events = [Event(f"j{number}", "x", 1, 1.0, {"pad": "p" * 4000}), Event(f"j{number}", "y", 1, 1.0)]
+    try:
+        if with_keys:
+            store.once(f"key-{number}", "digest", lambda: Answer({}, events))
+        else:
+            store.append(events)
+        acked.append(number)
+    except FleetError as e:
+        refused.append((number, str(e)))
+
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+for number in range(2000):
+    append(number)
+    if len(refused) == 5:
+        break
+full = len(acked)
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+if ballast:
+    open(ballast, "w").close()
+for number in [number for number, _ in refused] + list(range(5000, 5005)):
+    append(number)
+stored = [[e.job, e.event] for e in store.read(0)]
+seqs = [e.seq for e in store.read(0)]
+store.close()
+print(json.dumps({"acked": acked, "refused": refused, "full": full, "stored": stored, "seqs": seqs}))
+"""
+
+
+def run_until_killed(url: str, round_: int, acks: int) -> tuple[list[str], list[str]]:
+    """Keys that were asked for and those acknowledged, by a process killed after some acknowledgements."""
+    child = subprocess.Popen([sys.executable, "-c", SUBMITTER, url, str(round_)], stdout=subprocess.PIPE, text=True)
+    lines, seen = [], 0
+    for line in child.stdout:
+        lines.append(line)
+        seen += line.startswith("acked")
+        if seen >= acks:
+            break
+    os.kill(child.pid, signal.SIGKILL)
+    lines += child.stdout.readlines()
+    child.stdout.close()
+    assert child.wait(20) == -signal.SIGKILL
+    words = [line.split() for line in lines if line.endswith("\n")]
+    return [key for word, key in words if word == "asked"], [key for word, key in words if word == "acked"]
+
+
+def test_whatever_was_acknowledged_before_kill_9_is_there_once_and_can_be_asked_again(tmp_path):
+    url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
+    asked, acked = [], []
+    for round_, acks in enumerate((1, 7, 40, 200, 90)):
+        more_asked, more_acked = run_until_killed(url, round_, acks)
+        asked, acked = asked + more_asked, acked + more_acked
+        store = EventStore(url)
+        stored = [e.job for e in store.read(0) if e.event == "submitted"]
+        assert set(acked) <= set(stored) <= set(asked)
+        store.close()
+    store = EventStore(url)
+    for key in asked:
+        assert store.once(key, "digest", lambda key=key: Answer({"id": key})) == {"id": key}
+    events = store.read(0)
+    store.close()
+    assert [e.seq for e in events] == list(range(1, len(events) + 1))
+    together = [(first.job, first.event, second.event) for first, second in zip(events[::2], events[1::2], strict=True)]
+    assert sorted(together) == sorted((e.job, "submitted", "x") for e in events if e.event == "submitted")
+    assert len({job for job, _, _ in together}) == len(together)
+
+
+def check_filled(told: dict) -> None:
+    """Everything acknowledged is stored, both its events, in order; what was refused is stored when asked again."""
+    refused = [number for number, _ in told["refused"]]
+    assert told["full"] > 0
+    assert len(refused) == 5
+    assert told["acked"][told["full"] :] == [*refused, *range(5000, 5005)]
+    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("x", "y")]
+    assert told["seqs"] == list(range(1, len(told["seqs"]) + 1))
+    for _, message in told["refused"]:
+        assert "cannot be written" in message
+        assert "MiB are free there" in message
+        assert "make room on that disk: what was acknowledged is safe" in message
+
+
+def test_a_file_that_may_not_grow_refuses_loses_nothing_and_goes_on_afterwards(tmp_path):
+    url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
+    ran = subprocess.run(
+        [sys.executable, "-c", FILLER, url, str(600_000), "", "keys"], capture_output=True, text=True, check=True
+    )
+    check_filled(json.loads(ran.stdout))
+
+
+def in_a_small_disk(folder: Path, command: list[str], size: str) -> subprocess.CompletedProcess:
+    script = f'mount -t tmpfs -o size={size} none "$1" && head -c 500000 /dev/zero > "$1/ballast" && shift && exec "$@"'
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(folder), *command], capture_output=True, text=True, check=False
+    )
+
+
+def can_mount(folder: Path) -> str:
+    try:
+        ran = in_a_small_disk(folder, ["true"], "1m")
+    except FileNotFoundError:
+        return "unshare is not here"
+    return "" if ran.returncode == 0 else f"cannot mount a small disk: {ran.stderr.strip()}"
+
+
+def test_a_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_room(tmp_path):
+    if why := can_mount(tmp_path):
+        pytest.skip(why)
+    url, ballast = f"sqlite:///{tmp_path / 'polyfleet.db'}", str(tmp_path / "ballast")
+    ran = in_a_small_disk(tmp_path, [sys.executable, "-c", FILLER, url, "0", ballast, "keys"], "2m")
+    assert ran.returncode == 0, ran.stderr
+    check_filled(json.loads(ran.stdout))
+
+
+@pytest.mark.parametrize("keys", [(), ("keys",)])
+def test_a_disk_that_fails_to_sync_is_not_believed(tmp_path, keys):
+    """The write went through, its sync did not: told as an error, and taken out again before anything else goes in."""
+    url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
+    strace = ["strace", "-f", "-q", "-o", "/dev/null", "-e", "trace=fdatasync", "-e"]
+    inject = "inject=fdatasync:error=EIO:when=40..44"
+    try:
+        subprocess.run([*strace, inject, "true"], capture_output=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"strace cannot make a sync fail here: {e}")
+    command = [*strace, inject, sys.executable, "-c", FILLER.replace("2000", "60"), url, "0", "", *keys]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = json.loads(ran.stdout)
+    refused = [number for number, _ in told["refused"]]
+    assert 1 <= len(refused) <= 5
+    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("x", "y")]
+    assert told["acked"][told["full"] :] == [*refused, *range(5000, 5005)]

@@ -1,0 +1,208 @@
+"""What every store promises, whatever database is below."""
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.errors import Conflict, FleetError, UserError
+from orchestrator.core.fold import fold, submitted
+from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.store import Answer
+
+
+def event(job="j", name="started", **data):
+    return Event(job, name, 1, 12.5, data)
+
+
+def test_events_come_back_in_order_with_their_numbers(store):
+    first, second, other = event(n=1), event(n=2), event("k")
+    assert store.append([first, other]) == [1, 2]
+    assert store.append([second]) == [3]
+    assert store.append([]) == []
+    assert store.read(0) == [replace(first, seq=1), replace(other, seq=2), replace(second, seq=3)]
+    assert store.read(1, 1) == [replace(other, seq=2)]
+    assert store.read(3) == []
+    assert store.events_of("j") == [replace(first, seq=1), replace(second, seq=3)]
+    assert store.last_seq == 3
+
+
+def test_a_store_opened_again_has_everything_and_goes_on_counting(open_store):
+    store = open_store()
+    store.append([event(n=n) for n in range(5)])
+    store.report("j", 1, 7, 1.0, {"loss": 0.5})
+    store.once("key", "digest", lambda: Answer({"id": "j"}))
+    store.close()
+    again = open_store()
+    assert [e.data["n"] for e in again.read(0)] == [0, 1, 2, 3, 4]
+    assert again.last_seq == 5
+    assert again.append([event()]) == [6]
+    assert again.last_report("j") == {"loss": 0.5}
+    assert again.once("key", "digest", lambda: Answer({"id": "other"})) == {"id": "j"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"deep": {"a": [1, 2.5, None, True, {"b": "é \u2028 🙂"}]}},
+        {"big": 10**30, "small": 1e-300, "text": "x" * 100_000},
+        {"quote": "'; DROP TABLE events; --", "nul": "a\0b", "half": "\ud800"},
+        {},
+    ],
+)
+def test_any_plain_data_comes_back_as_it_was(store, data):
+    store.append([event(**{"data": data})])
+    assert store.read(0)[0].data == {"data": data}
+
+
+def test_numbers_json_cannot_hold_come_back_as_words(store):
+    store.append([event(loss=float("nan"), deep=[float("inf"), {"x": float("-inf")}])])
+    assert store.read(0)[0].data == {"loss": "NaN", "deep": ["Infinity", {"x": "-Infinity"}]}
+
+
+@pytest.mark.parametrize("bad", [{"a": object()}, {"a": {1, 2}}, {"a": b"bytes"}])
+def test_what_is_not_plain_data_is_refused_and_stores_nothing(store, bad):
+    with pytest.raises(UserError, match="not plain data"):
+        store.append([event(), event(**bad)])
+    assert store.read(0) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(event(), job="x" * 129),
+        replace(event(), job="a\0b"),
+        replace(event(), job="\ud800"),
+        replace(event(), event="x" * 65),
+        replace(event(), time_s=float("nan")),
+        replace(event(), epoch=-1),
+        replace(event(), epoch=1 << 70),
+    ],
+)
+def test_a_row_no_database_would_take_is_refused_before_it_spoils_a_group(store, bad):
+    with pytest.raises(UserError):
+        store.append([bad])
+    assert store.append([event()]) == [1]
+
+
+def test_many_threads_lose_nothing_and_each_keeps_its_order(store, together):
+    def writer(number):
+        return lambda: [store.append([event(f"job-{number}", n=n)])[0] for n in range(25)]
+
+    numbers = together(*(writer(number) for number in range(16)))
+    assert sorted(seq for one in numbers for seq in one) == list(range(1, 401))
+    assert all(one == sorted(one) for one in numbers)
+    for number in range(16):
+        assert [e.data["n"] for e in store.events_of(f"job-{number}")] == list(range(25))
+
+
+def test_a_reader_in_another_thread_sees_what_was_acknowledged(store, together):
+    seen = together(lambda: store.append([event()]), lambda: store.wait(0, 20) and store.read(0))[1]
+    assert [e.job for e in seen] == ["j"]
+    assert not store.wait(1, 0.01)
+
+
+# -- idempotency
+
+
+def answer(job="j"):
+    return Answer({"id": job}, [event(job, "submitted")], 201)
+
+
+def test_the_same_key_and_digest_get_the_first_answer_and_happen_once(store):
+    told = []
+    assert store.once("key", "digest", lambda: answer("first"), told.extend) == {"id": "first"}
+    assert told == [replace(event("first", "submitted"), seq=1)]
+    assert store.once("key", "digest", lambda: answer("second"), told.extend) == {"id": "first"}
+    assert [e.job for e in store.read(0)] == ["first"]
+    assert len(told) == 1
+
+
+def test_the_same_key_with_another_digest_is_a_conflict(store):
+    store.once("key", "digest", answer)
+    with pytest.raises(Conflict, match="the idempotency key 'key' was used with another request; use a new key"):
+        store.once("key", "other", answer)
+    assert len(store.read(0)) == 1
+
+
+def test_without_a_key_everything_happens_every_time(store):
+    assert store.once("", "digest", answer) == store.once("", "digest", answer) == {"id": "j"}
+    assert len(store.read(0)) == 2
+
+
+def test_what_failed_is_not_remembered(store):
+    def broken():
+        raise UserError("no such pool")
+
+    with pytest.raises(UserError, match="no such pool"):
+        store.once("key", "digest", broken)
+    assert store.once("key", "digest", answer) == {"id": "j"}
+
+
+def test_many_threads_with_one_key_make_one_job(store, together):
+    made = []
+
+    def request():
+        return store.once("key", "digest", lambda: made.append(1) or answer(f"job-{len(made)}"))
+
+    assert together(*[request] * 32) == [{"id": "job-1"}] * 32
+    assert len(store.read(0)) == len(made) == 1
+
+
+def test_an_answer_is_the_same_the_first_time_and_later(store):
+    body = {"loss": float("nan"), "pair": (1, 2)}
+    first = store.once("key", "digest", lambda: Answer(body))
+    assert first == store.once("key", "digest", lambda: Answer({})) == {"loss": "NaN", "pair": [1, 2]}
+
+
+@pytest.mark.parametrize("key", ["x" * 256, "a\nb", "a\0b", "\ud800"])
+def test_a_key_that_cannot_be_stored_is_refused(store, key):
+    with pytest.raises(UserError, match="cannot be stored"):
+        store.once(key, "digest", answer)
+
+
+# -- reports
+
+
+def test_reports_are_read_back_by_job(open_store):
+    store = open_store()
+    for step in (1, 2):
+        store.report("j", 3, step, 100.0 + step, {"step": step, "loss": 1 / step})
+    store.report("k", 1, 9, 50.0, {"loss": float("inf")})
+    store.close()
+    store = open_store()
+    assert store.reports("j") == [
+        {"step": 1, "loss": 1.0, "seq": 1, "epoch": 3, "time": 101.0},
+        {"step": 2, "loss": 0.5, "seq": 2, "epoch": 3, "time": 102.0},
+    ]
+    assert store.reports("j", after=1) == store.reports("j")[1:]
+    assert store.reports("j", 0, 1) == store.reports("j")[:1]
+    assert store.last_report("j") == {"step": 2, "loss": 0.5}
+    assert store.last_report("k") == {"loss": "Infinity"}
+    assert store.last_report("nobody") == {}
+    assert store.reports_lost == 0
+
+
+@pytest.mark.parametrize(("step", "time_s"), [(10**40, 1.0), ("five", 1.0), (1.5, float("nan")), (None, "now")])
+def test_odd_steps_of_users_code_spoil_nothing(open_store, step, time_s):
+    store = open_store()
+    store.report("j", 1, step, time_s, {"a": 1})
+    assert store.append([event()]) == [1]
+    store.close()
+    assert open_store().last_report("j") == {"a": 1}
+
+
+# -- what is told apart from success
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    with pytest.raises(FleetError, match="the job store is closed"):
+        store.append([event()])
+
+
+def test_jobs_survive_in_the_log(open_store):
+    jobs = [Job(f"j{n}", "j", "run", (Candidate(("any",)),), submitted_s=float(n)) for n in range(3)]
+    store = open_store()
+    store.append([submitted(job, {"command": "x"}, "", job.submitted_s) for job in jobs])
+    store.close()
+    assert [record.job for record in fold(open_store().read(0)).values()] == jobs

@@ -1,0 +1,45 @@
+"""Back ends as the fleet has them: available with kinds and pools, or absent with a reason."""
+
+from cluster.accelerators import TABLE
+from orchestrator.inventory import backend_rows
+
+
+def node(name, backend, kinds=(), state="ready", reason=""):
+    devices = [{"backend": backend, "kind": k, "name": f"card {k}", "unavailable_reason": reason} for k in kinds]
+    return {
+        "node": name,
+        "pool": name,
+        "backend": backend,
+        "state": state,
+        "devices": devices,
+        "versions": {"torch": "2.13"},
+    }
+
+
+def reasons(nodes):
+    return {row["backend"]: (row["available"], row["reason"]) for row in backend_rows(nodes)}
+
+
+def test_every_back_end_has_a_row_in_the_order_of_the_table():
+    assert [row["backend"] for row in backend_rows([])] == list(TABLE)
+    assert set(reasons([]).values()) == {(False, "no pool of this back end in the fleet")}
+
+
+def test_kinds_and_pools_of_one_back_end_are_joined():
+    rows = backend_rows([node("b", "cpu", ["cpu:ipex"]), node("a", "cpu", ["cpu", "cpu"])])
+    cpu = next(row for row in rows if row["backend"] == "cpu")
+    assert (cpu["kinds"], cpu["pools"], cpu["devices"], cpu["torch"]) == (["cpu", "cpu:ipex"], ["a", "b"], 3, ["2.13"])
+
+
+def test_what_is_lost_starting_unavailable_or_not_found_says_so():
+    told = reasons(
+        [
+            node("gone", "nvidia", ["nvidia:H100"], state="lost: no answer"),
+            node("denied", "amd", ["amd:MI300X"], reason="no permission"),
+            node("empty", "intel"),
+            {"node": "new", "state": "starting", "devices": []},
+        ]
+    )
+    assert told["nvidia"] == (False, "node gone: lost: no answer")
+    assert told["amd"] == (False, "card amd:MI300X: no permission")
+    assert told["intel"] == (False, "no Intel GPU was found on empty")

@@ -1,0 +1,109 @@
+"""Run by test_agent.py: an agent as a detached actor, killed by signal 9 while its attempt runs. Prints JSON."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_put
+
+from workers.agent import Agent
+from workers.attempt.lease import FENCE_KEY
+from workers.messages import Order
+
+DEADLINE_S = 60.0
+ATTEMPTS = Path(os.environ["POLYFLEET_NODE_DIR"]) / "attempts"
+COMMAND = "mkfifo gate; env; cat /proc/$PPID/environ; echo ready; cat gate"
+
+
+def order(job, command, **more):
+    return dataclasses.asdict(
+        Order(
+            job=job, epoch=1, task="run", backend="cpu", kind="cpu", emulated=False, devices=(0,), node_rank=0, nodes=1,
+            first_rank=0, ranks=1, world_size=1, master_address="127.0.0.1", master_port=29500,
+            command=("sh", "-c", command), **more,
+        )
+    )  # fmt: skip
+
+
+def until(true, what):
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := true()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+    return found
+
+
+def call(method, *args):
+    """As the controller does: an actor that is being restarted is asked again."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return ray.get(getattr(agent, method).remote(*args), timeout=DEADLINE_S)
+        except ray.exceptions.RayActorError:
+            if time.monotonic() > deadline:
+                raise
+
+
+def ended(job):
+    reports = call("watch", {}, {}, 0.2)["reports"]
+    return next((r["outcome"] for r in reports if r["job"] == job and r["phase"] == "ended"), None)
+
+
+def supervisor(job):
+    return json.loads((ATTEMPTS / f"{job}.1.0/supervisor.json").read_text())["pid"]
+
+
+temporary = tempfile.mkdtemp(prefix="pf-", dir="/tmp")
+ray.init(
+    address="local", num_cpus=1, object_store_memory=80 << 20, include_dashboard=False, namespace="polyfleet",
+    _temp_dir=temporary, log_to_driver=False,
+)  # fmt: skip
+node_id = ray.get_runtime_context().get_node_id()
+options = {"name": f"agent-{node_id}", "lifetime": "detached", "max_restarts": -1, "num_cpus": 0, "max_concurrency": 16}
+agent = ray.remote(Agent).options(**options).remote()
+
+facts = call("hello")
+assert facts["ray_node_id"] == node_id
+call("start", order("j", COMMAND), {"KEY": "s3cr3t"})
+gate = ATTEMPTS / "j.1.0/work/0/gate"
+until(gate.exists, "the attempt runs")
+pids = [supervisor("j")]
+os.kill(facts["agent_pid"], signal.SIGKILL)
+second = until(lambda: (pid := call("hello")["agent_pid"]) != facts["agent_pid"] and pid, "the agent is back")
+phases = [r["phase"] for r in call("watch", {}, {}, 1.0)["reports"]]
+assert phases == ["running"], phases
+pids.append(supervisor("j"))
+gate.write_text("went on\n")
+outcome = until(lambda: ended("j"), "the adopted attempt ends")
+log = call("logs", "j", 1, 0, 0, 1 << 20)["data"]
+
+call("start", order("k", "sleep 600", lease_s=6.0), {})
+_internal_kv_put(FENCE_KEY.format(job="k"), b"1")
+until((ATTEMPTS / "k.1.0/started").exists, "k runs")
+silent_until = time.monotonic() + 8
+while time.monotonic() < silent_until:
+    assert not (ATTEMPTS / "k.1.0/outcome.json").exists(), "the store said that nobody took over"
+    time.sleep(0.1)
+_internal_kv_put(FENCE_KEY.format(job="k"), b"2", overwrite=True)
+until((ATTEMPTS / "k.1.0/outcome.json").exists, "k is fenced off")
+
+print(
+    json.dumps(
+        {
+            "agents": [facts["agent_pid"], second],
+            "supervisors": pids,
+            "state": outcome["state"],
+            "fenced": ended("k")["state"],
+            "log": log,
+        }
+    )
+)
+ray.shutdown()
+shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,238 @@
+"""The agent as the controller uses it: first as a plain object, then as a Ray actor that is killed and comes back."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import Conflict, NotFound, UserError
+from cluster.plain import from_plain
+from cluster.vocabulary import NodeFacts
+from workers.agent import Agent
+from workers.messages import PROTOCOL, AttemptReport, Order
+
+DEADLINE_S = 20.0
+
+
+def order(job="j", command=("true",), **more):
+    fixed = {"epoch": 1, "task": "run", "backend": "cpu", "kind": "cpu", "emulated": False, "devices": (0,), "nodes": 1}
+    ranks = {"node_rank": 0, "first_rank": 0, "ranks": 1, "world_size": 1, "lease_s": 60.0}
+    meet = {"master_address": "127.0.0.1", "master_port": 29500}
+    return dataclasses.asdict(Order(**(fixed | ranks | meet | {"job": job, "command": command} | more)))
+
+
+@pytest.fixture
+def make(tmp_path):
+    agent = None
+
+    def build():
+        nonlocal agent
+        agent = Agent(tmp_path / "node", tmp_path / "storage", "n0", "cpu", "cpu")
+        return agent
+
+    yield build
+    if agent is not None:
+        for report in agent.watch({}, {}, 0.0)["reports"]:
+            agent.stop(report["job"], report["epoch"], "cancel")
+            ended(agent, report["job"], report["epoch"])
+
+
+@pytest.fixture
+def agent(make):
+    return make()
+
+
+def ended(agent, job="j", epoch=1):
+    """The report of an attempt's end, reached by long polls as a controller makes them."""
+    known, deadline = {}, time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        for report in agent.watch({}, known, 1.0)["reports"]:
+            known[f"{report['job']}.{report['epoch']}.{report['node_rank']}"] = report["phase"]
+            if (report["job"], report["epoch"], report["phase"]) == (job, epoch, "ended"):
+                return from_plain(AttemptReport, report)
+    raise AssertionError(f"{job} did not end within {DEADLINE_S} s: {known}")
+
+
+def test_an_agent_introduces_its_node(agent, tmp_path):
+    facts = from_plain(NodeFacts, json.loads(json.dumps(agent.hello())))
+    assert (facts.node, facts.pool, facts.backend, facts.protocol) == ("n0", "cpu", "cpu", PROTOCOL)
+    assert (facts.storage, facts.agent_pid, facts.ray_node_id) == (str(tmp_path / "storage"), os.getpid(), "")
+    assert [d.kind for d in facts.devices] == ["cpu"]
+    assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_first_watch_tells_the_facts_and_the_next_does_not(agent):
+    assert agent.watch({}, {}, 0.0)["facts"]["node"] == "n0"
+    assert agent.watch({}, {}, 0.0) == {"facts": None, "reports": [], "attempts": []}
+
+
+def test_a_command_runs_to_its_end(agent):
+    agent.start(order(command=("echo", "hello")), {})
+    assert ended(agent).outcome.state == "succeeded"
+    log = agent.logs("j", 1, 0, 0, 1000)
+    assert log["data"].endswith(" out hello\n")
+    assert log["ended"]
+
+
+def test_a_command_given_as_text_is_run_by_a_shell(agent):
+    agent.start(order() | {"command": "exit 7"}, {})
+    assert ended(agent).outcome.exit_codes == {0: 7}
+
+
+def test_a_malformed_order_is_refused_with_its_field(agent):
+    with pytest.raises(UserError, match=r"Order\.epoch"):
+        agent.start(order() | {"epoch": "first"}, {})
+
+
+def test_an_epoch_that_is_past_is_refused(agent):
+    agent.start(order(epoch=2), {})
+    with pytest.raises(Conflict):
+        agent.start(order(epoch=1), {})
+    agent.stop("j", 1, "cancel")
+
+
+def test_a_watch_renews_leases_and_never_outlasts_them(agent):
+    agent.start(order(command=("sleep", "600"), lease_s=1.5), {})
+    until = time.monotonic() + 3
+    known = {}
+    while time.monotonic() < until:
+        said = agent.watch({}, known, 600.0)
+        known |= dict(zip(said["attempts"], [r["phase"] for r in said["reports"]], strict=False))
+    assert known == {"j.1.0": "running"}
+
+
+def test_an_attempt_nobody_watches_is_lost(agent):
+    agent.start(order(command=("sleep", "600"), lease_s=1.0), {})
+    path = agent._place.node_dir / "attempts/j.1.0/outcome.json"
+    deadline = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert ended(agent).outcome.state == "lost"
+
+
+def test_preempt_and_forget(agent, tmp_path):
+    agent.start(order(command=("sleep", "600")), {})
+    with pytest.raises(UserError, match="has not ended"):
+        agent.forget("j", 1)
+    agent.stop("j", 1, "preempt")
+    assert ended(agent).outcome.state == "preempted"
+    agent.forget("j", 1)
+    agent.forget("j", 1)
+    assert agent.watch({}, {}, 0.0)["reports"] == []
+    assert not (tmp_path / "node/attempts/j.1.0/work").exists()
+
+
+def test_a_new_agent_goes_on_where_the_old_one_stopped(agent, make):
+    agent.start(order(command=("sh", "-c", "mkfifo gate; echo ready; cat gate")), {})
+    gate = agent._place.node_dir / "attempts/j.1.0/work/0/gate"
+    deadline = time.monotonic() + DEADLINE_S
+    while not gate.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    second = make()
+    assert [r["phase"] for r in second.watch({}, {}, 1.0)["reports"]] == ["running"]
+    gate.write_text("through the gate\n")
+    assert ended(second).outcome.state == "succeeded"
+    assert "through the gate" in second.logs("j", 1, 0, 0, 1000)["data"]
+
+
+def test_a_submitted_folder_is_sent_in_pieces_and_used(agent):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as z:
+        z.writestr("main.py", "print('from the package')")
+    data = made.getvalue()
+    sha = hashlib.sha256(data).hexdigest()
+    assert not agent.has_package(sha)
+    agent.put_package(sha, 0, data[:50], False)
+    agent.put_package(sha, 50, data[50:], True)
+    assert agent.has_package(sha)
+    agent.start(order(command=("python", "main.py"), package=sha), {})
+    assert ended(agent).outcome.state == "succeeded"
+    assert "from the package" in agent.logs("j", 1, 0, 0, 1000)["data"]
+
+
+def test_ports_and_address_are_of_this_machine(agent):
+    assert agent.address() == "127.0.0.1"
+    assert 1024 <= agent.free_port() <= 65535
+
+
+def test_files_of_the_storage_cross_in_pieces(agent):
+    agent.write_file(".incoming-1/a", 0, b"abc")
+    agent.commit_folder(".incoming-1", "step-1")
+    assert agent.list_files("step-1", "cpu") == [{"path": "a", "bytes": 3}]
+    assert agent.read_file("step-1/a", 1, 10, "cpu") == b"bc"
+    with pytest.raises(UserError):
+        agent.read_file("../node/attempts", 0, 1, "cpu")
+    with pytest.raises(NotFound, match="pool 'xla' cannot be read from node n0"):
+        agent.list_files("step-1", "xla")
+
+
+def test_checkpoints_are_found_described_and_verified_by_their_path_in_the_storage(agent):
+    save = pytest.importorskip("workers.checkpoint").save
+    torch = pytest.importorskip("torch")
+    state = {"model": {"w": torch.arange(4.0)}}
+    for step in (1, 2):
+        save(agent._place.storage / "jobs/j", step, state)
+    rows = agent.checkpoints("jobs")
+    assert sorted(row["step"] for row in rows) == [1, 2]
+    newest = agent.resolve_checkpoint("jobs/j")
+    assert newest in [row["path"] for row in rows]
+    assert agent.resolve_checkpoint(newest) == newest
+    assert agent.describe_checkpoint(newest)["step"] == 2
+    assert agent.verify_checkpoint(newest)["ok"]
+    assert agent.plan_checkpoint(newest, "tpu", True)["ok"]
+    assert agent.has_checkpoint(newest)
+    assert not agent.has_checkpoint("jobs/j")
+
+
+def test_a_damaged_checkpoint_does_not_verify(agent):
+    save = pytest.importorskip("workers.checkpoint").save
+    torch = pytest.importorskip("torch")
+    save(agent._place.storage / "j", 1, {"model": {"w": torch.arange(4.0)}})
+    path = agent.resolve_checkpoint("j")
+    shard = next((agent._place.storage / path).glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(UserError):
+        agent.verify_checkpoint(path)
+
+
+def test_a_folder_without_checkpoints_has_none(agent):
+    assert agent.checkpoints("nothing/here") == []
+    assert agent.resolve_checkpoint("nothing/here") == ""
+    with pytest.raises(NotFound):
+        agent.describe_checkpoint("nothing/here")
+
+
+@pytest.mark.slow
+def test_a_killed_actor_comes_back_and_adopts_its_attempt(tmp_path):
+    """In a Ray cluster of its own; the driver is a script, because Ray reads its environment once per process."""
+    script = Path(__file__).with_name("agent_in_ray.py")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environ |= {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "POLYFLEET_NODE_DIR": str(tmp_path / "node"),
+    }
+    environ |= {"POLYFLEET_STORAGE": str(tmp_path / "storage"), "POLYFLEET_BACKEND": "cpu", "POLYFLEET_NODE": "n0"}
+    environ |= {"HOME": str(tmp_path), "RAY_CANARY_TOKEN": "canary"}
+    ran = subprocess.run(
+        [sys.executable, script], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=180
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["agents"][0] != told["agents"][1]
+    assert told["supervisors"][0] == told["supervisors"][1]
+    assert told["state"] == "succeeded"
+    assert told["fenced"] == "cancelled"
+    assert "went on" in told["log"]
+    assert "canary" not in told["log"]
+    assert "RAY_" not in told["log"]
