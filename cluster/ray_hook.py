@@ -6,6 +6,7 @@ machine's own and then listen on, or connect through, every interface (Ray 2.60,
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 SOCKETS = "POLYFLEET_SOCKETS"
@@ -29,5 +30,11 @@ def prepare_node(params: Any, head: bool) -> None:
     params.node_ip_address = "127.0.0.1"
     params.ray_client_server_port = None
     if sockets := os.environ.get(SOCKETS):
-        params.raylet_socket_name = f"{sockets}.raylet"
-        params.plasma_store_socket_name = f"{sockets}.store"
+        params.raylet_socket_name = _fresh(f"{sockets}.raylet")
+        params.plasma_store_socket_name = _fresh(f"{sockets}.store")
+
+
+def _fresh(socket: str) -> str:
+    """Without the file that a killed node left: nobody can bind to it."""
+    Path(socket).unlink(missing_ok=True)
+    return socket

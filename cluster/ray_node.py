@@ -20,6 +20,7 @@ SETTINGS = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
     "RAY_START_HOOK": "cluster.ray_hook.prepare_node",
 } | {f"RAY_EXPERIMENTAL_NOSET_{a.visibility}": "1" for a in TABLE.values() if a.visibility}
 

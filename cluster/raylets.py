@@ -14,7 +14,7 @@ from cluster import code, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.paths import home, private_dir
-from cluster.processes import alive, free_port, reap, start_detached, stop
+from cluster.processes import ProcessId, alive, free_port, reap, start_detached, stop
 from cluster.ray_hook import SOCKETS
 from cluster.ray_node import head_command, node_environment, resource_counts, worker_command
 from cluster.spec import FleetSpec, PoolSpec
@@ -123,8 +123,11 @@ def keep_logs(record: FleetRecord) -> None:
 
 
 def stop_all(record: FleetRecord) -> None:
-    """Workers first, so that none reports a lost head; then what a killed parent left behind; the record goes last."""
+    """Attempts first: they may save. Then workers, so that none reports a lost head; then what a killed parent left
+    behind; the record goes last.
+    """
     fleet_record.write(replace(record, state="stopping"))
+    stop(_supervisors(), GRACE_S)
     stop([p.process for p in record.processes if p.role != "head"], GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     if record.embedded:
@@ -132,6 +135,17 @@ def stop_all(record: FleetRecord) -> None:
         shutil.rmtree(record.temp_dir, ignore_errors=True)
     reap()
     fleet_record.forget()
+
+
+def _supervisors() -> list[ProcessId]:
+    """Of attempts on this home's nodes. A SIGTERM lets their ranks save; they take the ranks along when they go."""
+    nodes = str(home() / "nodes")
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        words = process.info["cmdline"] or ()
+        if "workers.attempt.supervisor" in words and any(word.startswith(nodes) for word in words):
+            found.append(ProcessId(process.pid, process.info["create_time"]))
+    return found
 
 
 def _kill_strays(temp_dir: str) -> None:

@@ -67,7 +67,9 @@ def step(name: str, title: str) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    console.print(f"[dim]{line}[/]")
+    if line != summary.get("said"):  # a state that lasts is told once
+        console.print(f"[dim]{line}[/]")
+    summary["said"] = line
 
 
 def run(folder: str) -> None:
@@ -187,7 +189,8 @@ def recover(o: Any, folder: str, pool: str) -> None:
 def rank_of(job_id: str) -> psutil.Process:
     for process in psutil.process_iter(["cmdline"]):
         try:
-            if "workers.attempt.child" in (process.info["cmdline"] or ()) and process.environ()["POLYFLEET_JOB"] == job_id:
+            is_rank = "workers.attempt.child" in (process.info["cmdline"] or ())
+            if is_rank and process.environ()["POLYFLEET_JOB"] == job_id:
                 return process
         except (psutil.Error, KeyError):
             continue

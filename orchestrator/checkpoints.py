@@ -61,7 +61,10 @@ class Checkpoints:
 
     def show(self, ref: str) -> "dict[str, Any]":
         node, reference = self._locate(ref)
-        return {"pool": reference.pool, **self._agents.call(node, "describe_checkpoint", reference.path)}
+        return {
+            "pool": reference.pool,
+            **self._agents.call(node, "describe_checkpoint", reference.path, reference.pool),
+        }
 
     def verify(self, ref: str) -> "dict[str, Any]":
         """Every byte against its digest, on a node of that pool. Raises CheckpointError naming file and chunk."""
@@ -77,6 +80,14 @@ class Checkpoints:
         )
         return planned
 
+    def newest(self, reader: str, folder: Reference) -> "dict[str, Any] | None":
+        """Pool, path and step of the newest checkpoint in a folder, as node `reader` sees it."""
+        path = self._agents.call(reader, "resolve_checkpoint", folder.path, folder.pool)
+        if not path:
+            return None
+        told = self._agents.call(reader, "describe_checkpoint", path, folder.pool)
+        return {"pool": folder.pool, "path": path, "step": told["step"]}
+
     def copy(self, source: str, target: str, to_kind: str = "", progress: Progress | None = None) -> "dict[str, Any]":
         """Copy one checkpoint into a folder of another pool and verify it there before it becomes visible."""
         started = time.monotonic()
@@ -89,7 +100,7 @@ class Checkpoints:
         return {
             "source": str(found),
             "target": str(Reference(wanted.pool, final)),
-            "step": self._agents.call(writer, "describe_checkpoint", final)["step"],
+            "step": self._agents.call(writer, "describe_checkpoint", final, wanted.pool)["step"],
             **moved,
             "seconds": time.monotonic() - started,
             "to_kind": kind,
@@ -134,7 +145,7 @@ class Checkpoints:
         """The node that serves the reference's pool, and the reference with a step folder for its path."""
         reference = parse(ref, field)
         node = self._node_of(reference.pool, field)
-        step = self._agents.call(node, "resolve_checkpoint", reference.path)
+        step = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
         if not step:
             here = [row["path"] for row in self._agents.call(node, "checkpoints", "")]
             raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))

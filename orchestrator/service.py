@@ -69,6 +69,8 @@ class Service:
         if package:
             self.packages.path(package)
         resolve_secrets(checked.secrets)
+        if ":" in checked.checkpoint.resume_from:
+            self._checkpoints.show(checked.checkpoint.resume_from)
         if impossible := never(checked.to_job("new", time.time()), self._seen().devices):
             raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
         return checked

@@ -69,7 +69,7 @@ class JobSpec(Model):
             return data
         _refuse_misplaced(data)
         task = data.get("task") or ("run" if data.get("command") and not data.get("entry") else "train")
-        return {**data, "task": task, "name": data.get("name") or task}
+        return {**data, "task": task, "name": data.get("name") or str(task)}
 
     @model_validator(mode="after")
     def _fields_of_the_task(self) -> "JobSpec":

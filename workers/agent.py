@@ -14,14 +14,14 @@ from typing import Any
 from cluster.errors import NotFound
 from cluster.paths import private_dir
 from cluster.plain import from_plain, to_plain
-from workers.attempt import fence, lease
+from workers.attempt import fence
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
 from workers.discovery import discover
 from workers.discovery.facts import node_facts, place
 from workers.discovery.limits import cores
 from workers.discovery.machine import Machine
-from workers.messages import Order
+from workers.messages import FENCE_KEY, Order
 from workers.packages import Packages
 from workers.storage import Storage
 from workers.stored_checkpoints import StoredCheckpoints
@@ -158,12 +158,12 @@ class Agent:
     def has_checkpoint(self, path: str) -> bool:
         return self._checkpoints.has(path)
 
-    def resolve_checkpoint(self, path: str) -> str:
+    def resolve_checkpoint(self, path: str, pool: str) -> str:
         """A checkpoint's own path, or the newest one of a folder of checkpoints, or ""."""
-        return self._checkpoints.step(path)
+        return StoredCheckpoints(self._readable(pool)).step(path)
 
-    def describe_checkpoint(self, path: str) -> dict[str, Any]:
-        return self._checkpoints.describe(path)
+    def describe_checkpoint(self, path: str, pool: str) -> dict[str, Any]:
+        return StoredCheckpoints(self._readable(pool)).describe(path)
 
     def verify_checkpoint(self, path: str) -> dict[str, Any]:
         return self._checkpoints.verify(path)
@@ -192,7 +192,7 @@ def _newest_epoch(job: str) -> int | None:
 
     store: Any = internal_kv
     try:
-        key = lease.FENCE_KEY.format(job=job).encode()
+        key = FENCE_KEY.format(job=job).encode()
         value = store.internal_kv_get_gcs_client().internal_kv_get(key, None, timeout=KV_TIMEOUT_S)
         return None if value is None else int(value)
     except (RayError, RuntimeError, OSError, ValueError) as e:

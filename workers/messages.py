@@ -6,6 +6,9 @@ from typing import Any
 PROTOCOL = 1
 """Raised when a message changes its meaning. An agent of another protocol is refused at join."""
 
+FENCE_KEY = "polyfleet/fence/{job}"
+"""Ray KV key that holds the newest epoch of a job, as decimal text: the second channel of a lease."""
+
 OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "lost")
 
 

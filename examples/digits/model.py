@@ -5,7 +5,7 @@ from torch import nn
 
 
 def make_model() -> nn.Module:
-    """Images (B, 1, 8, 8) to logits (B, 10); 38 thousand parameters."""
+    """Images (B, 1, 8, 8) to logits (B, 10); 29 thousand parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1, bias=False),
         nn.BatchNorm2d(32),

@@ -70,7 +70,10 @@ def enough_free(want: Candidate, have: Devices) -> str:
 EVER: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, enough_memory, enough_devices)
 """What no waiting will change on these devices."""
 
-RULES: tuple[Rule, ...] = (*EVER, node_takes_jobs, enough_free)
+LASTING: tuple[Rule, ...] = (*EVER, node_takes_jobs)
+"""What no decision of one plan will change."""
+
+RULES: tuple[Rule, ...] = (*LASTING, enough_free)
 
 
 def refusal(want: Candidate, have: Devices, rules: Iterable[Rule] = RULES) -> str:

@@ -1,9 +1,9 @@
 """The decision: a snapshot in, a plan out. No clock, no I/O, no chance, and no order but the policy's."""
 
 from orchestrator.core import wait
-from orchestrator.core.fit import refusal
-from orchestrator.core.gang import Option, islands, option, too_few_nodes
-from orchestrator.core.model import Job, Plan, Preempt, Snapshot, Start
+from orchestrator.core.fit import enough_free
+from orchestrator.core.gang import Island, Option, option, too_few_nodes
+from orchestrator.core.model import Devices, Job, Plan, Preempt, Snapshot, Start
 from orchestrator.core.policies import Policy
 from orchestrator.core.policies.fifo import fifo
 from orchestrator.core.room import Room
@@ -43,9 +43,16 @@ def survey(job: Job, room: Room) -> tuple[list[Option], Reasons]:
     options: list[Option] = []
     reasons: Reasons = {}
     for index, want in enumerate(job.candidates):
-        refused = {have.id: refusal(want, have) for have in room.devices.values()}
-        fits = islands(have for have in room.devices.values() if not refused[have.id])
-        reasons |= {(index, key): why + room.note(key) for key, why in refused.items() if why}
+        places = room.places(index, want)
+        reasons |= places.refused
+        fits: dict[Island, list[Devices]] = {}
+        for island, nodes in places.islands.items():
+            for devices_id in nodes:
+                have = room.devices[devices_id]
+                if why := enough_free(want, have):
+                    reasons[index, devices_id] = why + room.note(devices_id)
+                else:
+                    fits.setdefault(island, []).append(have)
         found = [option(index, want, nodes, fewest=job.objective == "cost") for nodes in fits.values()]
         options += [o for o in found if o]
         if not any(found) and (short := too_few_nodes(want, fits)):

@@ -1,12 +1,21 @@
 """What is left of the fleet while a plan is made: it starts as the snapshot and shrinks with every decision."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from orchestrator.core.gang import Option
-from orchestrator.core.model import Devices, Running, Snapshot
+from orchestrator.core.fit import LASTING, refusal
+from orchestrator.core.gang import Island, Option, islands
+from orchestrator.core.model import Candidate, Devices, Running, Snapshot
 
 Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a candidate could run if enough were free: devices ids by island. `refused` has the others, with why."""
+
+    islands: dict[Island, tuple[str, ...]]
+    refused: dict[tuple[int, str], str]
 
 
 class Room:
@@ -17,9 +26,22 @@ class Room:
         self.running: dict[str, Running] = {r.job: r for r in sorted(snapshot.running, key=lambda r: r.job)}
         self.soon: dict[str, Numbers] = {}
         self.kept: dict[str, dict[str, int]] = {}
+        self._places: dict[tuple[object, ...], Places] = {}
         for attempt in list(self.running.values()):
             if attempt.stopping:
                 self.stop(attempt)
+
+    def places(self, index: int, want: Candidate) -> Places:
+        """Found once for all candidates that ask for the same: a queue holds many jobs and few kinds of them."""
+        key = (index, want.kinds, want.pool, want.memory_bytes, want.min_count, want.count)
+        if key not in self._places:
+            refused = {have.id: refusal(want, have, LASTING) for have in self.devices.values()}
+            able = islands(have for have in self.devices.values() if not refused[have.id])
+            self._places[key] = Places(
+                {island: tuple(have.id for have in nodes) for island, nodes in able.items()},
+                {(index, devices_id): why for devices_id, why in refused.items() if why},
+            )
+        return self._places[key]
 
     def take(self, option: Option) -> None:
         for devices_id, numbers in option.leases:

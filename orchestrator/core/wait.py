@@ -4,20 +4,17 @@ The rule is simple on purpose. A blocked job claims one place that could serve i
 no job after it in the policy's order takes those devices. The place with the fewest missing devices is claimed. Only
 jobs ahead of it take from a place that is set aside, so the number missing falls with every attempt that ends there: a
 gang at the head of the line starts, however many small jobs come after it. Only attempts of strictly lower priority are
-asked to stop, only where that makes the job fit, and none that could have been spared.
+asked to stop, only where that makes the job fit, and none that could have been spared. A job in a pause after a failure
+claims nothing.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.fit import EVER, node_takes_jobs, refusal
-from orchestrator.core.gang import islands
 from orchestrator.core.model import Candidate, Devices, Job, Preempt, Running
 from orchestrator.core.room import Room
 from orchestrator.core.score import rank
-
-ABLE = (*EVER, node_takes_jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,49 +61,51 @@ def sentence(claimed: Claim) -> str:
 
 def _claims(job: Job, room: Room) -> Iterator[Claim]:
     for index, want in enumerate(job.candidates):
-        able = (have for have in room.devices.values() if not refusal(want, have, ABLE))
-        for nodes in islands(able).values():
+        for nodes in room.places(index, want).islands.values():
             if len(nodes) >= want.nodes:
-                yield _claim_in(index, want, job, nodes, room)
+                yield _claim_in(index, want, job, [room.devices[devices_id] for devices_id in nodes], room)
 
 
 def _claim_in(index: int, want: Candidate, job: Job, nodes: list[Devices], room: Room) -> Claim:
+    promised = {have.id: room.promised(have.id) for have in nodes}
     lower = [r for r in room.running.values() if r.priority < job.priority and r.preemptible]
-    victims = _fewest_victims(want, nodes, lower, room)
-    gains = _gains(victims)
-    promised = {have.id: room.promised(have.id) + gains.get(have.id, 0) for have in nodes}
+    victims = _fewest_victims(want, promised, lower)
+    for victim in victims:
+        _count(promised, victim, 1)
     fullest = sorted(nodes, key=lambda d: (-min(promised[d.id], want.min_count), d.total, d.id))[: want.nodes]
     missing = sum(max(0, want.min_count - promised[have.id]) for have in fullest)
     return Claim(index, want.min_count, tuple(have.id for have in fullest), tuple(victims), missing)
 
 
-def _fewest_victims(want: Candidate, nodes: list[Devices], lower: list[Running], room: Room) -> list[Running]:
+def _fewest_victims(want: Candidate, promised: dict[str, int], lower: list[Running]) -> list[Running]:
     """A set of which none can be spared, or nobody when stopping all would not help.
 
     Spared first: higher priority, then longer running, then the name.
     """
-    victims = sorted(lower, key=lambda r: (-r.priority, r.started_s, r.job))
-    if not _enough(want, nodes, victims, room):
+    here = [r for r in lower if any(devices_id in promised for devices_id, _ in r.leases)]
+    left = dict(promised)
+    for attempt in here:
+        _count(left, attempt, 1)
+    if not _enough(want, left):
         return []
-    for spared in list(victims):
-        rest = [victim for victim in victims if victim is not spared]
-        if _enough(want, nodes, rest, room):
-            victims = rest
+    victims = []
+    for attempt in sorted(here, key=lambda r: (-r.priority, r.started_s, r.job)):
+        _count(left, attempt, -1)
+        if not _enough(want, left):
+            _count(left, attempt, 1)
+            victims.append(attempt)
     return victims
 
 
-def _enough(want: Candidate, nodes: list[Devices], victims: list[Running], room: Room) -> bool:
-    gains = _gains(victims)
-    full = sum(room.promised(have.id) + gains.get(have.id, 0) >= want.min_count for have in nodes)
-    return full >= want.nodes
+def _enough(want: Candidate, promised: dict[str, int]) -> bool:
+    return sum(count >= want.min_count for count in promised.values()) >= want.nodes
 
 
-def _gains(victims: list[Running]) -> dict[str, int]:
-    gains: dict[str, int] = {}
-    for victim in victims:
-        for devices_id, numbers in victim.leases:
-            gains[devices_id] = gains.get(devices_id, 0) + len(numbers)
-    return gains
+def _count(promised: dict[str, int], attempt: Running, sign: int) -> None:
+    """Add (or take away, for -1) what nodes would gain if `attempt` stopped."""
+    for devices_id, numbers in attempt.leases:
+        if devices_id in promised:
+            promised[devices_id] += sign * len(numbers)
 
 
 def _order(job: Job, claimed: Claim) -> tuple[Any, ...]:

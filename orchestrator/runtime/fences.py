@@ -1,6 +1,6 @@
 """The second channel of a lease: Ray's key-value store says which epoch of a job counts when the server is silent."""
 
-from workers.attempt.lease import FENCE_KEY
+from workers.messages import FENCE_KEY
 
 
 def raise_to(job: str, epoch: int) -> None:

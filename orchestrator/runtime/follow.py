@@ -62,7 +62,8 @@ class Follower:
         live.told_s = event["t"]
         if event["type"] == "checkpoint":
             data = {"pool": self._pool(part), "path": self._relative(part, event["path"]), "step": event["step"]}
-            self._jobs.record(Event(live.job, "checkpoint", live.epoch, event["t"], data))
+            if data["path"]:
+                self._jobs.record(Event(live.job, "checkpoint", live.epoch, event["t"], data))
         elif event["type"] == "report":
             metrics = {k: v for k, v in event.items() if k not in ("t", "rank", "type")}
             self._store.report(live.job, live.epoch, metrics.get("step", 0), event["t"], metrics)
@@ -73,8 +74,10 @@ class Follower:
         return facts.pool if facts else ""
 
     def _relative(self, part: Part, path: str) -> str:
+        """Below the pool's storage; "" for a path that user code made up."""
         facts = self._agents[part.node].facts
-        return str(PurePosixPath(path).relative_to(facts.storage)) if facts else path
+        inside = facts is not None and PurePosixPath(path).is_relative_to(facts.storage)
+        return str(PurePosixPath(path).relative_to(facts.storage)) if facts and inside else ""
 
     def _missing(self, node: str, there: set[str]) -> None:
         """Parts their own node knows nothing of: the order never arrived, or the node's folder is gone.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import FleetError, SpecError
+from cluster.errors import FleetError, NotFound, SpecError
 from cluster.plain import to_plain
 from orchestrator.checkpoints import Checkpoints, Reference, parse
 from orchestrator.core.fold import Record
@@ -55,35 +55,47 @@ class Launcher:
         reservations.reserve(live.key, bundles, nodes)
 
     def _bring_checkpoint(self, record: Record, spec: JobSpec, have: Devices) -> dict[str, Any] | None:
-        """The newest checkpoint of the job, else the one it was told to start from, made readable in the pool of
-        `have`.
-        """
-        source = record.checkpoint
+        """The job's newest checkpoint, else the one it was told to start from, made readable in the pool of `have`."""
+        source = self._newest(record)
         if source is None and spec.checkpoint.resume_from:
             source = self._asked_for(spec.checkpoint.resume_from, have.pool)
         if source is None or source["pool"] == have.pool:
             return source
         final = f"{record.job.id}/{Path(source['path']).name}"
-        found = Reference(source["pool"], source["path"])
-        self.checkpoints.move((self._reader(source), found), have.node, final)
+        reader = self._readers(source["pool"])[0]
+        self.checkpoints.move((reader, Reference(source["pool"], source["path"])), have.node, final)
         return source | {"pool": have.pool, "path": final}
+
+    def _newest(self, record: Record) -> dict[str, Any] | None:
+        """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported.
+
+        Raises FleetError when one is known that is newer than all that can be reached: progress is not thrown away.
+        """
+        pools = {attempt.pool: self._readers(attempt.pool) for attempt in record.attempts[:-1]}
+        found = [
+            self.checkpoints.newest(nodes[0], Reference(pool, record.job.id)) for pool, nodes in pools.items() if nodes
+        ]
+        newest = max((f for f in found if f), key=lambda f: int(f["step"]), default=None)
+        known = record.checkpoint
+        if known and (newest is None or newest["step"] < known["step"]):
+            raise FleetError(
+                f"the newest checkpoint (step {known['step']}) lies in pool {known['pool']}, of which no node is up",
+                "`polyfleet up` restarts lost nodes; the job goes on from it then",
+            )
+        return newest
+
+    def _readers(self, pool: str) -> list[str]:
+        """Nodes that see the checkpoints of `pool`: its own first, then others of the same machine."""
+        own = [name for name, _ in self.agents.of_pool(pool)]
+        return own + [name for name, agent in self.agents.ready() if agent.facts and pool in agent.facts.neighbours]
 
     def _asked_for(self, text: str, pool: str) -> dict[str, Any]:
         reference = parse(text if ":" in text else f"{pool}:{text}", "checkpoint.resume_from")
-        shown = self.checkpoints.show(str(reference))
+        try:
+            shown = self.checkpoints.show(str(reference))
+        except NotFound as e:
+            raise SpecError("checkpoint.resume_from", e.message, e.remedy) from None
         return {"pool": reference.pool, "path": shown["path"], "step": shown["step"]}
-
-    def _reader(self, source: dict[str, Any]) -> str:
-        """A node that sees the checkpoint: of its own pool first, then any that shares the storage."""
-        pool = source["pool"]
-        own = [name for name, _ in self.agents.of_pool(pool)]
-        beside = [name for name, agent in self.agents.ready() if agent.facts and pool in agent.facts.neighbours]
-        for node in own + beside:
-            return node
-        raise FleetError(
-            f"the newest checkpoint (step {source['step']}) lies in pool {pool}, of which no node is up",
-            "`polyfleet up` restarts lost nodes; the job goes on from it then",
-        )
 
     def _shares(self, live: Live, devices: dict[str, Devices]) -> list[Share]:
         return [Share(part, devices[part.devices_id], self._storage(part.node)) for part in live.parts]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cluster import connect, fleet_record
-from cluster.errors import FleetError, PolyfleetError, UserError
+from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError
 from cluster.fleet_record import FleetRecord
 from orchestrator.core import fold, retry
 from orchestrator.core.model import Devices, Event, Plan, Snapshot, Start
@@ -162,7 +162,8 @@ class Runtime(threading.Thread):
         does not.
         """
         live.launching = False
-        state = "failed" if isinstance(error, UserError) else "lost"
+        of_the_user = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
+        state = "failed" if of_the_user else "lost"
         for rank, part in enumerate(live.parts):
             job = self.jobs[live.job].job
             part.ended = lost_outcome(job, live.epoch, rank, part.node, str(error)) | {"state": state}

@@ -13,8 +13,7 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_put
 
 from workers.agent import Agent
-from workers.attempt.lease import FENCE_KEY
-from workers.messages import Order
+from workers.messages import FENCE_KEY, Order
 
 DEADLINE_S = 60.0
 ATTEMPTS = Path(os.environ["POLYFLEET_NODE_DIR"]) / "attempts"

@@ -9,9 +9,6 @@ from pathlib import Path
 
 from workers.attempt.records import replace_text
 
-FENCE_KEY = "polyfleet/fence/{job}"
-"""Ray KV key that holds the newest epoch of a job, as decimal text."""
-
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

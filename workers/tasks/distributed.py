@@ -58,7 +58,7 @@ def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[Ranks]:
     backend.init_group(PrefixStore("group", store), rank, world_size, WORK_TIMEOUT)
     control = None if backend.collective_backend == "gloo" else dist.new_group(backend="gloo")
     yield Ranks(rank, world_size, PrefixStore("polyfleet", store), control)
-    # Not after an error: ending the group may wait for ranks that will never answer. A wrapped model, which Python frees
-    # late since it refers to itself, keeps gloo's threads alive, and those abort the interpreter when it exits under them.
+    # Not after an error: ending the group may wait for ranks that will never answer. A data-parallel model refers to
+    # itself, so Python frees it late; it keeps gloo's threads, which abort an interpreter that exits under them.
     gc.collect()
     dist.destroy_process_group()
