@@ -107,8 +107,7 @@ def _current(progress: Progress) -> FleetRecord | None:
     found = fleet_record.read()
     if found is None:
         return None
-    headed = not found.embedded or any(p.role == "head" for p in found.living())
-    if found.state == "up" and headed:
+    if found.state == "up" and not found.headless:
         return found
     progress("cleaning up after a fleet that did not end well")
     stop_all(found)

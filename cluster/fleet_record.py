@@ -3,7 +3,7 @@ unknown.
 """
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,10 @@ class FleetRecord:
     def embedded(self) -> bool:
         return bool(self.temp_dir)
 
-    def with_process(self, process: NodeProcess) -> "FleetRecord":
-        return replace(self, processes=(*self.processes, process))
+    @property
+    def headless(self) -> bool:
+        """The head of an embedded fleet does not live: its Ray cluster is over."""
+        return self.embedded and not any(p.role == "head" and alive(p.process) for p in self.processes)
 
     def living(self) -> tuple[NodeProcess, ...]:
         return tuple(p for p in self.processes if alive(p.process))

@@ -1,12 +1,13 @@
 """Bring a fleet and its server up on this machine, and take them down again."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster import embedded, paths
-from cluster.spec import FleetSpec, default_fleet, demo_fleet, load_fleet
+from cluster.spec import FleetSpec, default_fleet, demo_fleet, load_fleet, possible
 from orchestrator.client import connect
 from orchestrator.server import daemon
 
@@ -25,10 +26,11 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
     if address:
         record = embedded.attach(address, progress)
     else:
-        fleet, left_out = _wanted(file, demo)
+        found = accelerators_here()
+        fleet, left_out = _wanted(file, demo, list(found))
         for pool, reason in left_out:
             progress(f"pool {pool} is left out: {reason}")
-        record = embedded.up(fleet, progress, tuple(left_out))
+        record = embedded.up(fleet, progress, left_out, found)
     with connect(progress=progress) as client:
         _await_nodes(client, {p.node for p in record.processes if p.role == "worker"}, progress)
         return client.fleet()
@@ -40,20 +42,19 @@ def down(progress: Progress) -> list[str]:
     return [*(["server"] if server else []), *embedded.down(progress)]
 
 
-def _wanted(file: Path | None, demo: bool) -> tuple[FleetSpec, list[tuple[str, str]]]:
+def _wanted(file: Path | None, demo: bool, found: list[str]) -> tuple[FleetSpec, list[tuple[str, str]]]:
     """The fleet to bring up, and the pools left out of it with the reason."""
     if file is not None:
-        return load_fleet(file), []
-    return demo_fleet(_backends_here()) if demo else (default_fleet(_backends_here()), [])
+        return possible(load_fleet(file))
+    return demo_fleet(found) if demo else (default_fleet(found), [])
 
 
-def _backends_here() -> list[str]:
-    """Back ends of the devices on this machine, accelerators first; found without opening any."""
+def accelerators_here() -> dict[str, int]:
+    """How many usable devices of each back end but the CPU this machine has; found without opening any."""
     from workers.discovery import discover
 
     devices, _ = discover()
-    real = dict.fromkeys(d.backend for d in devices if not d.emulated and not d.unavailable_reason)
-    return sorted(real, key=lambda backend: backend == "cpu")
+    return dict(Counter(d.backend for d in devices if d.backend != "cpu" and not (d.emulated or d.unavailable_reason)))
 
 
 def _await_nodes(client: "Client", expected: set[str], progress: Progress) -> None:

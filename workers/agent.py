@@ -132,15 +132,15 @@ class Agent:
         ray = _ray()
         return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
 
-    def list_files(self, folder: str, pool: str) -> list[dict[str, Any]]:
+    def list_files(self, folder: str, pool: str = "") -> list[dict[str, Any]]:
         return self._readable(pool).list_files(folder)
 
-    def read_file(self, path: str, offset: int, limit_bytes: int, pool: str) -> bytes:
+    def read_file(self, path: str, offset: int, limit_bytes: int, pool: str = "") -> bytes:
         return self._readable(pool).read(path, offset, limit_bytes)
 
     def _readable(self, pool: str) -> Storage:
-        """Its own pool's storage, or that of a neighbour on the same machine. Raises NotFound."""
-        if pool == self._place.pool:
+        """Its own pool's storage (also for ""), or that of a neighbour on the same machine. Raises NotFound."""
+        if pool in ("", self._place.pool):
             return self._storage
         if pool not in self._place.neighbours:
             raise NotFound(f"pool {pool!r} cannot be read from node {self._place.node}", "ask a node of that pool")
@@ -158,11 +158,11 @@ class Agent:
     def has_checkpoint(self, path: str) -> bool:
         return self._checkpoints.has(path)
 
-    def resolve_checkpoint(self, path: str, pool: str) -> str:
+    def resolve_checkpoint(self, path: str, pool: str = "") -> str:
         """A checkpoint's own path, or the newest one of a folder of checkpoints, or ""."""
         return StoredCheckpoints(self._readable(pool)).step(path)
 
-    def describe_checkpoint(self, path: str, pool: str) -> dict[str, Any]:
+    def describe_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
         return StoredCheckpoints(self._readable(pool)).describe(path)
 
     def verify_checkpoint(self, path: str) -> dict[str, Any]:

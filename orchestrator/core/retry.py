@@ -55,7 +55,9 @@ def after(job: Job, ended: Ended, now_s: float) -> Decision:
     if ended.state == "succeeded":
         return Decision("finished", "every rank ended with exit code 0", *_counts(job), job.first_candidate, 0.0)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
-        return _interrupted(job, ended, now_s, "made room for a job of higher priority", moves_on=False, pause=False)
+        asked = job.state is State.SAVING
+        cause = "made room for a job of higher priority" if asked else "was stopped together with its node"
+        return _interrupted(job, ended, now_s, cause, moves_on=False, pause=False)
     if ended.state != "failed":
         return _interrupted(job, ended, now_s, ended.message or f"the attempt was {ended.state}", moves_on=True)
     if ended.failure != "memory" and _killed(ended):

@@ -5,7 +5,7 @@ import time
 from pathlib import PurePosixPath
 from typing import Any
 
-from cluster.errors import FleetError
+from cluster.errors import PolyfleetError
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.core.states import State
@@ -40,9 +40,9 @@ class Follower:
             self.dismiss(node, report["job"], report["epoch"], ended=report["phase"] == "ended")
             return
         part = live.parts[report["node_rank"]]
-        part.phase, part.cursor = report["phase"], report["cursor"]
         for event in report["events"]:
             self._absorb(live, part, event)
+        part.phase, part.cursor = report["phase"], report["cursor"]
         record = self._jobs[live.job]
         if live.running and record.job.state is State.STARTING:
             self._jobs.record(Event(live.job, "started", live.epoch, time.time()))
@@ -51,15 +51,26 @@ class Follower:
 
     def dismiss(self, node: str, job: str, epoch: int, ended: bool) -> None:
         """An attempt that no longer counts: stop it, or let its node forget it once it has ended."""
+        self._ask(node, *(("forget", job, epoch) if ended else ("stop", job, epoch, "cancel")))
+
+    def stop(self, node: str, job: str, epoch: int, how: str) -> bool:
+        """Ask for it; whether the node has heard."""
+        return self._ask(node, "stop", job, epoch, how)
+
+    def _ask(self, node: str, what: str, *arguments: Any) -> bool:
+        agent = self._agents.get(node)
+        if agent is None or not agent.ready:
+            return False
         try:
-            self._agents.call(node, *(("forget", job, epoch) if ended else ("stop", job, epoch, "cancel")))
-        except FleetError as e:
-            log.warning("dismissing %s.%s on %s: %s", job, epoch, node, e)
+            self._agents.call(node, what, *arguments)
+            return True
+        except PolyfleetError as e:
+            log.warning("asking %s to %s %s: %s", node, what, arguments, e)
+            return False
 
     def _absorb(self, live: Live, part: Part, event: dict[str, Any]) -> None:
         if event["rank"] != 0 or event["t"] <= live.told_s:
             return  # rank 0 speaks for all; and what the server before us stored is told again
-        live.told_s = event["t"]
         if event["type"] == "checkpoint":
             data = {"pool": self._pool(part), "path": self._relative(part, event["path"]), "step": event["step"]}
             if data["path"]:
@@ -68,6 +79,7 @@ class Follower:
             metrics = {k: v for k, v in event.items() if k not in ("t", "rank", "type")}
             self._store.report(live.job, live.epoch, metrics.get("step", 0), event["t"], metrics)
             self._jobs.measured(live.job, metrics)
+        live.told_s = event["t"]
 
     def _pool(self, part: Part) -> str:
         facts = self._agents[part.node].facts
