@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -31,8 +32,7 @@ def find(process: ProcessId) -> psutil.Process | None:
     """The living process, or None: gone, a zombie, or another one under the same pid."""
     try:
         found = psutil.Process(process.pid)
-        same = abs(found.create_time() - process.created) < SAME_START_S
-        return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+        return found if abs(found.create_time() - process.created) < SAME_START_S and _runs(found) else None
     except psutil.Error:
         return None
 
@@ -69,12 +69,27 @@ def stop(processes: Iterable[ProcessId], grace_s: float = 10.0) -> int:
     for process in roots:
         with suppress(psutil.Error):
             process.terminate()
-    _, left = psutil.wait_procs(everyone, timeout=grace_s)
+    left = _wait(everyone, grace_s)
     for process in left:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(left, timeout=5)
+    _wait(left, grace_s)
     return len(left)
+
+
+def _wait(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still run after `timeout_s`. A zombie has ended; who collects it is not our concern."""
+    deadline = time.monotonic() + timeout_s
+    while (processes := [p for p in processes if _runs(p)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return processes
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def reap() -> None:
