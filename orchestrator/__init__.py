@@ -20,22 +20,6 @@ if TYPE_CHECKING:
         TrainJob,
     )
 
-_HOME_OF = {"Orchestrator": "orchestrator.api"} | dict.fromkeys(
-    (
-        "BenchmarkJob",
-        "Candidate",
-        "JobFailed",
-        "JobHandle",
-        "Log",
-        "LogLine",
-        "PrepareJob",
-        "Resources",
-        "RunJob",
-        "TrainJob",
-    ),
-    "orchestrator.jobs",
-)
-
 __all__ = [
     "BenchmarkJob",
     "Candidate",
@@ -49,6 +33,8 @@ __all__ = [
     "RunJob",
     "TrainJob",
 ]
+
+_HOME_OF = dict.fromkeys(__all__, "orchestrator.jobs") | {"Orchestrator": "orchestrator.api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 from cluster import fleet_record
 from cluster.errors import FleetError, SpecError
 from cluster.plain import to_plain
+from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.explain import Explanation, explain, never
 from orchestrator.core.fold import Record, submitted
@@ -67,7 +68,7 @@ class Service:
         """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has."""
         checked = parse_job(spec)
         if package:
-            self.packages.path(package)
+            refuse_our_names(self.packages.names(package), checked.task)
         resolve_secrets(checked.secrets)
         if ":" in checked.checkpoint.resume_from:
             self._checkpoints.show(checked.checkpoint.resume_from)

@@ -1,8 +1,9 @@
 """Submitted folders on their way: kept by the server by SHA-256, sent to a node once, in bounded pieces."""
 
+import zipfile
 from pathlib import Path
 
-from cluster.errors import NotFound
+from cluster.errors import NotFound, UserError
 from orchestrator.runtime.agents import Agents
 
 PIECE_BYTES = 4 << 20
@@ -19,6 +20,14 @@ class Packages:
         if len(sha) != 64 or set(sha) - set("0123456789abcdef") or not found.is_file():
             raise NotFound(f"no uploaded folder {sha[:12] or '(empty)'}", "submit the job again")
         return found
+
+    def names(self, sha: str) -> list[str]:
+        """Of all files in it. Raises NotFound, or UserError when it is no archive."""
+        try:
+            with zipfile.ZipFile(self.path(sha)) as archive:
+                return archive.namelist()
+        except zipfile.BadZipFile:
+            raise UserError(f"the uploaded folder {sha[:12]} is no zip archive", "submit the job again") from None
 
     def has(self, sha: str) -> bool:
         return (self._folder / f"{sha}.zip").is_file()
