@@ -86,6 +86,12 @@ def attach(address: str, progress: Progress) -> FleetRecord:
         return record
 
 
+def mark(state: str) -> None:
+    """Write down what is to become of the fleet: the server reads it in its next turn."""
+    if (current := fleet_record.read()) is not None:
+        fleet_record.write(replace(current, state=state))
+
+
 def record() -> FleetRecord | None:
     """What is recorded for this home; ask its `living()` before you trust it."""
     return fleet_record.read()

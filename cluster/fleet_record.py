@@ -29,8 +29,9 @@ class NodeProcess:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """`state` is starting, up or stopping; `pools` holds each PoolSpec as plain data; `left_out` pairs a pool with the
-    reason.
+    """`state` is starting, up, stopping, leaving or left; `pools` holds each PoolSpec as plain data.
+
+    `left_out` pairs a pool that cannot exist here with the reason.
     """
 
     name: str

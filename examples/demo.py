@@ -20,6 +20,8 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from cluster.errors import PolyfleetError
+
 HERE = Path(__file__).parent
 STEPS, HALFWAY, ACCURACY = 300, 150, 0.97
 
@@ -39,7 +41,11 @@ def main() -> int:
         import prepare_data
 
         prepare_data.main(Path(folder))
-        run(folder)
+        try:
+            run(folder)
+        except PolyfleetError as e:
+            console.print(f"[red]error:[/] {e.message}\n  {e.remedy}")
+            return 1
     summary["seconds"]["total"] = round(time.monotonic() - started, 1)
     (report / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     console.print(f"\n[bold]{summary['seconds']['total']:.0f} s in all[/]; {report / 'summary.json'} has the numbers")
@@ -67,9 +73,7 @@ def step(name: str, title: str) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    if line != summary.get("said"):  # a state that lasts is told once
-        console.print(f"[dim]{line}[/]")
-    summary["said"] = line
+    console.print(f"[dim]{line}[/]")
 
 
 def run(folder: str) -> None:

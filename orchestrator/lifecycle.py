@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 NODES_READY_S = 90.0
+LEAVE_S = 20.0
 
 
 def up(progress: Progress, file: Path | None = None, *, demo: bool = False, address: str = "") -> dict[str, Any]:
@@ -37,9 +38,26 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
 
 
 def down(progress: Progress) -> list[str]:
-    """Stop the server, then the nodes of the embedded fleet. Returns what was stopped."""
+    """Stop the server, then the nodes of the embedded fleet. Returns what was stopped.
+
+    Of a cluster that is not ours, the server first takes its agents away.
+    """
+    _leave(progress)
     server = daemon.stop_server(paths.home())
     return [*(["server"] if server else []), *embedded.down(progress)]
+
+
+def _leave(progress: Progress) -> None:
+    record = embedded.record()
+    if record is None or record.embedded or daemon.find(paths.home()) is None:
+        return
+    embedded.mark("leaving")
+    deadline = time.monotonic() + LEAVE_S
+    while (now := embedded.record()) and now.state == "leaving":
+        if time.monotonic() > deadline:
+            progress(f"{record.address} does not answer: agents of ours may be left there")
+            return
+        time.sleep(0.05)
 
 
 def _wanted(file: Path | None, demo: bool, found: list[str]) -> tuple[FleetSpec, list[tuple[str, str]]]:
@@ -58,11 +76,16 @@ def accelerators_here() -> dict[str, int]:
 
 
 def _await_nodes(client: "Client", expected: set[str], progress: Progress) -> None:
-    """Until the server has an agent on every expected node. Late ones are named; they may still come."""
+    """Until the server has an agent on every expected node; of a cluster that is not ours, on every node it has.
+
+    Late ones are named; they may still come.
+    """
     deadline = time.monotonic() + NODES_READY_S
-    missing = expected
+    missing = expected or {"any node"}
     while missing:
-        now_missing = expected - {n["node"] for n in client.nodes() if n["state"] == "ready"}
+        states = {n["node"]: n["state"] for n in client.nodes()}
+        wanted = expected or set(states) or {"any node"}
+        now_missing = wanted - {node for node, state in states.items() if state == "ready"}
         if now_missing and now_missing != missing:
             progress(f"waiting for the agents of {', '.join(sorted(now_missing))}")
         missing = now_missing

@@ -56,6 +56,14 @@ class Agents:
     def of_pool(self, pool: str) -> list[tuple[str, Agent]]:
         return [(n, a) for n, a in self.ready() if a.facts is not None and a.facts.pool == pool]
 
+    def dismiss(self) -> None:
+        """End every agent for good."""
+        import ray
+
+        for agent in self._by_node.values():
+            ray.kill(agent.actor, no_restart=True)
+        self.clear()
+
     def clear(self) -> None:
         """Forget all nodes: they belonged to another cluster."""
         self._by_node.clear()

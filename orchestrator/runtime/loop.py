@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cluster import connect, fleet_record
@@ -120,6 +121,8 @@ class Runtime(threading.Thread):
     def _joined(self) -> bool:
         """Whether we are in the recorded fleet's Ray cluster; joins it when it is new."""
         fleet = fleet_record.read()
+        if fleet is not None and fleet.state == "leaving":
+            self._leave(fleet)
         if fleet is None or fleet.state != "up":
             self.trouble = "no fleet is up" if fleet is None else f"the fleet is {fleet.state}"
             return False
@@ -135,6 +138,19 @@ class Runtime(threading.Thread):
             self._drop_stale_reservations()
         self._fleet, self.trouble = fleet, ""
         return True
+
+    def _leave(self, fleet: FleetRecord) -> None:
+        """A cluster that is not ours gets back what we hold there; attempts save, and stop by themselves."""
+        if self._fleet is not None:
+            for live in self._lives.values():
+                for node in {part.node for part in live.parts}:
+                    self._follower.stop(node, live.job, live.epoch, "preempt")
+            self._agents.dismiss()
+            for attempt in reservations.held():
+                reservations.release(attempt)
+            connect.disconnect()
+            self._fleet = None
+        fleet_record.write(replace(fleet, state="left"))
 
     def _drop_stale_reservations(self) -> None:
         for attempt in set(reservations.held()) - {live.key for live in self._lives.values()}:
