@@ -8,14 +8,15 @@ import math
 from typing import Any
 
 Data = dict[str, Any]
-NOTE = "pools were measured one after the other: a machine that changed meanwhile shows in the ratios"
+NOTE = "measured one after the other: a machine that changed meanwhile shows in the ratios, so none is a verdict"
 
 
 def compare(jobs: list[Data]) -> Data:
     """`rows`: one per pool and case. `divergence`: one per pool. `failed`: pools without a result, with the reason.
 
     `speed_ratio` is the first pool's time over this pool's: 2 means twice as fast. Its interval combines both intervals
-    and is thus wider than 95 %; `verdict` is `inconclusive` when it holds 1.
+    and is thus wider than 95 %; `intervals` says whether they lie `apart` or `overlap`. It is no verdict:
+    the pools were not measured in the same minutes, and a verdict needs rounds that alternate.
     """
     measured = [job for job in jobs if job["state"] == "SUCCEEDED" and job["result"]]
     first = measured[0] if measured else None
@@ -51,16 +52,16 @@ def _ratio(row: Data, first: Data | None) -> Data:
             "speed_ratio": None,
             "speed_ratio_low": None,
             "speed_ratio_high": None,
-            "verdict": "nothing to compare with",
+            "intervals": "",
         }
     if row is first:
-        return {"speed_ratio": 1.0, "speed_ratio_low": 1.0, "speed_ratio_high": 1.0, "verdict": "reference"}
+        return {"speed_ratio": 1.0, "speed_ratio_low": 1.0, "speed_ratio_high": 1.0, "intervals": "reference"}
     low, high = first["ci_low_s"] / row["ci_high_s"], first["ci_high_s"] / row["ci_low_s"]
     return {
         "speed_ratio": first["median_s"] / row["median_s"],
         "speed_ratio_low": low,
         "speed_ratio_high": high,
-        "verdict": "faster" if low > 1 else "slower" if high < 1 else "inconclusive",
+        "intervals": "apart" if low > 1 or high < 1 else "overlap",
     }
 
 

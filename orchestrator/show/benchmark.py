@@ -18,7 +18,7 @@ def comparison(answer: Data) -> Stack:
         "TRAINING STEP",
         "ITEMS/S",
         "RATIO",
-        "VERDICT",
+        "INTERVALS",
         "FROM CPU FP32",
         "FROM FIRST POOL",
     )
@@ -44,7 +44,7 @@ def _line(pool: str, answer: Data) -> tuple[Any, ...]:
         _time(cases.get("training_step")),
         f"{main['items_per_s']:,.0f}",
         _ratio(main),
-        main["verdict"],
+        main["intervals"],
         _apart(apart["from_reference"]),
         _apart(apart["from_first_pool"]) if pool != answer["reference_pool"] else "",
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 STYLES = {
     "SUCCEEDED": "green", "RUNNING": "cyan", "STARTING": "cyan", "SAVING": "yellow", "RECOVERING": "yellow",
     "FAILED": "red", "CANCELLED": "dim", "ready": "green", "up": "green", "yes": "green", "fits": "green",
-    "error": "red", "warning": "yellow", "faster": "green", "slower": "yellow", "broken": "red",
+    "error": "red", "warning": "yellow", "broken": "red",
 }  # fmt: skip
 RIGHT = frozenset(
     {

@@ -55,12 +55,12 @@ def test_others_are_compared_with_the_first_pool_that_has_a_result():
         ]
     )
     assert answer["reference_pool"] == "cpu"
-    ratios = {r["pool"]: (round(r["speed_ratio"], 2), r["verdict"]) for r in answer["rows"]}
+    ratios = {r["pool"]: (round(r["speed_ratio"], 2), r["intervals"]) for r in answer["rows"]}
     assert ratios == {
         "cpu": (1.0, "reference"),
-        "xla": (2.0, "faster"),
-        "ipex": (1.0, "inconclusive"),
-        "slow": (0.33, "slower"),
+        "xla": (2.0, "apart"),
+        "ipex": (1.0, "overlap"),
+        "slow": (0.33, "apart"),
     }
     xla = answer["rows"][1]
     assert (xla["speed_ratio_low"], xla["speed_ratio_high"]) == pytest.approx((0.09 / 0.06, 0.11 / 0.04))
