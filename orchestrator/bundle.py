@@ -36,9 +36,7 @@ class Package:
 
 def pack(folder: Path, task: str, archive: Path) -> Package:
     """Write `folder` to the file `archive`. Raises SpecError or UserError, with nothing left behind."""
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise SpecError("working_dir", f"{folder} {what}", "name a folder; a path in a file is relative to that file")
+    _refuse_unless_folder(folder)
     files = sorted(_within_limits(folder, _walk(folder, folder.resolve(), ())))
     refuse_our_names((name for name, _ in files), task)
     try:
@@ -50,6 +48,17 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
         ) from e
     with archive.open("rb") as f:
         return Package(hashlib.file_digest(f, "sha256").hexdigest(), archive, len(files), size)
+
+
+def _refuse_unless_folder(folder: Path) -> None:
+    try:
+        mode = folder.stat().st_mode
+    except OSError as e:
+        what = "does not exist" if isinstance(e, FileNotFoundError) else f"cannot be read: {e.strerror}"
+    else:
+        what = "" if stat.S_ISDIR(mode) else "is not a folder"
+    if what:
+        raise SpecError("working_dir", f"{folder} {what}", "name a folder; a path in a file is relative to that file")
 
 
 def refuse_our_names(names: Iterable[str], task: str) -> None:

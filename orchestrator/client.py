@@ -8,16 +8,19 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-from cluster import paths, tokens
+from cluster import paths
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.version import VERSION
 from orchestrator.core.states import TERMINAL
-from orchestrator.server import daemon
-from orchestrator.transport import PATIENT, BrokenConnection, Transport, given, segment
+from orchestrator.server import daemon, token
+from orchestrator.server.record import ServerRecord
+from orchestrator.transport import PATIENT, BrokenConnection, Transport, Unreachable, given, segment
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
 POLL_S = (0.05, 1.0)
+RECONNECT_S = 30.0
+RECONNECT_EVERY_S = 0.2
 
 
 def connect(home: Path | None = None, *, start: bool = True, progress: Progress | None = None) -> "Client":
@@ -26,20 +29,33 @@ def connect(home: Path | None = None, *, start: bool = True, progress: Progress 
     Raises UserError when the server that runs is of another version.
     """
     home = home or paths.home()
+    token.refuse_open(home)
     server = daemon.find(home)
     if server is None and not start:
         raise FleetError("no server is running", "start it with `polyfleet server start`")
     server = server or daemon.start(home, progress=progress)
+    refuse_other_version(server)
+    return Client(server.url, token.read(home), home, progress)
+
+
+def refuse_other_version(server: ServerRecord) -> None:
     if server.version != VERSION:
         raise UserError(
             f"the server is of version {server.version}, this is {VERSION}",
             "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
         )
-    return Client(server.url, tokens.read(home / "token"))
 
 
 class Client(Transport):
-    """One method per route. Closes its connections at the end of a `with`."""
+    """One method per route. Closes its connections at the end of a `with`.
+
+    With a `home`, waiting and following outlive a restart of its server: the next one is looked for, not started.
+    """
+
+    def __init__(self, url: str, token: str, home: Path | None = None, progress: Progress | None = None):
+        super().__init__(url, token)
+        self._home = home
+        self._progress = progress
 
     def __enter__(self) -> "Client":
         return self
@@ -90,7 +106,12 @@ class Client(Transport):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = POLL_S[0]
         while True:
-            view = self.job(ref)
+            try:
+                view = self.job(ref)
+            except Unreachable as e:
+                self._reconnect(e)
+                continue
+            ref = view["id"]
             if seen:
                 seen(view)
             if view["state"] in TERMINAL:
@@ -101,6 +122,26 @@ class Client(Transport):
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.3, POLL_S[1])
+
+    def _reconnect(self, error: FleetError) -> None:
+        """Returns once a server of this home answers again; raises `error` when none does within RECONNECT_S."""
+        if self._home is None:
+            raise error
+        if self._progress:
+            self._progress(f"{error.message}; looking for it for {RECONNECT_S:.0f} s")
+        deadline = time.monotonic() + RECONNECT_S
+        while time.monotonic() < deadline:
+            time.sleep(RECONNECT_EVERY_S)
+            if (server := daemon.find(self._home)) is None:
+                continue
+            refuse_other_version(server)
+            self.join(server.url, token.read(self._home))
+            try:
+                self.version()
+            except Unreachable:
+                continue
+            return
+        raise error
 
     def cancel(self, ref: str) -> Data:
         return self.post(f"/v1/jobs/{segment(ref)}/cancel", {})
@@ -132,11 +173,19 @@ class Client(Transport):
     ) -> Iterator[Data]:
         """Every line as it comes, until the job has ended and its log is read to the end."""
         path = f"/v1/jobs/{segment(ref)}/logs/stream"
-        for name, data in self.events("GET", path, params=given(rank=rank, epoch=epoch, tail=tail)):
-            if name == "end":
-                return
-            yield from data["lines"]
-        raise FleetError("the server ended while its log was followed", "the job goes on; the same again follows on")
+        cursor = None
+        while True:
+            where = given(rank=rank, epoch=epoch, tail=tail, cursor=cursor)
+            try:
+                for name, data in self.events("GET", path, params=where):
+                    if name == "end":
+                        return
+                    cursor, tail = json.dumps(data["cursor"]), None
+                    yield from data["lines"]
+                gone = FleetError("the server has ended", "the job goes on; the same again follows on")
+            except Unreachable as e:
+                gone = e
+            self._reconnect(gone)
 
     def changes(self, after: int = 0, timeout_s: float = 10.0) -> Data:
         return self.get("/v1/changes", after=after, timeout_s=timeout_s)

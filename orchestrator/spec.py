@@ -124,10 +124,19 @@ def load_job(path: Path) -> JobSpec:
         if spec.entry.partition(":")[0].endswith(".py"):
             raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")
         return spec
-    folder = (path.parent / Path(spec.working_dir).expanduser()).resolve()
-    if not folder.is_dir():
-        raise SpecError("working_dir", f"there is no folder {folder}", f"create it; the path is relative to {path}")
-    return spec.model_copy(update={"working_dir": str(folder)})
+    return spec.model_copy(update={"working_dir": str(_folder(spec.working_dir, path))})
+
+
+def _folder(written: str, beside: Path) -> Path:
+    try:
+        folder = (beside.parent / Path(written).expanduser()).resolve(strict=True)
+        found = folder.is_dir()
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle, or ~NAME of nobody
+        found = False
+    if not found:
+        remedy = f"create it; the path is relative to {beside}"
+        raise SpecError("working_dir", f"there is no folder {beside.parent / written}", remedy)
+    return folder
 
 
 def job_schema() -> dict[str, Any]:

@@ -4,7 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import bundle
+from cluster.errors import SpecError
+from orchestrator import bundle, entry
 from orchestrator.spec import JobSpec, parse_job
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def submit(client: "Client", job: JobSpec | Data, key: str = "") -> Data:
     if not spec.working_dir:
         return client.submit(plain(spec), "", key)
     with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-        package = bundle.pack(Path(spec.working_dir), spec.task, Path(folder) / "package.zip")
+        package = _packed(spec, Path(folder))
         client.upload(package.sha, package.path)
     return client.submit(plain(spec), package.sha, key)
 
@@ -29,16 +30,37 @@ def plan(client: "Client", job: JobSpec | Data) -> Data:
     spec = checked(job)
     if spec.working_dir:
         with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-            bundle.pack(Path(spec.working_dir), spec.task, Path(folder) / "package.zip")
+            _packed(spec, Path(folder))
     return client.plan(plain(spec))
 
 
 def checked(job: JobSpec | Data) -> JobSpec:
     """`job` as a spec whose working_dir is absolute; relative ones count from the current folder."""
     spec = job if isinstance(job, JobSpec) else parse_job(job)
-    if not spec.working_dir:
-        return spec
-    return spec.model_copy(update={"working_dir": str(Path(spec.working_dir).expanduser().absolute())})
+    if spec.working_dir:
+        return spec.model_copy(update={"working_dir": str(_expanded(spec.working_dir).absolute())})
+    if spec.entry.partition(":")[0].endswith(".py"):
+        raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "name the folder that has it")
+    return spec
+
+
+def _expanded(written: str) -> Path:
+    try:
+        return Path(written).expanduser()
+    except RuntimeError as e:  # ~NAME of nobody
+        raise SpecError("working_dir", f"{written}: {e}", "write the path out") from None
+
+
+def _packed(spec: JobSpec, into: Path) -> bundle.Package:
+    """The folder as an archive, once what the job names in it is there."""
+    folder = Path(spec.working_dir)
+    package = bundle.pack(folder, spec.task, into / "package.zip")
+    if spec.entry:
+        entry.check(spec.entry, folder, default="train" if spec.task == "train" else "")
+    sample = spec.arguments.get("sample_input")
+    if spec.task in ("prepare", "benchmark") and isinstance(sample, str) and ":" in sample:
+        entry.check(sample, folder, "arguments.sample_input")
+    return package
 
 
 def plain(spec: JobSpec) -> Data:

@@ -38,11 +38,24 @@ def run(client: "Client", workload: Workload, pools: list[str] | None, progress:
             continue
         view = submission.submit(client, job_of(workload, pool, kind))
         try:
-            done.append(client.wait(view["id"], seen=lambda v: progress(f"{v['id']}: {v['state'].lower()}")))
+            done.append(client.wait(view["id"], seen=_Once(progress)))
         except BaseException:
             client.cancel(view["id"])
             raise
     return compare(done)
+
+
+class _Once:
+    """Tells a state when it is new."""
+
+    def __init__(self, progress: Progress):
+        self._progress, self._told = progress, ""
+
+    def __call__(self, view: Data) -> None:
+        words = f"{view['id']}: {view['state'].lower()}"
+        if words != self._told:
+            self._told = words
+            self._progress(words)
 
 
 def targets(fleet: Data, pools: list[str] | None) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """`polyfleet benchmark`: one model, every pool, one table."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -7,15 +8,23 @@ import typer
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 
+class Level(StrEnum):
+    O0 = "O0"
+    O1 = "O1"
+    O2 = "O2"
+
+
 def benchmark(
-    entry: Annotated[str, typer.Argument(help="What makes the model: file.py:function or module:function.")],
+    entry: Annotated[
+        str, typer.Argument(help="What makes the model: file.py:function or module:function.", metavar="ENTRY")
+    ],
     working_dir: Annotated[str, typer.Option(help="Folder to send along.")] = ".",
     pools: Annotated[str, typer.Option(help="Pools to measure, a,b; by default all, the first is the reference.")] = "",
     rounds: Annotated[int, typer.Option(help="Measured rounds; 0: the task's default.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Items per call; 0: the task's default.", min=0)] = 0,
     sample_input: Annotated[str, typer.Option(help="What makes the input: module:function.")] = "",
     train: Annotated[bool, typer.Option("--train/--no-train", help="Measure the training step too.")] = True,
-    level: Annotated[str, typer.Option(help="Optimisation level: O0, O1 or O2.")] = "",
+    level: Annotated[Level | None, typer.Option(help="Optimisation level.", show_choices=True)] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -37,7 +46,7 @@ def benchmark(
             batch_size=batch_size,
             sample_input=sample_input,
             train=train,
-            level=level,
+            level=level.value if level else "",
             precision=precision,
             progress=update,
         )

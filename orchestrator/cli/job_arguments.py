@@ -9,14 +9,15 @@ from orchestrator.spec import JobSpec, load_job, parse_job
 from orchestrator.submission import plain
 
 Data = dict[str, Any]
-HOW = "give one job file, or `--task run --accelerators cpu:1 -- COMMAND...`"
+HOW = "give one job file, or a command: `polyfleet submit --accelerators cpu:1 -- python train.py`"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Words and options as typed; "" and empty lists where nothing was."""
+    """Words and options as typed; "" and empty lists where nothing was. `command` is None where no `--` was typed."""
 
     words: list[str]
+    command: list[str] | None = None
     name: str = ""
     env: list[str] | tuple[str, ...] = ()
     accelerators: str = ""
@@ -28,7 +29,7 @@ class Given:
 
 def spec_of(given: Given) -> JobSpec:
     """The job meant. Raises UserError or SpecError."""
-    data = _without_file(given) if given.task else _from_file(given)
+    data = _from_file(given) if given.words else _without_file(given)
     if given.name:
         data["name"] = given.name
     _set_variables(data, given.env)
@@ -37,22 +38,32 @@ def spec_of(given: Given) -> JobSpec:
 
 
 def _from_file(given: Given) -> Data:
-    if given.entry or given.working_dir:
+    said = " ".join(given.words)
+    if given.command is not None:
+        raise UserError(f"a job file, {said!r}, and a command after `--`", "keep one of them")
+    if len(given.words) > 1:
+        raise UserError(f"more than one job file: {said!r}", HOW)
+    if given.task or given.entry or given.working_dir:
         raise UserError(
-            "--entry and --working-dir are for jobs without a file", "give --task too, or write them into the file"
+            f"a job file, {said!r}, and --task, --entry or --working-dir",
+            "write them into the file; a command goes after `--`",
         )
-    if len(given.words) != 1:
-        raise UserError("no job file" if not given.words else "a job file and more words", HOW)
     return plain(load_job(Path(given.words[0])))
 
 
 def _without_file(given: Given) -> Data:
-    if given.task != "run" and given.words:
-        raise UserError(f"a {given.task} job takes no command: {' '.join(given.words)!r}", "use --entry, or --task run")
-    if given.task == "run" and not given.words:
-        raise UserError("no command", HOW)
-    parts = {"command": list(given.words), "entry": given.entry, "working_dir": given.working_dir}
-    return {"task": given.task} | {key: value for key, value in parts.items() if value}
+    if given.command and given.task not in ("", "run"):
+        said = " ".join(given.command)
+        raise UserError(f"a {given.task} job takes no command: {said!r}", "use --entry, or leave --task out")
+    if not given.command and (given.task == "run" or not (given.task or given.entry)):
+        raise UserError("no job file" if given.command is None and not given.task else "no command", HOW)
+    parts = {
+        "task": given.task,
+        "command": list(given.command or ()),
+        "entry": given.entry,
+        "working_dir": given.working_dir,
+    }
+    return {key: value for key, value in parts.items() if value}
 
 
 def _set_variables(data: Data, pairs: list[str] | tuple[str, ...]) -> None:

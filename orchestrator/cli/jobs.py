@@ -1,9 +1,11 @@
 """Verbs about jobs: submit, jobs, show, logs, cancel, explain."""
 
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
@@ -23,10 +25,20 @@ class Task(StrEnum):
     RUN = "run"
 
 
+class WithCommand(TyperCommand):
+    """Keeps what stands after `--` apart, in `ctx.meta`: the parser itself would take it for more words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else None
+        ctx.meta["command"] = None if at is None else args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
 def submit(
+    ctx: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="A job file, or with --task run a command after `--`.", metavar="FILE | -- COMMAND"),
+        typer.Argument(help="A job file, or a command after `--`.", metavar="FILE | -- COMMAND"),
     ] = None,
     name: Annotated[str, typer.Option("--name", "-n", help="What to call it.")] = "",
     env: Annotated[
@@ -52,8 +64,9 @@ def submit(
     from orchestrator.client import connect
     from orchestrator.show.jobs import plan
 
+    command = ctx.meta["command"]
     given = job_arguments.Given(
-        words or [], name, env or [], accelerators, pool, task.value if task else "", entry, working_dir
+        words or [], command, name, env or [], accelerators, pool, task.value if task else "", entry, working_dir
     )
     spec = job_arguments.spec_of(given)
     with connect(progress=say) as client:
@@ -155,22 +168,38 @@ def logs(
 
     with connect(progress=say) as client:
         if follow:
-            _print_lines(client.follow_logs(ref, rank=rank, epoch=epoch, tail=tail), output)
-            return
-        page = client.logs(ref, rank=rank, epoch=epoch, tail=tail)
-        _print_lines(page["lines"], output)
-        while tail is None and page["lines"]:
-            page = client.logs(ref, rank=rank, epoch=epoch, cursor=page["cursor"])
-            _print_lines(page["lines"], output)
+            printed = _print_lines(client.follow_logs(ref, rank=rank, epoch=epoch, tail=tail), output)
+        else:
+            printed = _print_lines(_pages(client, ref, rank=rank, epoch=epoch, tail=tail), output)
+        if not printed and tail != 0:
+            _say_why_nothing(client.job(ref), rank, epoch)
 
 
-def _print_lines(lines: Any, output: Format) -> None:
-    """Each line as it comes. A rank is named once a job has shown more than one of them."""
+def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[Data]:
+    """Every line there is now, or the last `tail`."""
+    page = client.logs(ref, tail=tail, **where)
+    yield from page["lines"]
+    while tail is None and page["lines"]:
+        page = client.logs(ref, cursor=page["cursor"], **where)
+        yield from page["lines"]
+
+
+def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
+    if not view["attempts"]:
+        say(f"{view['id']} never ran: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
+    else:
+        who = "".join(f", {what} {n}" for what, n in (("rank", rank), ("attempt", epoch)) if n is not None)
+        say(f"{view['id']}{who} has printed nothing; it is {view['state']}")
+
+
+def _print_lines(lines: Iterable[Data], output: Format) -> int:
+    """Each line as it comes; how many. A rank is named once a job has shown more than one of them."""
     from orchestrator.cli.output import as_json, as_yaml, write
     from orchestrator.show.text import log_lines
 
-    ranks = set()
+    ranks, count = set(), 0
     for line in lines:
+        count += 1
         if output is Format.JSON:
             write(as_json(line, indent=None))
         elif output is Format.YAML:
@@ -180,6 +209,7 @@ def _print_lines(lines: Any, output: Format) -> None:
             prefix = f"[{line['rank']}] " if len(ranks) > 1 else ""
             for text in log_lines(line["text"]):
                 write(prefix + text)
+    return count
 
 
 def cancel(ref: Ref, output: Output = Format.TABLE) -> None:
@@ -188,7 +218,10 @@ def cancel(ref: Ref, output: Output = Format.TABLE) -> None:
     from orchestrator.show.grid import Stack
 
     with connect(progress=say) as client:
-        emit(client.cancel(ref), output, lambda view: Stack((f"{view['id']}: {view['state']}",)))
+        before = client.job(ref)
+        view = client.cancel(before["id"])
+    note = ", it had ended already" if before["ended_at"] else ""
+    emit(view, output, lambda view: Stack((f"{view['id']}: {view['state']}{note}",)))
 
 
 def explain(ref: Ref, output: Output = Format.TABLE) -> None:

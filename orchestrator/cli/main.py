@@ -29,7 +29,7 @@ VERBS: tuple[Callable[..., None], ...] = (
     *(schema.schema, completion.completion),
 )
 for verb in VERBS:
-    app.command()(verb)
+    app.command(cls=jobs.WithCommand if verb is jobs.submit else None)(verb)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(env.app, name="env")
 app.add_typer(server.app, name="server")

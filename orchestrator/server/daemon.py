@@ -3,21 +3,25 @@
 import fcntl
 import http.client
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from cluster import tokens
-from cluster.errors import FleetError
+from cluster.errors import Conflict, FleetError, UserError
 from cluster.paths import private_dir
-from cluster.processes import alive, start_detached, stop
-from orchestrator.server import record
+from cluster.processes import ProcessId, alive, start_detached, stop
+from orchestrator.server import record, token
 from orchestrator.server.record import ServerRecord
 
 START_TIMEOUT_S = 90.0
 STOP_GRACE_S = 15.0
+STARTING_S = 15.0
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 COMMAND = (sys.executable, "-P", "-m", "orchestrator.server")
 
@@ -35,12 +39,14 @@ def start(
 ) -> ServerRecord:
     """The server of this home, started if there is none: two callers at once get the same one. Port 0: any free one.
 
-    Raises FleetError when it does not answer; the message has the end of its log.
+    Raises UserError when `port` is taken or the token is open to others, Conflict when a server runs that is nowhere
+    recorded, FleetError when it does not answer; the message has the end of its log.
     """
-    private_dir(home)
+    token.refuse_open(private_dir(home))
     with _one_starter(home):
-        if (running := find(home)) is not None:
+        if (running := find(home) or _await_recorded(home)) is not None:
             return running
+        _refuse_taken(port)
         if progress:
             progress("starting the server")
         return _spawn(home, port, command)
@@ -49,12 +55,44 @@ def start(
 def stop_server(home: Path) -> bool:
     """Ask it to end, then make it. False when none was running. Works on a server of another version too."""
     found = find(home)
-    if found is None:
-        record.forget(home)
-        return False
-    stop([found.process], grace_s=STOP_GRACE_S)
+    running = [found.process] if found else _unrecorded(home)
+    stop(running, grace_s=STOP_GRACE_S)
     record.forget(home)
-    return True
+    return bool(running)
+
+
+def _await_recorded(home: Path) -> ServerRecord | None:
+    """A server whose starter was interrupted records itself in a moment; one that has lost its record never does."""
+    while strays := _unrecorded(home):
+        if (running := find(home)) is not None:
+            return running
+        if time.time() - strays[0].created > STARTING_S:
+            raise Conflict(
+                f"a server of {home} runs as process {strays[0].pid}, but {home / record.NAME} does not say where",
+                "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
+            )
+        time.sleep(0.1)
+    return None
+
+
+def _unrecorded(home: Path) -> list[ProcessId]:
+    """Processes that serve this home, whatever its record says."""
+    wanted = {"orchestrator.server", "--home", str(home)}
+    return [
+        ProcessId(process.pid, process.info["create_time"])
+        for process in psutil.process_iter(["cmdline", "create_time", "status"])
+        if wanted <= set(process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError as e:
+            remedy = "choose another with --port, or leave it out"
+            raise UserError(f"port {port} cannot be used: {e.strerror}", remedy) from None
 
 
 def log_path(home: Path) -> Path:
@@ -82,6 +120,14 @@ def _spawn(home: Path, port: int, command: Sequence[str]) -> ServerRecord:
         cwd=private_dir(home / "server-cwd"),
         log=log,
     )
+    try:
+        return _await_answer(home, child, log, said_before)
+    except BaseException:
+        stop([child], grace_s=1)
+        raise
+
+
+def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int) -> ServerRecord:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if (running := find(home)) is not None and _answers(running):
@@ -89,7 +135,6 @@ def _spawn(home: Path, port: int, command: Sequence[str]) -> ServerRecord:
         if not alive(child):
             raise FleetError(f"the server did not start: {_last_words(log, said_before)}", f"see {log}")
         time.sleep(0.02)
-    stop([child], grace_s=1)
     raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see {log}")
 
 

@@ -15,6 +15,8 @@ from orchestrator.server.answers import simple_error
 PUBLIC = frozenset({("GET", "/healthz")})
 SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
 PACKAGES = "/v1/packages/"
+HTTP_PORT = 80
+"""Clients leave it out of Host."""
 JSON_LIMIT_BYTES = 1024 * 1024
 PACKAGE_LIMIT_BYTES = 512 * 1024 * 1024
 HEADERS = (
@@ -80,7 +82,8 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 def _host_is_ours(scope: Scope) -> bool:
     port = scope["server"][1]
     host = (_header(scope, b"host") or b"").lower()
-    return host in (b"127.0.0.1:%d" % port, b"localhost:%d" % port)
+    names = (b"127.0.0.1", b"localhost")
+    return host in [b"%s:%d" % (name, port) for name in names] or (port == HTTP_PORT and host in names)
 
 
 def _content_type_refusal(scope: Scope) -> Refusal | None:

@@ -9,6 +9,7 @@ from cluster.paths import write_private
 from cluster.processes import ProcessId
 
 NAME = "server.json"
+KINDS = {"pid": int, "created": int | float, "port": int, "version": str, "started_at": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,10 @@ class ServerRecord:
 
 def read(home: Path) -> ServerRecord | None:
     """What the file says, or None when there is none or it is not ours. Whether that server lives: `daemon.find`."""
-    with suppress(FileNotFoundError, ValueError, TypeError):
-        return ServerRecord(**json.loads((home / NAME).read_text()))
+    with suppress(OSError, ValueError, TypeError):
+        found = ServerRecord(**json.loads((home / NAME).read_text()))
+        if all(isinstance(getattr(found, name), kind) for name, kind in KINDS.items()) and found.pid > 0:
+            return found
     return None
 
 

@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from cluster.errors import PolyfleetError, SpecError
-from orchestrator.server.answers import error_body, to_json, unforeseen
+from orchestrator.server.answers import error_body, status_of, to_json, unforeseen
 from orchestrator.server.facade import Data, Facade
 
 HEARTBEAT_S = 15.0
@@ -57,9 +57,9 @@ def events(request: Request, source: AsyncIterator[tuple[str, Any] | None]) -> S
                 yield b": still here\n\n" if item is None else event(*item)
                 last = time.monotonic()
         except PolyfleetError as e:
-            yield event("error", error_body(e)["error"])
+            yield event("error", error_body(e)["error"] | {"status": status_of(e)})
         except Exception as e:
-            yield event("error", unforeseen(e)["error"])
+            yield event("error", unforeseen(e)["error"] | {"status": 500})
             raise
 
     return StreamingResponse(body(), media_type="text/event-stream")

@@ -24,13 +24,20 @@ def jobs(rows: list[Data]) -> Grid:
                 j["kind"],
                 j["pool"],
                 ago(j["submitted_at"]),
-                between(j["started_at"], j["ended_at"]),
+                ran(j),
                 _why(j),
             )
             for j in rows
         ),
         empty="no jobs; `polyfleet submit FILE.yaml` submits one",
     )
+
+
+def ran(view: Data) -> str:
+    """How long a job or an attempt ran. One that ended before it was seen running counts from its placement."""
+    placed = [view.get("placed_at"), *(attempt["placed_at"] for attempt in view.get("attempts", []))]
+    first = view["started_at"] or (next(filter(None, placed), None) if view["ended_at"] else None)
+    return between(first, view["ended_at"])
 
 
 def _why(job: Data) -> str:
@@ -47,7 +54,7 @@ def job(view: Data) -> Stack:
     if view["result"]:
         parts += ["", "result", visible(json.dumps(view["result"], indent=1, ensure_ascii=False, default=str))]
     if view["attempts"]:
-        parts += ["", attempts(view["attempts"])]
+        parts += ["", attempts(view)]
     return Stack(tuple(parts))
 
 
@@ -58,7 +65,7 @@ def _head(view: Data) -> Data:
         "submitted": view["submitted_at"],
         "started": view["started_at"],
         "ended": view["ended_at"],
-        "ran": between(view["started_at"], view["ended_at"]),
+        "ran": ran(view),
         "restarts": view["restarts"] or None,
         "interruptions": view["interruptions"] or None,
         "resumed at step": view["resumed_step"],
@@ -73,7 +80,8 @@ def failure(data: Data) -> list[Grid | str]:
     return [said, visible(data["traceback"]).rstrip()] if data.get("traceback") else [said]
 
 
-def attempts(rows: list[Data]) -> Grid:
+def attempts(view: Data) -> Grid:
+    """One line per attempt of a job."""
     columns = ("ATTEMPT", "CANDIDATE", "KIND", "POOL", "PLACED", "RAN", "ENDED AS", "WHY")
     return grid(
         columns,
@@ -84,13 +92,24 @@ def attempts(rows: list[Data]) -> Grid:
                 a["kind"],
                 a["pool"],
                 a["placed_at"],
-                between(a["started_at"], a["ended_at"]),
-                a["outcome"],
+                ran(a),
+                ended_as(a, view),
                 a["reason"],
             )
-            for a in rows
+            for a in view["attempts"]
         ),
     )
+
+
+def ended_as(attempt: Data, view: Data) -> str:
+    """What an attempt's end was for its job: `interrupted` where a rank failed, but not by fault of the job's code.
+
+    Those are the ends a job goes on after, except restarts, whose reason says so.
+    """
+    last = attempt["epoch"] == view["attempts"][-1]["epoch"]
+    given_up = last and view["state"] == "FAILED" and view["reason"] == attempt["reason"]
+    at_fault = given_up or attempt["reason"].startswith("restart ")
+    return "interrupted" if attempt["outcome"] == "failed" and not at_fault else str(attempt["outcome"])
 
 
 def plan(answer: Data) -> Stack:
@@ -98,10 +117,16 @@ def plan(answer: Data) -> Stack:
     rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate)]
     table = grid(("CANDIDATE", "WANTS", "WHERE", "ANSWER"), rows, empty="no candidates")
     would = _would_start(answer)
-    parts: list[Grid | str] = [table, *(["", visible(would)] if would else [])]
-    if answer.get("state"):
-        parts.insert(0, visible(f"{answer['state']}: {answer['reason']}" if answer["reason"] else answer["state"]))
-    return Stack(tuple(parts))
+    return Stack((*_state_lines(answer), table, *(["", visible(would)] if would else [])))
+
+
+def _state_lines(answer: Data) -> list[str]:
+    """Of a job; a spec that was only asked about has no state."""
+    state = answer.get("state")
+    if not state:
+        return []
+    said = visible(f"{state}: {answer['reason']}" if answer["reason"] else state)
+    return [said, *(["it has ended; for the same job now:"] if state in TERMINAL else [])]
 
 
 def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:

@@ -233,13 +233,30 @@ class RecordingService:
     def checkpoint_show(self, ref):
         if not ref.startswith("cpu:"):
             raise NotFound(f"no checkpoint at {ref}", "none")
-        return {"path": ref, "step": 1}
+        return {
+            "pool": "cpu", "path": "a", "name": "a", "step": 1, "created": NOW, "bytes": 9 << 20, "files": 1,
+            "producer": {"polyfleet": "0.1.0", "torch": "2.13.0", "backend": "cpu", "kind": "cpu", "job": "a-1"},
+            "entries": {"model": {"kind": "module", "type": "Net"}, "random": {"kind": "tree", "type": ""}},
+            "tensors": 3, "parameters": 1200, "roles": {"parameter": 2, "tensor": 1}, "ties": {},
+            "dtypes": {"float32": {"tensors": 2, "bytes": 8 << 20}, "uint8": {"tensors": 1, "bytes": 1 << 20}},
+        }  # fmt: skip
 
     def checkpoint_plan(self, ref, to_kind):
-        return {"path": ref, "to_kind": to_kind, "tensors": []}
+        backend, _, model = to_kind.partition(":")
+        line = {"dtype": "float64", "tensors": 2, "bytes": 8 << 20, "action": "convert", "to": "float32"}
+        return {
+            "step": 1,
+            "source": {"backend": "cpu", "kind": "cpu"},
+            "target": {"backend": backend, "emulated": model == "emulated"},
+            "bytes": 9 << 20,
+            "ok": True,
+            "dtypes": [line | {"may_lose": True, "reason": "tpu has no float64", "example": "model/weight"}],
+            "random": {"python": "continued", "xla": "derived: saved on cpu"},
+        }
 
     def checkpoint_verify(self, ref):
-        return {"path": ref, "verified": True}
+        pool, _, path = ref.partition(":")
+        return {"pool": pool, "path": path, "step": 1, "ok": True, "bytes": 9 << 20, "chunks": 3, "problems": []}
 
     def checkpoint_copy(self, source, target, to_kind, progress):
         self._note("checkpoint_copy", source, target, to_kind)
@@ -250,7 +267,9 @@ class RecordingService:
         while target.startswith("slow:") and not self.release.wait(0.02):
             progress(5, 10)
         progress(10, 10)
-        return {"source": source, "target": target, "to_kind": to_kind, "bytes": 10}
+        report = {"source": source, "target": target, "step": 1, "files": 2, "bytes": 10, "seconds": 0.25}
+        told = {"already_there": False, "verified": True, "to_kind": to_kind}
+        return report | told | {"plan": self.checkpoint_plan(target, to_kind or "tpu:emulated")}
 
     def close(self):
         self.closed = True

@@ -159,13 +159,13 @@ def test_hostile_names_do_not_act_in_a_notebook(o, live):
 
 def test_checkpoints_are_listed_checked_and_moved(o):
     assert o.checkpoints.list("xla", "a/")[0]["pool"] == "xla"
-    assert o.checkpoints.verify("cpu:a")["verified"] is True
-    assert o.checkpoints.plan("cpu:a", "tpu:v5e")["to_kind"] == "tpu:v5e"
+    assert o.checkpoints.verify("cpu:a")["ok"] is True
+    assert o.checkpoints.plan("cpu:a", "tpu:v5e")["target"] == {"backend": "tpu", "emulated": False}
     assert o.checkpoints.copy("cpu:a", "xla:b")["target"] == "xla:b"
 
 
 def test_a_benchmark_measures_each_pool_and_compares(o, live, tmp_path):
-    (tmp_path / "model.py").write_text("")
+    (tmp_path / "model.py").write_text("def make(): ...")
     told = []
     answer = o.benchmark("model.py:make", working_dir=str(tmp_path), rounds=3, progress=told.append)
     assert [(r["pool"], r["case"]) for r in answer["rows"]] == [

@@ -41,7 +41,7 @@ def test_a_wrong_token_is_exit_code_2(here, live):
     (live.home / "token").write_text("0" * 64)
     done = here("jobs")
     assert done.returncode == 2
-    assert "no valid token" in done.stderr
+    assert "does not know the token of this home" in done.stderr
     assert "0000" not in done.stderr
 
 
@@ -129,6 +129,7 @@ def test_environments_are_named_in_errors(here, tmp_path, monkeypatch):
 
 
 def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path):
+    (tmp_path / "m.py").write_text("def make(): ...")
     done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path), "--rounds", "3", "--no-train")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()

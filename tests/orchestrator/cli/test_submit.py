@@ -132,20 +132,27 @@ def test_following_prints_the_log_and_then_how_it_ended(here, live):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "error: no job file\n  give one job file, or `--task run"),
-        (["a.yaml", "b.yaml"], "error: a job file and more words"),
+        ([], "error: no job file\n  give one job file, or a command: `polyfleet submit"),
+        (["--"], "error: no command\n  give one job file, or a command: `polyfleet submit"),
+        (["a.yaml", "b.yaml"], "error: more than one job file: 'a.yaml b.yaml'"),
+        (["job.yaml", "--", "x"], "error: a job file, 'job.yaml', and a command after `--`\n  keep one of them"),
+        (["--task", "run", "x"], "error: a job file, 'x', and --task, --entry or --working-dir\n"),
         (["absent.yaml"], "error: absent.yaml: No such file or directory\n  name a YAML file"),
         (["--task", "run"], "error: no command"),
-        (["--task", "train", "x"], "error: a train job takes no command: 'x'"),
+        (["--task", "train", "--", "x"], "error: a train job takes no command: 'x'"),
         (["--task", "train"], "error: entry: a train job needs an entry"),
-        (["job.yaml", "--entry", "x.py"], "error: --entry and --working-dir are for jobs without a file"),
+        (["job.yaml", "--entry", "x.py"], "error: a job file, 'job.yaml', and --task, --entry or --working-dir"),
         (["job.yaml", "--env", "LR"], "error: --env 'LR' is not K=V"),
         (["job.yaml", "--env", "RAY_X=1"], "error: env: RAY_X is set by Polyfleet itself"),
         (["job.yaml", "--accelerators", "nvidiaa"], "error: resources.accelerators: unknown accelerator 'nvidiaa'"),
         (["--task", "run", "--accelerators", "tpu:v5p", "--", "x"], "no pool has tpu:v5p\n  kinds here: cpu"),
         (["--task", "train", "--entry", "train.py", "--working-dir", "absent"], "absent does not exist"),
+        (["--entry", "train.py"], "error: working_dir: is required: train.py is a file in it"),
+        (["--entry", "tain.py", "--working-dir", "code"], "tain.py in {code}\n  did you mean 'train.py'? valid: "),
+        (["--entry", "train.py:tain", "--working-dir", "code"], "train.py has no function 'tain'\n  did you mean"),
+        (["--", "\udce9"], "error: not UTF-8 text: "),
     ],
-    ids=range(12),
+    ids=range(19),
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_a_remedy_with_exit_code_2(
     here, live, file, tmp_path, monkeypatch, words, message
@@ -153,7 +160,7 @@ def test_bad_input_is_one_sentence_and_a_remedy_with_exit_code_2(
     monkeypatch.chdir(tmp_path)
     done = here("submit", *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert message.replace("{code}", str(tmp_path / "code")) in done.stderr
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
     assert live.service.views == {}

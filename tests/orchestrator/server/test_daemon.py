@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from cluster import tokens
-from cluster.errors import FleetError
+from cluster.errors import Conflict, FleetError, UserError
 from cluster.processes import alive, identify
 from orchestrator.server import daemon, record
 from orchestrator.server.record import ServerRecord
@@ -120,7 +120,16 @@ def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_si
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"pid": 1}', '{"pid": 1, "created": 0, "port": 1, "version": "", "x": 1}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"pid": 1}',
+        '{"pid": 1, "created": 0, "port": 1, "version": "", "x": 1}',
+        '{"pid": 1, "created": "x", "port": 1, "version": "", "started_at": ""}',
+        '{"pid": -1, "created": 0, "port": 1, "version": "", "started_at": ""}',
+    ],
 )
 def test_a_damaged_record_counts_as_none(home, text):
     home.mkdir()
@@ -128,13 +137,28 @@ def test_a_damaged_record_counts_as_none(home, text):
     assert daemon.find(home) is None
 
 
+def test_a_server_whose_record_is_lost_is_named_and_stopped(home, monkeypatch):
+    """`python -c CODE orchestrator.server --home H` looks like a server of that home from outside."""
+    monkeypatch.setattr(daemon, "STARTING_S", 0.0)
+    words = [sys.executable, "-c", "input()", "orchestrator.server", "--home", str(home)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as lost:
+        with pytest.raises(Conflict, match=rf"runs as process {lost.pid}, but .*server\.json does not say where"):
+            start(home)
+        assert daemon.stop_server(home) is True
+        assert lost.wait(10) == -signal.SIGTERM
+    assert start(home).pid != lost.pid
+
+
 def test_a_port_in_use_is_an_error_with_a_remedy(home):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(FleetError, match=rf"did not start: .*{taken.getsockname()[1]} cannot be used.*in use"):
+        with pytest.raises(
+            UserError, match=rf"port {taken.getsockname()[1]} cannot be used: .* in use; choose another"
+        ):
             start(home, taken.getsockname()[1])
     assert daemon.find(home) is None
+    assert not daemon.log_path(home).exists()
 
 
 def test_a_server_that_dies_at_once_tells_its_last_words_not_older_ones(home):
@@ -154,13 +178,20 @@ def test_a_log_that_has_grown_is_put_aside(home, monkeypatch):
     assert (home / "logs" / "server.log.1").read_text() == "old lines"
 
 
-def test_a_token_that_exists_is_kept_and_made_private(home):
+def test_a_token_that_exists_is_kept(home):
+    home.mkdir()
+    (home / "token").write_text("t" * 64)
+    (home / "token").chmod(0o600)
+    assert answers(server := start(home), "t" * 64)["pid"] == server.pid
+
+
+def test_a_token_others_may_read_is_refused_with_what_to_do(home):
     home.mkdir()
     (home / "token").write_text("t" * 64)
     (home / "token").chmod(0o644)
-    server = start(home)
-    assert (home / "token").stat().st_mode & 0o777 == 0o600
-    assert answers(server, "t" * 64)["pid"] == server.pid
+    with pytest.raises(UserError, match=r"others may read the token .*\(mode 0644\); .*remove that file"):
+        start(home)
+    assert daemon.find(home) is None
 
 
 def test_the_record_is_json_with_the_documented_keys(home):

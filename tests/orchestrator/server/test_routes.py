@@ -41,11 +41,9 @@ def test_reading_routes_answer_with_what_the_service_knows(live):
             client.get("/v1/checkpoints", params={"pool": "cpu", "prefix": "a/"}).json()[0]["path"] == "a/digits/step-1"
         )
         assert client.get("/v1/checkpoints/show", params={"ref": "cpu:x"}).json()["step"] == 1
-        assert (
-            client.get("/v1/checkpoints/plan", params={"ref": "cpu:x", "to_kind": "tpu:v5e"}).json()["to_kind"]
-            == "tpu:v5e"
-        )
-        assert client.post("/v1/checkpoints/verify", json={"ref": "cpu:x"}).json()["verified"] is True
+        planned = client.get("/v1/checkpoints/plan", params={"ref": "cpu:x", "to_kind": "tpu:v5e"}).json()
+        assert planned["target"] == {"backend": "tpu", "emulated": False}
+        assert client.post("/v1/checkpoints/verify", json={"ref": "cpu:x"}).json()["ok"] is True
         assert client.post("/v1/jobs/hello/cancel", json={}).json()["state"] == "CANCELLED"
 
 

@@ -146,7 +146,10 @@ def test_a_copy_tells_its_progress_and_ends_with_the_report(live):
 def test_a_copy_that_fails_ends_with_the_error(live):
     with live.http as client, copy(client, "full:b") as response:
         assert list(events(response)) == [
-            ("error", {"type": "FleetError", "message": "no space left in pool full", "remedy": "make room"})
+            (
+                "error",
+                {"type": "FleetError", "message": "no space left in pool full", "remedy": "make room", "status": 503},
+            )
         ]
 
 

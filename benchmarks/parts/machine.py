@@ -1,0 +1,43 @@
+"""What the numbers were measured on."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "file_system": _file_system(folder),
+        "python": platform.python_version(),
+        "polyfleet": version("polyfleet"),
+        "ray": version("ray"),
+    }
+
+
+def load() -> list[float]:
+    """Averages over 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def _cpu_name() -> str:
+    if platform.system() != "Linux":
+        return subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True
+        ).stdout.strip()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _file_system(folder: Path) -> str:
+    """Of the disk that fsync was measured on."""
+    mounts = [m for m in psutil.disk_partitions(all=True) if folder.is_relative_to(m.mountpoint)]
+    return max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""

@@ -1,0 +1,73 @@
+"""Seconds by case, cases measured in turn, and what may be said of the numbers."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import comb
+from time import perf_counter
+from typing import Any
+
+LEVEL = 0.95
+
+
+class Samples:
+    """Every sample is kept, in the order it was taken."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, case: str, seconds: float) -> None:
+        self._seconds[case].append(seconds)
+
+    @contextmanager
+    def timing(self, case: str) -> Iterator[None]:
+        """An error inside leaves no sample."""
+        start = perf_counter()
+        yield
+        self.add(case, perf_counter() - start)
+
+    def __contains__(self, case: str) -> bool:
+        return case in self._seconds
+
+    def row(self, case: str) -> dict[str, Any]:
+        """Six samples or more give 95 %; of fewer the interval is their range."""
+        samples_s = self._seconds[case]
+        median_s, low_s, high_s = median_interval(samples_s)
+        told = {"median_s": median_s, "low_s": low_s, "high_s": high_s, "min_s": min(samples_s)}
+        return {"case": case, "n": len(samples_s), **told, "samples_s": [round(s, 7) for s in samples_s]}
+
+
+def in_turn(cases: Sequence[Callable[[], None]], rounds: int, progress: Callable[[str], None], what: str) -> None:
+    """Every round runs each case once and starts with another one: what drifts on the machine meets all alike."""
+    for number in range(rounds):
+        progress(f"{what}: round {number + 1} of {rounds}")
+        first = number % len(cases)
+        for case in (*cases[first:], *cases[:first]):
+            case()
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high): order statistics that hold the true median with at least 95 %, whatever the noise."""
+    ordered = sorted(samples)
+    n = len(ordered)
+    below, cut = 0.0, 0
+    while cut < n // 2 and (below := below + comb(n, cut) / 2**n) <= (1 - LEVEL) / 2:
+        cut += 1
+    low = max(cut - 1, 0)
+    return statistics.median(ordered), ordered[low], ordered[n - 1 - low]
+
+
+def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """`ratio` 2: ours takes half their time. Its interval combines both, so it is wider than 95 %."""
+    low, high = theirs["low_s"] / ours["high_s"], theirs["high_s"] / ours["low_s"]
+    verdict = "ahead" if low > 1 else "behind" if high < 1 else "inconclusive"
+    return {
+        "ours": ours["case"], "theirs": theirs["case"], "ratio": theirs["median_s"] / ours["median_s"], "low": low,
+        "high": high, "verdict": verdict,
+    }  # fmt: skip
+
+
+def over_limit(ours: dict[str, Any], limit: dict[str, Any]) -> dict[str, Any]:
+    """`times` 3: ours takes as long as three of what the machine cannot do faster."""
+    return {"ours": ours["case"], "limit": limit["case"], "times": ours["median_s"] / limit["median_s"]}

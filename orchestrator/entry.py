@@ -1,0 +1,63 @@
+"""Whether a job's entry is in the folder sent along: seen here, before anything is submitted. Read, never run.
+
+What cannot be told without running it (a module of the pool's environment, names a star import brings) is left to the
+attempt, which says it as clearly, but later.
+"""
+
+import ast
+from pathlib import Path
+
+from cluster.errors import SpecError, nearest
+
+DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__"})
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+LIMIT_BYTES = 4 << 20
+
+
+def check(entry: str, folder: Path, field: str = "entry", default: str = "") -> None:
+    """Raises SpecError: the file of `entry` is not in `folder`, is not Python, or has no such function."""
+    where, _, function = entry.partition(":")
+    path = _file(where, folder, field)
+    function = function or default
+    if path is None or not function or path.stat().st_size > LIMIT_BYTES:
+        return
+    tree = _parsed(path, where, field)
+    bound = _bound(tree)
+    if function not in bound and not bound & DYNAMIC:
+        there = [node.name for node in tree.body if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
+        raise SpecError(field, f"{where} has no function {function!r}", nearest(function, there[:20]))
+
+
+def _file(where: str, folder: Path, field: str) -> Path | None:
+    """The file `where` stands for; None for a module that is not in the folder: the pool's environment may have it."""
+    if where.endswith(".py"):
+        if (folder / where).is_file():
+            return folder / where
+        found = sorted(path.name for path in folder.glob("*.py"))
+        raise SpecError(field, f"there is no file {where} in {folder}", nearest(where, found[:20]))
+    base = folder.joinpath(*where.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+
+def _parsed(path: Path, where: str, field: str) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # also NUL bytes; nested too deep to parse
+        line = f":{e.lineno}" if isinstance(e, SyntaxError) and e.lineno else ""
+        said = e.msg if isinstance(e, SyntaxError) else e
+        raise SpecError(field, f"{where}{line}: not Python: {said}", "mend the file: no node could import it") from None
+    except OSError as e:
+        raise SpecError(field, f"{path} cannot be read: {e.strerror}", "make it readable") from None
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Every name the file binds, at any depth, and those of DYNAMIC it uses: too many rather than too few."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {"exec" if a.name == "*" else a.asname or a.name.partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in DYNAMIC):
+            names.add(node.id)
+    return names

@@ -1,0 +1,36 @@
+"""This home's API token, as its clients read it: one that others may have read is refused, as ssh does with a key."""
+
+import stat
+from pathlib import Path
+
+from cluster import tokens
+from cluster.errors import UserError
+
+NAME = "token"
+ANEW = "`polyfleet server stop`, remove that file, then the same again: a new one is made"
+
+
+def read(home: Path) -> str:
+    """Raises UserError when there is none, when it is no token, or when others may read it."""
+    path = home / NAME
+    refuse_open(home)
+    try:
+        token = tokens.read(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"the server runs, but its token {path} is gone",
+            "`polyfleet server stop`, then the same again: a new one is made",
+        ) from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"the token {path} cannot be read: {e}", ANEW) from None
+    if not (token.isascii() and token.isalnum()):
+        raise UserError(f"{path} holds no token", ANEW)
+    return token
+
+
+def refuse_open(home: Path) -> None:
+    """Nothing is refused where there is no token yet."""
+    path = home / NAME
+    mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else 0
+    if mode & 0o077:
+        raise UserError(f"others may read the token {path} (mode {mode:04o})", ANEW)
