@@ -29,6 +29,7 @@ from parts.samples import Samples, in_turn, over_limit, ratio
 from rich.console import Console
 
 from cluster import environments, fleet_record, paths
+from cluster.processes import stop
 from cluster.raylets import cpu_count
 from cluster.spec import EnvironmentSpec
 from orchestrator import Orchestrator
@@ -126,8 +127,13 @@ class Measurement:
         start = perf_counter()
         head = ray_head.start(self.interpreter, cpu_count())
         self.samples.add("ray_head.up", perf_counter() - start)
-        ray_head.join(head)
-        self.samples.add("ray_pair.up", perf_counter() - start)
+        try:
+            joined = ray_head.join(head)
+            self.samples.add("ray_pair.up", perf_counter() - start)
+            stop([joined])
+        except BaseException:
+            ray_head.end(head)
+            raise
         return head
 
     def _head_down(self, head: ray_head.RayHead | None) -> None:

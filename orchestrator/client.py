@@ -128,7 +128,7 @@ class Client(Transport):
         if self._home is None:
             raise error
         if self._progress:
-            self._progress(f"{error.message}; looking for it for {RECONNECT_S:.0f} s")
+            self._progress(f"{error.message}; waiting {RECONNECT_S:.0f} s for it to come back")
         deadline = time.monotonic() + RECONNECT_S
         while time.monotonic() < deadline:
             time.sleep(RECONNECT_EVERY_S)
@@ -182,7 +182,7 @@ class Client(Transport):
                         return
                     cursor, tail = json.dumps(data["cursor"]), None
                     yield from data["lines"]
-                gone = FleetError("the server has ended", "the job goes on; the same again follows on")
+                gone = FleetError("the server has ended", f"`polyfleet logs -f {ref}` starts one and follows on")
             except Unreachable as e:
                 gone = e
             self._reconnect(gone)

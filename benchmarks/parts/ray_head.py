@@ -52,14 +52,16 @@ def start(interpreter: Path, cpus: int) -> RayHead:
     return head
 
 
-def join(head: RayHead) -> None:
-    """One more node of that cluster, without CPUs: returns when it is started, and is stopped again."""
+def join(head: RayHead) -> ProcessId:
+    """Start one more node of that cluster, without CPUs, and wait until it is started. Its process is the caller's."""
     log = head.folder / "log-join"
     process = start_detached(_node(head), env=head.env | _settings(), cwd=head.folder, log=log)
     try:
         _await(process, log, lambda: STARTED in log.read_bytes())
-    finally:
+    except BaseException:
         stop([process])
+        raise
+    return process
 
 
 def end(head: RayHead) -> None:

@@ -40,7 +40,7 @@ CASES = (
     ("fleet.up", "`polyfleet up`: head, one node, server, agent ready"),
     ("fleet.down", "`polyfleet down`"),
     ("ray_head.up", "`ray start --head` until its job API answers"),
-    ("ray_pair.up", "the same, then one more `ray start --address`, started and stopped"),
+    ("ray_pair.up", "the same, then one more node (`ray start --address`) started"),
     ("ray_head.down", "the same head stopped"),
     ("inventory.rest", "inventory: `GET /v1/nodes`"),
     ("inventory.python", "inventory: `o.inventory()`"),

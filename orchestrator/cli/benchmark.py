@@ -37,19 +37,23 @@ def benchmark(
     from orchestrator.show.benchmark import comparison
 
     chosen = [name.strip() for name in pools.split(",") if name.strip()] or None
-    with Orchestrator.connect(progress=say) as o, waiting("benchmark") as update:
-        answer = o.benchmark(
-            entry,
-            working_dir=working_dir,
-            pools=chosen,
-            rounds=rounds,
-            batch_size=batch_size,
-            sample_input=sample_input,
-            train=train,
-            level=level.value if level else "",
-            precision=precision,
-            progress=update,
-        )
+    try:
+        with Orchestrator.connect(progress=say) as o, waiting("benchmark") as update:
+            answer = o.benchmark(
+                entry,
+                working_dir=working_dir,
+                pools=chosen,
+                rounds=rounds,
+                batch_size=batch_size,
+                sample_input=sample_input,
+                train=train,
+                level=level.value if level else "",
+                precision=precision,
+                progress=update,
+            )
+    except KeyboardInterrupt:
+        say("interrupted; the job that was being measured is cancelled")
+        raise
     emit(dict(answer), output, comparison)
     if answer["failed"]:
         raise typer.Exit(FAILED)

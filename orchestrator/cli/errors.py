@@ -1,11 +1,12 @@
 """How a command ends: its exit code, and for errors two lines on stderr instead of a traceback."""
 
+import errno
 import os
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cluster.errors import PolyfleetError
+from cluster.errors import FleetError, PolyfleetError, UserError
 
 OK = 0
 FAILED = 1
@@ -29,6 +30,8 @@ def report(error: BaseException) -> int:
     """Tell `error` on stderr; the exit code."""
     from orchestrator.cli.output import say
 
+    if isinstance(error, OSError):
+        error = _of_this_machine(error) or error
     if isinstance(error, PolyfleetError):
         say(f"error: {error.message}")
         if error.remedy:
@@ -40,6 +43,19 @@ def report(error: BaseException) -> int:
     say(f"error: {type(error).__name__}: {error}")
     say(f"  this is a fault of Polyfleet; the traceback is in {_keep_traceback(error)}")
     return FAILED
+
+
+def _of_this_machine(error: OSError) -> PolyfleetError | None:
+    """What a full disk or missing rights make of any command: the machine's fault, not ours. None for all else."""
+    from cluster.paths import home
+
+    where = error.filename or home()
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FleetError(f"{where} cannot be written: {error.strerror}", "make room, or set POLYFLEET_HOME elsewhere")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+        remedy = "change its rights, or set POLYFLEET_HOME to a folder of yours"
+        return UserError(f"{where} cannot be used: {error.strerror}", remedy)
+    return None
 
 
 def _keep_traceback(error: BaseException) -> Path | str:

@@ -89,7 +89,8 @@ def _submitted(view: Data, output: Format) -> None:
 
 
 def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> None:
-    """Exit code as the job ended. Ctrl-C leaves the job running and says so."""
+    """Exit code as the job ended. Ctrl-C, or the loss of the server, leaves the job running and says so."""
+    from cluster.errors import FleetError
     from orchestrator.cli.errors import JOB_EXIT_CODES
     from orchestrator.show.jobs import job
 
@@ -100,7 +101,7 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
             view = client.wait(
                 job_id, seen=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
             )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, FleetError):
         say(f"{job_id} goes on; `polyfleet logs -f {job_id}` follows it, `polyfleet cancel {job_id}` ends it")
         raise
     if not follow:
