@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one fleet and three rounds: does it work at all")
     parser.add_argument("--without-ray-jobs", action="store_true", help="leave `ray job submit` out")
     parser.add_argument("--ray-default-python", type=Path, metavar="PYTHON", help="an interpreter with ray[default]")
-    parser.add_argument("--fleets", type=int, default=3, help="how often to bring a fleet up: that many cold samples")
+    parser.add_argument("--fleets", type=int, default=6, help="how often to bring a fleet up: that many cold samples")
     parser.add_argument("--rounds", type=int, default=20, help="warm rounds on the last fleet")
     return parser.parse_args()
 

@@ -1,8 +1,9 @@
 """Draw docs/images/*.svg from what real commands print on the demo's fleet, which is brought up for it and taken down.
 
-    python docs/pictures.py
+    python docs/pictures.py [NAME...]
 
-Nothing in a picture is typed by hand: each is what the commands of its list below print on a wide terminal.
+Nothing in a picture is typed by hand: each is what the commands of its list below print on a wide terminal. Times in them are of a machine that should
+have nothing else to do.
 """
 
 import fcntl
@@ -53,7 +54,8 @@ SVG = FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", FONTS)
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with fleet() as variables:
-        for name, (title, *commands) in PICTURES.items():
+        for name in sys.argv[1:] or PICTURES:
+            title, *commands = PICTURES[name]
             (IMAGES / f"{name}.svg").write_text(draw(typed(commands, variables), title, name))
             sys.stderr.write(f"docs/images/{name}.svg\n")
 

@@ -9,6 +9,8 @@ from time import perf_counter
 from typing import Any
 
 LEVEL = 0.95
+FEWEST = 6
+"""Fewer samples than this cannot give an interval of 95 %."""
 
 
 class Samples:
@@ -31,7 +33,7 @@ class Samples:
         return case in self._seconds
 
     def row(self, case: str) -> dict[str, Any]:
-        """Six samples or more give 95 %; of fewer the interval is their range."""
+        """Of fewer than FEWEST samples the interval is their range."""
         samples_s = self._seconds[case]
         median_s, low_s, high_s = median_interval(samples_s)
         told = {"median_s": median_s, "low_s": low_s, "high_s": high_s, "min_s": min(samples_s)}
@@ -60,8 +62,9 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """`ratio` 2: ours takes half their time. Its interval combines both, so it is wider than 95 %."""
+    few = min(ours["n"], theirs["n"]) < FEWEST
     low, high = theirs["low_s"] / ours["high_s"], theirs["high_s"] / ours["low_s"]
-    verdict = "ahead" if low > 1 else "behind" if high < 1 else "inconclusive"
+    verdict = "too few samples" if few else "ahead" if low > 1 else "behind" if high < 1 else "inconclusive"
     return {
         "ours": ours["case"], "theirs": theirs["case"], "ratio": theirs["median_s"] / ours["median_s"], "low": low,
         "high": high, "verdict": verdict,

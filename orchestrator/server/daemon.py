@@ -3,6 +3,7 @@
 import fcntl
 import http.client
 import os
+import shutil
 import socket
 import sys
 import time
@@ -22,6 +23,7 @@ from orchestrator.server.record import ServerRecord
 START_TIMEOUT_S = 90.0
 STOP_GRACE_S = 15.0
 STARTING_S = 15.0
+ROOM_BYTES = 1 << 20
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 COMMAND = (sys.executable, "-P", "-m", "orchestrator.server")
 
@@ -133,7 +135,7 @@ def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int) -> 
         if (running := find(home)) is not None and _answers(running):
             return running
         if not alive(child):
-            raise FleetError(f"the server did not start: {_last_words(log, said_before)}", f"see {log}")
+            raise _did_not_start(home, log, said_before)
         time.sleep(0.02)
     raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see {log}")
 
@@ -149,8 +151,13 @@ def _answers(server: ServerRecord) -> bool:
         connection.close()
 
 
-def _last_words(log: Path, offset: int) -> str:
-    """The last error it printed since `offset`, else its last line."""
-    lines = log.read_bytes()[offset:].decode(errors="replace").strip().splitlines()
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (said or lines or ["it printed nothing"])[-1]
+def _did_not_start(home: Path, log: Path, offset: int) -> FleetError:
+    """With the last error it printed since `offset` and its remedy, else its last line."""
+    lines = log.read_bytes()[offset:].decode(errors="replace").rstrip().splitlines()
+    at = next((i for i in reversed(range(len(lines))) if lines[i].startswith("error: ")), None)
+    if at is not None:
+        remedy = "".join(f"{line.strip()}; " for line in lines[at + 1 : at + 2])
+        return FleetError(f"the server did not start: {lines[at].removeprefix('error: ')}", f"{remedy}see {log}")
+    if shutil.disk_usage(home).free < ROOM_BYTES:
+        return FleetError(f"the server did not start: the disk of {home} is full", "make room there")
+    return FleetError(f"the server did not start: {lines[-1] if lines else 'it printed nothing'}", f"see {log}")
