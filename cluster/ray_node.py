@@ -1,8 +1,8 @@
 """How one Ray node of an embedded fleet is started: its command line and its environment. Pure functions.
 
-Settings and their reasons: Ray 2.60's defaults find a frozen node after a minute and kill every job when the head is
-away
-for one; `memory monitor` counts the whole host, which is not ours alone; usage statistics would leave the machine.
+Settings and their reasons. Ray 2.60's defaults find a frozen node after a minute, and kill every job when the head is
+away for one. The memory monitor counts the whole host, which is not ours alone. Usage statistics would leave the
+machine. Freed resources would reach the head 0.1 s late, and the next job on a device would wait for that.
 """
 
 import os
@@ -21,6 +21,7 @@ SETTINGS = {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
+    "RAY_raylet_report_resources_period_milliseconds": "10",
     "RAY_START_HOOK": "cluster.ray_hook.prepare_node",
 } | {f"RAY_EXPERIMENTAL_NOSET_{a.visibility}": "1" for a in TABLE.values() if a.visibility}
 

@@ -2,8 +2,8 @@
 
     python docs/pictures.py [NAME...]
 
-Nothing in a picture is typed by hand: each is what the commands of its list below print on a wide terminal. Times in them are of a machine that should
-have nothing else to do.
+Nothing in a picture is typed by hand: each is what the commands of its list below print on a wide terminal. For the
+benchmark's times the machine should have nothing else to do.
 """
 
 import fcntl

@@ -23,6 +23,8 @@ EXIT_CODES = {
     130: "interrupted with Ctrl-C; jobs go on",
     141: "whoever read the output went away",
 }
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 JOB_EXIT_CODES = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
 
 
@@ -46,14 +48,16 @@ def report(error: BaseException) -> int:
 
 
 def _of_this_machine(error: OSError) -> PolyfleetError | None:
-    """What a full disk or missing rights make of any command: the machine's fault, not ours. None for all else."""
+    """What a full disk, missing rights or a wrong home make of any command: not our fault. None for all else."""
     from cluster.paths import home
 
-    where = error.filename or home()
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    where = Path(os.fsdecode(error.filename or home()))
+    if error.errno in NO_ROOM:
         return FleetError(f"{where} cannot be written: {error.strerror}", "make room, or set POLYFLEET_HOME elsewhere")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
-        remedy = "change its rights, or set POLYFLEET_HOME to a folder of yours"
+    wrong_home = where == home() or (where.is_relative_to(home()) and error.errno == errno.ENOTDIR)
+    if wrong_home or (error.filename and error.errno in NO_RIGHT):
+        mine = wrong_home or where.is_relative_to(home())
+        remedy = "set POLYFLEET_HOME to a folder of yours" if mine else "change its rights"
         return UserError(f"{where} cannot be used: {error.strerror}", remedy)
     return None
 

@@ -106,7 +106,7 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
         raise
     if not follow:
         emit(view, output, job)
-    else:
+    if follow or view["state"] != "SUCCEEDED":
         _say_end(view)
     raise typer.Exit(JOB_EXIT_CODES[view["state"]])
 

@@ -1,5 +1,6 @@
 """The Typer application: every verb, and the one place where an error becomes an exit code."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -52,6 +53,7 @@ def root(
 
 def main() -> None:
     """The console script `polyfleet`."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - None where the caller closed it
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -1,7 +1,9 @@
 """Answers to stdout in the format asked for; messages and progress to stderr."""
 
+import io
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.errors import FleetError
 from orchestrator.cli.errors import BROKEN_PIPE
 from orchestrator.show.text import escaped, visible
 
@@ -33,10 +36,9 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the
 def emit(data: Any, form: Format, table: "Callable[[Any], RenderableType]") -> None:
     """`data` on stdout: as JSON, as YAML, or as what `table` makes of it."""
     if form is Format.TABLE:
-        terminal = console()
-        with terminal.capture() as drawn:
-            terminal.print(table(data))
-        write("\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n")))
+        drawn = io.StringIO()
+        console(drawn).print(table(data))
+        write("\n".join(line.rstrip() for line in drawn.getvalue().rstrip("\n").split("\n")))
     else:
         write(as_json(data) if form is Format.JSON else as_yaml(data))
 
@@ -59,10 +61,12 @@ def write(text: str) -> None:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as e:
         # Python flushes once more at exit and would complain: let that go nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(BROKEN_PIPE) from None
+        if isinstance(e, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        raise FleetError(f"the answer cannot be written: {e.strerror}", "write it to a place with room") from None
 
 
 def say(message: str) -> None:
@@ -71,12 +75,20 @@ def say(message: str) -> None:
     sys.stderr.flush()
 
 
-def console() -> "Console":
-    """For stdout. Where it is not a terminal, a table is as wide as its content and nothing is cut off."""
+def console(drawn: io.StringIO) -> "Console":
+    """Draws as for stdout. Where that is not a terminal, a table is as wide as its content and nothing is cut off."""
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
-    return Console(width=None if terminal else UNLIMITED_COLUMNS, highlight=False, markup=False, emoji=False)
+    terminal = sys.stdout.isatty() or None
+    return Console(
+        file=drawn,
+        force_terminal=terminal,
+        width=None if terminal else UNLIMITED_COLUMNS,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",  # None: no bold either
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 @contextmanager
@@ -85,7 +97,7 @@ def waiting(what: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
 
     On a terminal one line counts the seconds; elsewhere each new wording is one line.
     """
-    state = {"what": what, "said": ""}
+    state = {"what": what, "said": "", "line": ""}
     done = threading.Event()
     started_s = time.monotonic()
 
@@ -98,8 +110,8 @@ def waiting(what: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
             tick_s = 0.5
             words = visible(state["what"]).replace("\n", " ")
             if sys.stderr.isatty():
-                sys.stderr.write(f"\r\x1b[2K{words[:100]} ({time.monotonic() - started_s:.0f} s)")
-                sys.stderr.flush()
+                seconds = f" ({time.monotonic() - started_s:.0f} s)"
+                state["line"] = _paint(words[: _columns() - len(seconds)] + seconds, state["line"])
             elif words != state["said"]:
                 say(f"{words} …")
             state["said"] = words
@@ -111,6 +123,17 @@ def waiting(what: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
     finally:
         done.set()
         shower.join()
-        if state["said"] and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        if state["line"]:
+            _paint("", state["line"])
+
+
+def _columns() -> int:
+    """One less than the terminal has: a full line would wrap, and could not be painted over."""
+    return shutil.get_terminal_size().columns - 1
+
+
+def _paint(line: str, over: str) -> str:
+    """`line` in place of what the terminal's last line shows, without any escape sequence. Returns `line`."""
+    sys.stderr.write(f"\r{' ' * len(over)}\r{line}")
+    sys.stderr.flush()
+    return line

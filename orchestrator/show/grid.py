@@ -32,6 +32,8 @@ RIGHT = frozenset(
         "ITEMS/S",
     }
 )
+WHOLE = frozenset({"JOB", "CHECKPOINT", "STATE", "SUBMITTED"})
+"""What people copy, and what is short: in a narrow terminal the other columns give way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Grid:
             title_justify="left",
         )
         for name in self.columns:
-            table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+            right, whole = name in RIGHT, name in WHOLE
+            table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
         return table

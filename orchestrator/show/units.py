@@ -30,12 +30,17 @@ def moment(iso: str | None) -> datetime | None:
 
 
 def ago(iso: str | None, now: datetime | None = None) -> str:
-    """How long ago, "" where there is no time."""
+    """How long ago, in one unit; "" where there is no time."""
     then = moment(iso)
     if then is None:
         return ""
-    seconds = ((now or datetime.now(UTC)) - then).total_seconds() // 1
-    return f"{duration(seconds)} ago" if seconds > 0 else "just now"
+    seconds = int(((now or datetime.now(UTC)) - then).total_seconds())
+    if seconds <= 0:
+        return "just now"
+    for limit, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds // unit_s} {unit} ago"
+    return f"{seconds // 86_400} days ago"
 
 
 def between(start: str | None, end: str | None, now: datetime | None = None) -> str:

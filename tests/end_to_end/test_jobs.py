@@ -19,7 +19,7 @@ def test_a_command_runs_where_it_was_sent_and_its_words_come_back(fleet: Orchest
 def test_the_cli_says_with_its_exit_code_how_the_job_ended(fleet: Orchestrator, cli):
     assert cli("submit", "--wait", "--", "true").returncode == 0
     failed = cli("submit", "--wait", "--", "sh", "-c", "exit 3")
-    assert (failed.returncode, "exit code 3" in failed.stderr) == (1, True), failed.stderr
+    assert (failed.returncode, "exit code 3" in failed.stdout + failed.stderr) == (1, True), failed
 
 
 def test_a_users_exception_shows_their_own_frames_with_rank_and_node(fleet: Orchestrator, training):

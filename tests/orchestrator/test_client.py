@@ -195,6 +195,65 @@ def test_a_stream_that_breaks_is_an_error_of_the_fleet():
     thread.join(10)
 
 
+def test_following_goes_on_with_the_next_server_where_it_stopped(live):
+    with http.connect(start=False) as client:
+        job = client.submit(RUN)
+    live.service.lines[job["id"]] = ["one", "two", "three"]
+    told, line = [], '{"lines": [{"text": "one"}], "cursor": {"1.0": 1}}'
+    body = f"event: log\ndata: {line}\n\n"
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    port, thread = hanging_up([f"{head}{len(body):x}\r\n{body}\r\n".encode()])
+    with http.Client(f"http://127.0.0.1:{port}", live.token, live.home, told.append) as client:
+        assert [line["text"] for line in client.follow_logs("hello")] == ["one", "two", "three"]
+        assert client.url == live.url
+    thread.join(10)
+    assert [words.partition(" at ")[0] for words in told] == ["the connection to the server"]
+
+
+def test_waiting_goes_on_with_the_next_server(live):
+    with http.connect(start=False) as client:
+        job = client.submit(RUN)
+    port, thread = hanging_up([b""])
+    with http.Client(f"http://127.0.0.1:{port}", live.token, live.home) as client:
+        assert client.wait(job["id"])["state"] == "SUCCEEDED"
+    thread.join(10)
+
+
+def test_a_server_that_does_not_come_back_is_waited_for_and_then_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(http, "RECONNECT_S", 0.3)
+    port, thread = hanging_up([b""])
+    with (
+        http.Client(f"http://127.0.0.1:{port}", "t", tmp_path) as client,
+        pytest.raises(FleetError, match=r"the connection to the server at .* broke"),
+    ):
+        client.wait("x")
+    thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        (
+            "t" * 64,
+            0o644,
+            r"others may read the token .*/token \(mode 0644\); `polyfleet server stop`, remove that file",
+        ),
+        (None, 0o600, r"the server runs, but its token .*/token is gone; `polyfleet server stop`"),
+        ("", 0o600, r"/token holds no token"),
+        ("a\nb", 0o600, r"/token holds no token"),
+        ("\udcff", 0o600, r"/token cannot be read"),
+    ],
+)
+def test_a_token_that_is_none_is_told_with_its_path_and_what_to_do(live, content, mode, message):
+    path = live.home / "token"
+    path.unlink()
+    if content is not None:
+        path.write_text(content, errors="surrogateescape")
+        path.chmod(mode)
+    with pytest.raises(UserError, match=message):
+        http.connect(start=False)
+
+
 def test_a_proxy_of_the_environment_sees_nothing(live, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

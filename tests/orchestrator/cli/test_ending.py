@@ -143,3 +143,29 @@ def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path):
     live.service.fleet = lambda: fleet
     done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path))
     assert (done.returncode, "xla: no result, it has no device that is ready" in done.stdout) == (1, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["jobs"], ["jobs", "-o", "json"], ["schema", "job"]], ids=" ".join)
+def test_an_answer_that_cannot_be_written_is_told(polyfleet, live, words):
+    with Path("/dev/full").open("w") as full:
+        done = polyfleet(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+    assert done.stderr.startswith("error: the answer cannot be written: No space left on device\n")
+
+
+def test_a_caller_that_closed_stdout_gets_its_exit_code(command, live):
+    line = f"{' '.join(command)} jobs >&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_home_that_cannot_be_one_is_named(here, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for home in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("POLYFLEET_HOME", str(home))
+        for words in (["jobs"], ["status"], ["up"], ["down"]):
+            done = here(*words)
+            assert (done.returncode, done.stdout) == (2, ""), words
+            assert done.stderr.startswith(f"error: {home}")
+            assert "set POLYFLEET_HOME to a folder of yours" in done.stderr

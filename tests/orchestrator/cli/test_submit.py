@@ -116,7 +116,9 @@ def test_a_dry_run_shows_the_plan_and_submits_nothing(here, live, file):
 def test_waiting_exits_as_the_job_ended(here, live, name, code, state):
     done = here("submit", "--wait", "--task", "run", "-n", name, "-o", "json", "--", "true")
     assert (done.returncode, json.loads(done.stdout)["state"]) == (code, state)
-    assert done.stderr == f"submitted {name}-000000\n"
+    said = done.stderr.splitlines()
+    assert said[0] == f"submitted {name}-000000"
+    assert said[1:2] == ([] if code == 0 else [f"{name}-000000: {state}"])
 
 
 def test_following_prints_the_log_and_then_how_it_ended(here, live):

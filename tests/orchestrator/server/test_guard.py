@@ -7,6 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from orchestrator.server.app import Guarded
+from orchestrator.server.guard import Guard
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
@@ -158,3 +159,26 @@ def test_fastapi_itself_adds_nothing_outside_the_guard(live):
     assert outer is Guarded.__call__
     with live.client({}) as bare:
         assert bare.post("/v1/jobs", content=b"x" * 100).status_code == 401
+
+
+@pytest.mark.parametrize(("port", "status"), [(80, 200), (8080, 421)])
+def test_on_the_port_of_http_a_host_names_no_port(port, status):
+    """Clients leave it out there; a server on any other port is refused without it."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/healthz",
+        "server": ("127.0.0.1", port),
+        "headers": [(b"host", b"127.0.0.1")],
+    }
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    asyncio.run(Guard(app, "t")(scope, None, send))
+    assert sent[0]["status"] == status

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from orchestrator.show.jobs import job, plan
+from orchestrator.show.jobs import ended_as, job, plan, ran
 
 LEASES = [["a/cpu", [0, 2]], ["b/cpu", [1]]]
 
@@ -65,3 +65,38 @@ def test_a_failure_shows_rank_node_and_the_users_own_frames(recording):
     assert "rank 3 on node gpu-1 (user, exit code 1): ValueError: x" in shown
     assert 'File "train.py", line 3' in shown
     assert "loss=0.25, step=7" in shown
+
+
+def attempt(epoch, outcome, reason="", **given):
+    at = "2026-11-20T11:00:0{}Z"
+    times = {"placed_at": at.format(epoch), "started_at": None, "ended_at": at.format(epoch + 2)}
+    return {"epoch": epoch, "outcome": outcome, "reason": reason} | times | given
+
+
+def test_how_long_a_job_too_short_to_be_seen_running_took_counts_from_its_placement():
+    ended = {"started_at": None, "ended_at": "2026-11-20T11:00:03Z", "attempts": [attempt(1, "succeeded")]}
+    assert (ran(ended), ran(ended["attempts"][0])) == ("2 s", "2 s")
+    assert ran(ended | {"started_at": "2026-11-20T11:00:02Z"}) == "1 s"
+    assert ran(ended | {"attempts": []}) == ""
+    assert ran({"started_at": None, "ended_at": None, "attempts": [attempt(1, "", ended_at=None)]}) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "state", "reason", "ends"),
+    [
+        (attempt(1, "failed", "a rank was killed"), "RUNNING", "", ["interrupted", ""]),
+        (attempt(1, "failed", "restart 1 of 2: ValueError"), "RUNNING", "", ["failed", ""]),
+        (attempt(1, "lost", "its node is gone"), "RUNNING", "", ["lost", ""]),
+        (attempt(1, "preempted", "made room"), "RUNNING", "", ["preempted", ""]),
+    ],
+)
+def test_an_attempt_ended_as_its_job_saw_it(first, state, reason, ends):
+    view = {"state": state, "reason": reason, "attempts": [first, attempt(2, "")]}
+    assert [ended_as(a, view) for a in view["attempts"]] == ends
+
+
+def test_the_attempt_a_job_failed_with_has_failed_and_one_it_was_refused_after_has_not():
+    view = {"state": "FAILED", "reason": "ValueError", "attempts": [attempt(1, "failed", "ValueError")]}
+    assert ended_as(view["attempts"][0], view) == "failed"
+    assert ended_as(view["attempts"][0], view | {"reason": "no pool has it any more"}) == "interrupted"
+    assert ended_as(view["attempts"][0], view | {"state": "CANCELLED", "reason": "by the user"}) == "interrupted"

@@ -36,7 +36,11 @@ def test_durations(seconds, text):
 
 def test_times_are_told_from_now():
     assert ago("2026-11-20T11:59:30.900+00:00", NOW) == "29 s ago"
+    assert ago("2026-11-20T11:59:59.600Z", NOW) == "just now"
     assert ago("2026-11-20T12:00:01Z", NOW) == "just now"
+    assert ago("2026-11-20T11:57:01Z", NOW) == "2 min ago"
+    assert ago("2026-11-20T05:00:00Z", NOW) == "7 h ago"
+    assert ago("2026-11-17T05:00:00Z", NOW) == "3 days ago"
     assert ago(None, NOW) == ""
     assert between("2026-11-20T11:00:00Z", None, NOW) == "60 min 0 s"
     assert between("2026-11-20T11:00:00Z", "2026-11-20T11:00:10Z", NOW) == "10 s"
