@@ -26,7 +26,9 @@ def test_a_killed_rank_recovers_on_the_next_candidate_from_the_newest_checkpoint
 def test_a_killed_server_comes_back_and_adopts_what_runs(fleet: Orchestrator, training, home: Path, until):
     job = fleet.submit(TrainJob(**training))
     until(lambda: job.state == "RUNNING")
-    psutil.Process(json.loads((home / "server.json").read_text())["pid"]).kill()
+    server = psutil.Process(json.loads((home / "server.json").read_text())["pid"])
+    server.kill()
+    until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
     with Orchestrator.connect() as again:
         adopted = again.job(job.id)
         assert adopted.result(60)["returned"]["first"] == 0
