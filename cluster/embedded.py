@@ -4,6 +4,7 @@ It outlives whoever started it and is stopped by the process ids in fleet.json. 
 """
 
 import fcntl
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from types import MappingProxyType
 
 from cluster import environments, fleet_record, tokens
 from cluster.connect import foreign_token
-from cluster.errors import Conflict
+from cluster.errors import Conflict, FleetError, SpecError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home, private_dir
 from cluster.processes import alive, free_port
@@ -79,11 +80,24 @@ def attach(address: str, progress: Progress) -> FleetRecord:
     with _one_at_a_time():
         if (current := _current(progress)) is not None and current.address != address:
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
+        _answers(address)
         loopback = address.rpartition(":")[0] in ("127.0.0.1", "localhost")
         record = FleetRecord("attached", "up", address, VERSION, time.time(), str(foreign_token()), loopback=loopback)
         fleet_record.write(record)
         progress(f"using the Ray cluster at {address}")
         return record
+
+
+def _answers(address: str) -> None:
+    """Raises SpecError for what is no address, FleetError where nothing listens."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise SpecError("address", f"{address!r} is no address", "write HOST:PORT, as `ray start --head` prints it")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as e:
+        remedy = "write it as `ray start --head` prints it: Ray listens on the machine's own address, not on 127.0.0.1"
+        raise FleetError(f"nothing answers at {address}: {e}", remedy) from None
 
 
 def mark(state: str) -> None:

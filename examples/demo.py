@@ -25,7 +25,7 @@ from cluster.errors import PolyfleetError
 HERE = Path(__file__).parent
 STEPS, HALFWAY, ACCURACY = 300, 150, 0.97
 
-console = Console(width=120 if not sys.stdout.isatty() else None, highlight=False)
+console = Console(width=None if sys.stdout.isatty() else 165, highlight=False)
 summary: dict[str, Any] = {"seconds": {}}
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4 << 20
 MANIFEST = "MANIFEST.json"
+VERIFY_S = 3600.0
 Progress = Callable[[int, int], None]
 
 
@@ -69,7 +70,10 @@ class Checkpoints:
     def verify(self, ref: str) -> "dict[str, Any]":
         """Every byte against its digest, on a node of that pool. Raises CheckpointError naming file and chunk."""
         node, reference = self._locate(ref)
-        return {"pool": reference.pool, **self._agents.call(node, "verify_checkpoint", reference.path, timeout_s=3600)}
+        return {
+            "pool": reference.pool,
+            **self._agents.call(node, "verify_checkpoint", reference.path, timeout_s=VERIFY_S),
+        }
 
     def plan(self, ref: str, kind: str) -> "dict[str, Any]":
         """What a device of `kind` would keep, convert or refuse."""
@@ -81,8 +85,8 @@ class Checkpoints:
         return planned
 
     def newest(self, reader: str, folder: Reference) -> "dict[str, Any] | None":
-        """Pool, path and step of the newest checkpoint in a folder, as node `reader` sees it."""
-        path = self._agents.call(reader, "resolve_checkpoint", folder.path, folder.pool)
+        """Pool, path and step of the newest sound checkpoint in a folder, as node `reader` sees it."""
+        path = self._agents.call(reader, "resolve_checkpoint", folder.path, folder.pool, timeout_s=VERIFY_S)
         if not path:
             return None
         told = self._agents.call(reader, "describe_checkpoint", path, folder.pool)
@@ -127,7 +131,7 @@ class Checkpoints:
                 done += self._piece((reader, piece), writer, f"{aside}/{file['path']}", offset)
                 if progress:
                     progress(done, total)
-        self._agents.call(writer, "verify_checkpoint", aside, timeout_s=3600)
+        self._agents.call(writer, "verify_checkpoint", aside, timeout_s=VERIFY_S)
         self._agents.call(writer, "commit_folder", aside, final)
         return {"files": len(files), "bytes": total, "already_there": False, "verified": True}
 
@@ -145,7 +149,7 @@ class Checkpoints:
         """The node that serves the reference's pool, and the reference with a step folder for its path."""
         reference = parse(ref, field)
         node = self._node_of(reference.pool, field)
-        step = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
+        step = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool, timeout_s=VERIFY_S)
         if not step:
             here = [row["path"] for row in self._agents.call(node, "checkpoints", "")]
             raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))

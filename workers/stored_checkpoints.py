@@ -23,8 +23,12 @@ class StoredCheckpoints:
         return self.step(path) == path
 
     def step(self, path: str) -> str:
-        """`path` itself if it is a checkpoint, the newest one directly below it if there is any, else ""."""
-        from workers.checkpoint.folders import newest_first
+        """`path` itself if it is a checkpoint, the newest sound one directly below it if there is any, else "".
+
+        Of a folder every byte of the newest is read: one that rotted must not end the job that could go on from the one
+        before. Raises DamagedCheckpoint when there are some and none is sound.
+        """
+        from workers.checkpoint.inspect import latest
         from workers.checkpoint.manifest import NAME
 
         if not self._storage.exists(path):
@@ -32,7 +36,8 @@ class StoredCheckpoints:
         folder = self._storage.resolve(path)
         if (folder / NAME).is_file():
             return path
-        return next((f"{path}/{found.name}" for found in newest_first(folder)), "")
+        found = latest(folder)
+        return f"{path}/{found.path.name}" if found else ""
 
     def describe(self, path: str) -> "dict[str, Any]":
         from workers.checkpoint.inspect import describe

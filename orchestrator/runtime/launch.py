@@ -69,7 +69,7 @@ class Launcher:
     def _newest(self, record: Record) -> dict[str, Any] | None:
         """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported.
 
-        Raises FleetError when one is known that is newer than all that can be reached: progress is not thrown away.
+        Raises FleetError when a newer one is known where no node can look: progress is not thrown away.
         """
         pools = {attempt.pool: self._readers(attempt.pool) for attempt in record.attempts[:-1]}
         found = [
@@ -77,7 +77,8 @@ class Launcher:
         ]
         newest = max((f for f in found if f), key=lambda f: int(f["step"]), default=None)
         known = record.checkpoint
-        if known and (newest is None or newest["step"] < known["step"]):
+        unseen = known is not None and not pools.get(known["pool"])
+        if known and unseen and (newest is None or newest["step"] < known["step"]):
             raise FleetError(
                 f"the newest checkpoint (step {known['step']}) lies in pool {known['pool']}, of which no node is up",
                 "`polyfleet up` restarts lost nodes; the job goes on from it then",

@@ -34,9 +34,6 @@ RIGHT = frozenset(
 )
 WHOLE = frozenset({"JOB", "CHECKPOINT"})
 """What people copy: in a narrow terminal the other columns give way."""
-SENTENCES = frozenset({"WHY", "REASON", "PROBLEM", "WHAT", "WHAT TO DO", "ANSWER"})
-SENTENCE_COLUMNS = 24
-"""Narrower than this a sentence is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +61,10 @@ class Grid:
         )
         for name in self.columns:
             right, whole = name in RIGHT, name in WHOLE
-            least = SENTENCE_COLUMNS if name in SENTENCES and any(self.column(name)) else None
-            table.add_column(
-                name, justify="right" if right else "left", overflow="fold", no_wrap=whole, min_width=least
-            )
+            table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
         return table
-
-    def column(self, name: str) -> list[str]:
-        return [row[self.columns.index(name)] for row in self.rows]
 
     def html(self) -> str:
         """A `<table>` without scripts or styles; every text in it escaped."""

@@ -59,6 +59,20 @@ def test_two_at_once_bring_up_one_fleet(fleet: Orchestrator, fleet_file: Path, c
     assert fleet_record.read() == before
 
 
+def test_a_rotten_newest_checkpoint_is_passed_over(fleet: Orchestrator, training, home: Path, until, processes_of):
+    job = fleet.submit(TrainJob(**training, resources={"pool": "right"}))
+    until(lambda: len(list((home / "storage" / "right" / job.id).glob("step-*/MANIFEST.json"))) >= 2)
+    [rank] = [p for p in processes_of(job.id) if "workers.attempt.child" in p.cmdline()]
+    rank.suspend()
+    *_, before, newest = sorted((home / "storage" / "right" / job.id).glob("step-*"))
+    shard = next(newest.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    rank.kill()
+    assert job.result(60)["returned"]["first"] == int(before.name.split("-")[1])
+
+
 def test_down_leaves_no_process_of_ours(fleet: Orchestrator, home: Path, until, cli, processes_of):
     """Last in this file: the next test that wants a fleet brings it up again."""
     job = fleet.submit(RunJob(command="sleep 300"))

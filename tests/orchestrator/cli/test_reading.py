@@ -40,7 +40,10 @@ def on_a_terminal(command, words):
     """What the command writes when stdout is a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*command, *words], stdout=theirs, stderr=subprocess.DEVNULL, env=os.environ | {"TERM": "xterm"}
+        [*command, *words],
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
     ) as child:
         os.close(theirs)
         written = b""
