@@ -47,14 +47,14 @@ def remove(name: Annotated[str, typer.Argument(help="As `polyfleet env list` cal
 
 
 def _wanted(name: str, file: Path | None) -> Any:
-    """What `name` stands for: a pool of `file`, a built-in environment, or a pool of the default fleet."""
+    """What `name` stands for: a pool of `file`, a built-in environment, or a pool of the demo's fleet."""
     from cluster.errors import NotFound, nearest
     from cluster.recipes import NAMES
-    from cluster.spec import default_fleet, load_fleet
+    from cluster.spec import FLEETS, load_fleet
 
     if file is None and name in NAMES:
         return name
-    fleet = load_fleet(file) if file else default_fleet()
+    fleet = load_fleet(file or FLEETS / "demo.yaml")
     if name not in fleet.pools:
         raise NotFound(f"no pool or environment {name!r}", nearest(name, [*fleet.pools, *NAMES]))
     return fleet.pools[name].environment

@@ -60,7 +60,7 @@ def job(view: Data) -> Stack:
 
 def _head(view: Data) -> Data:
     point = view["checkpoint"]
-    keys = ("id", "name", "task", "state", "reason", "kind", "pool", "nodes", "epoch", "candidate", "priority")
+    keys = ("id", "name", "task", "state", "reason", "kind", "pool", "nodes", "epoch", "priority")
     return {key: view[key] for key in keys if view.get(key) not in (None, "")} | {
         "submitted": view["submitted_at"],
         "started": view["started_at"],
@@ -88,7 +88,7 @@ def attempts(view: Data) -> Grid:
         (
             (
                 a["epoch"],
-                a["candidate"],
+                a["candidate"] + 1,  # people count from one; the data counts as the job's list does
                 a["kind"],
                 a["pool"],
                 a["placed_at"],
@@ -132,7 +132,7 @@ def _state_lines(answer: Data) -> list[str]:
 def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:
     nodes = f" on each of {candidate['nodes']} nodes" if candidate["nodes"] > 1 else ""
     wants = f"{candidate['count']} × {' or '.join(candidate['kinds'])}{nodes}"
-    number = candidate["candidate"]
+    number = candidate["candidate"] + 1
     fits = [(number, wants, devices, "fits") for devices in candidate["fits"]]
     refused = [(number, wants, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
     return [*fits, *refused] or [(number, wants, "", "no node has such a device")]
@@ -152,4 +152,4 @@ def _would_start(answer: Data) -> str:
             else "would wait: nothing fits now"
         )
     leases = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
-    return f"would start as candidate {start['candidate']} on {leases}"
+    return f"would start as candidate {start['candidate'] + 1} on {leases}"

@@ -106,7 +106,7 @@ def test_an_entry_needs_no_file_either(here, live, file, tmp_path):
 def test_a_dry_run_shows_the_plan_and_submits_nothing(here, live, file):
     done = here("submit", str(file), "--dry-run")
     assert (done.returncode, submitted(live)) == (0, [])
-    assert "would start as candidate 0 on cpu-0/cpu [0]" in done.stdout
+    assert "would start as candidate 1 on cpu-0/cpu [0]" in done.stdout
     assert json.loads(here("submit", str(file), "--dry-run", "-o", "json").stdout)["would_start"]["candidate"] == 0
 
 

@@ -26,7 +26,7 @@ def answer(*candidates, **given):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"would_start": {"candidate": 1, "leases": LEASES}}, "would start as candidate 1 on a/cpu [0, 2], b/cpu [1]"),
+        ({"would_start": {"candidate": 1, "leases": LEASES}}, "would start as candidate 2 on a/cpu [0, 2], b/cpu [1]"),
         ({}, "would wait: nothing fits now"),
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
         ({"impossible": "no pool has tpu:v5p"}, "can never start: no pool has tpu:v5p"),
