@@ -21,6 +21,9 @@ from workers.errors import CheckpointError
 
 FORMAT = "polyfleet-checkpoint"
 VERSION = 1
+RANDOM = "random"
+"""The entry in which a job keeps the random state of its ranks: {"seed", "ranks": [{"device_type", …}, …]}."""
+
 NAME = "MANIFEST.json"
 FOLDER = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\.safetensors")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.accelerators import TABLE, backend_name
 from workers.checkpoint.checks import read_manifest, tensor_bytes
-from workers.checkpoint.manifest import Manifest
+from workers.checkpoint.manifest import RANDOM, Manifest
 from workers.checkpoint.targets import NOTES, Fate, fate, lacking
 
 HOST_STREAMS = ("python", "numpy", "cpu")
@@ -34,9 +34,10 @@ def plan(path: str | Path, backend: str, emulated: bool = False) -> dict[str, An
 
 def _dtypes(manifest: Manifest, backend: str, emulated: bool) -> list[dict[str, Any]]:
     """Random states and numpy arrays stay on the host whatever the target, so they are not counted."""
+    states = f"{RANDOM}/ranks/"
     names: dict[str, list[str]] = defaultdict(list)
     for name, tensor in manifest.tensors.items():
-        if not tensor.alias_of and tensor.role not in ("rng", "array"):
+        if not tensor.alias_of and tensor.role not in ("rng", "array") and not name.startswith(states):
             names[tensor.dtype].append(name)
     lacks = lacking(backend, emulated)
     return [_line(manifest, dtype, held, fate(dtype, lacks), backend) for dtype, held in sorted(names.items())]
@@ -56,6 +57,25 @@ def _line(manifest: Manifest, dtype: str, names: list[str], fate: Fate, backend:
 
 
 def _random(manifest: Manifest, device_type: str) -> dict[str, str]:
+    return _of_ranks(manifest, device_type) or _of_streams(manifest, device_type)
+
+
+def _of_ranks(manifest: Manifest, device_type: str) -> dict[str, str]:
+    """A job's: each rank goes on exactly on the same type of device, else all its streams are seeded anew."""
+    entry = manifest.entries.get(RANDOM)
+    ranks = entry.tree.get("ranks") if entry and isinstance(entry.tree, dict) else None
+    if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
+        return {}
+    fates = {f"rank {i}": rank.get("device_type") for i, rank in enumerate(ranks)}
+    return {
+        rank: "continued"
+        if saved == device_type
+        else f"seeded anew: saved on {saved}, the target draws on {device_type}"
+        for rank, saved in fates.items()
+    }
+
+
+def _of_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
     saved = next((entry.tree for entry in manifest.entries.values() if entry.kind == "rng"), None)
     if not isinstance(saved, dict) or not isinstance(saved.get("torch"), dict):
         return {}
