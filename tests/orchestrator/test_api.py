@@ -114,7 +114,7 @@ def test_logs_are_read_to_their_end_page_by_page(o, live):
 def test_nothing_is_submitted_by_a_plan(o, live):
     plan = o.plan({"task": "run", "command": "true"})
     assert plan["would_start"]["candidate"] == 0
-    assert "would start as candidate 0" in text(plan)
+    assert "would start as candidate 1" in text(plan)
     assert [call[0] for call in live.service.calls] == ["plan"]
 
 
