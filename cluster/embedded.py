@@ -20,7 +20,7 @@ from cluster.errors import Conflict, FleetError, SpecError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home, private_dir
 from cluster.processes import alive, free_port
-from cluster.raylets import await_started, keep_logs, start_head, start_worker, stop_all
+from cluster.raylets import await_started, keep_logs, start_head, start_worker, stop_all, stop_unrecorded, storage_of
 from cluster.spec import FleetSpec
 from cluster.version import VERSION
 
@@ -45,6 +45,7 @@ def up(
         current = _current(progress)
         if current is not None and current.pools != _plain_pools(spec):
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
+        _make_storages(spec)
         interpreters = {name: environments.create(pool.environment, progress) for name, pool in spec.pools.items()}
         if current is not None:
             return _start_workers(current, spec, interpreters, found, progress)
@@ -63,7 +64,11 @@ def up(
 def down(progress: Progress) -> list[str]:
     """Stop every process of the recorded fleet and remove its temporary files. Returns the nodes stopped."""
     with _one_at_a_time():
-        record = fleet_record.read()
+        try:
+            record = fleet_record.read()
+        except fleet_record.DamagedRecord as e:
+            progress(e.message)
+            return [f"{stop_unrecorded()} processes of this home"]
         if record is None:
             return []
         stopped = [p.node for p in record.living()]
@@ -138,7 +143,18 @@ def _plain_pools(spec: FleetSpec) -> dict[str, dict[str, object]]:
     return {name: pool.model_dump(mode="json") for name, pool in spec.pools.items()}
 
 
+def _make_storages(spec: FleetSpec) -> None:
+    """Raises SpecError before anything starts."""
+    for name, pool in spec.pools.items():
+        try:
+            private_dir(storage_of(name, pool))
+        except OSError as e:
+            remedy = "name a folder this machine can make, or leave it out"
+            raise SpecError(f"pools.{name}.storage", f"{e.filename}: {e.strerror}", remedy) from None
+
+
 def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]]) -> FleetRecord:
+    token = tokens.ensure(home() / "ray-token")
     # Unix socket paths end at 107 bytes and Ray appends some 70: the folder's name has to be short.
     temp_dir = tempfile.mkdtemp(prefix="pf-", dir="/tmp")
     record = FleetRecord(
@@ -147,12 +163,16 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]]) -> FleetRe
         address=f"127.0.0.1:{free_port()}",
         version=VERSION,
         started_s=time.time(),
-        token_path=str(tokens.ensure(home() / "ray-token")),
+        token_path=str(token),
         temp_dir=temp_dir,
         pools=_plain_pools(spec),
         left_out=tuple((pool, why) for pool, why in left_out),
     )
-    fleet_record.write(record)
+    try:
+        fleet_record.write(record)
+    except OSError:
+        Path(temp_dir).rmdir()
+        raise
     return record
 
 

@@ -12,6 +12,7 @@ every process the builder starts. A folder without the mark whose lock is free w
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -143,7 +144,23 @@ def _named_interpreter(name: str) -> Path:
     python = Path(sys.executable if name == CURRENT else name)
     if not (python.is_file() and os.access(python, os.X_OK)):
         raise UserError(f"no Python interpreter at {python}", "name the `python` file of an environment that exists")
+    if name != CURRENT and (problem := _lacks_ray(python)):
+        raise UserError(
+            f"{python} {problem}", "name the `python` of an environment with Ray and torch, or use requirements"
+        )
     return python
+
+
+def _lacks_ray(python: Path) -> str:
+    """ "" for an interpreter a node can be started from. Ray itself is not imported: that takes a second."""
+    asked = "import importlib.util; print('ray:', importlib.util.find_spec('ray') is not None)"
+    try:
+        done = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return f"cannot be run: {e}"
+    if "ray:" not in done.stdout:
+        return "is no Python"
+    return "" if "ray: True" in done.stdout else "has no Ray"
 
 
 def _root() -> Path:

@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.errors import UserError
 from cluster.paths import home, private_dir, write_private
 from cluster.plain import from_plain, to_plain
 from cluster.processes import ProcessId, alive
+
+
+class DamagedRecord(UserError):
+    def __init__(self, file: str, why: str):
+        super().__init__(
+            f"{file} is damaged: {why}", "`polyfleet down` stops what it can find of the fleet, then `polyfleet up`"
+        )
+        self.args = (file, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,8 @@ def read() -> FleetRecord | None:
         return from_plain(FleetRecord, json.loads(path().read_text()))
     except FileNotFoundError:
         return None
+    except (ValueError, UserError) as e:
+        raise DamagedRecord(str(path()), str(e).splitlines()[0]) from None
 
 
 def write(record: FleetRecord) -> None:

@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,7 +127,8 @@ def stop_all(record: FleetRecord) -> None:
     """Attempts first: they may save. Then workers, so that none reports a lost head; then what a killed parent left
     behind; the record goes last.
     """
-    fleet_record.write(replace(record, state="stopping"))
+    with suppress(OSError):  # a full disk must not keep a fleet up
+        fleet_record.write(replace(record, state="stopping"))
     stop(_supervisors(), GRACE_S)
     stop([p.process for p in record.processes if p.role != "head"], GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
@@ -135,6 +137,22 @@ def stop_all(record: FleetRecord) -> None:
         shutil.rmtree(record.temp_dir, ignore_errors=True)
     reap()
     fleet_record.forget()
+
+
+def stop_unrecorded() -> int:
+    """Without a record: what was started with this home's Ray token, and its folders. Returns how many processes."""
+    stop(_supervisors(), GRACE_S)
+    found = [process for process in psutil.process_iter(["environ", "cwd", "create_time"]) if _has_our_token(process)]
+    stop([ProcessId(process.pid, process.info["create_time"]) for process in found], GRACE_S)
+    for folder in {Path(process.info["cwd"] or "") for process in found}:
+        if folder.name.startswith("pf-"):
+            shutil.rmtree(folder, ignore_errors=True)
+    fleet_record.forget()
+    return len(found)
+
+
+def _has_our_token(process: psutil.Process) -> bool:
+    return (process.info["environ"] or {}).get("RAY_AUTH_TOKEN_PATH") == str(home() / "ray-token")
 
 
 def _supervisors() -> list[ProcessId]:

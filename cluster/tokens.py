@@ -13,9 +13,9 @@ def ensure(path: Path) -> Path:
     if not path.exists():
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as f:
-            f.write(secrets.token_hex(32))
         try:
+            with os.fdopen(descriptor, "w") as f:
+                f.write(secrets.token_hex(32))
             os.link(part, path)
         except FileExistsError:
             pass

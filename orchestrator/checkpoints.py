@@ -7,11 +7,12 @@ newest).
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import FleetError, NotFound, SpecError, nearest
+from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, nearest
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
@@ -118,6 +119,7 @@ class Checkpoints:
         commits.
         """
         if self._agents.call(writer, "has_checkpoint", final):
+            self._agents.call(writer, "verify_checkpoint", final, timeout_s=VERIFY_S)
             return {"files": 0, "bytes": 0, "already_there": True, "verified": True}
         aside = str(PurePosixPath(final).with_name(f".incoming-{secrets.token_hex(4)}"))
         reader, found = source
@@ -125,14 +127,19 @@ class Checkpoints:
             self._agents.call(reader, "list_files", found.path, found.pool), key=lambda f: f["path"] == MANIFEST
         )
         total, done = sum(f["bytes"] for f in files), 0
-        for file in files:
-            for offset in range(0, max(file["bytes"], 1), PIECE_BYTES):
-                piece = Reference(found.pool, f"{found.path}/{file['path']}")
-                done += self._piece((reader, piece), writer, f"{aside}/{file['path']}", offset)
-                if progress:
-                    progress(done, total)
-        self._agents.call(writer, "verify_checkpoint", aside, timeout_s=VERIFY_S)
-        self._agents.call(writer, "commit_folder", aside, final)
+        try:
+            for file in files:
+                for offset in range(0, max(file["bytes"], 1), PIECE_BYTES):
+                    piece = Reference(found.pool, f"{found.path}/{file['path']}")
+                    done += self._piece((reader, piece), writer, f"{aside}/{file['path']}", offset)
+                    if progress:
+                        progress(done, total)
+            self._agents.call(writer, "verify_checkpoint", aside, timeout_s=VERIFY_S)
+            self._agents.call(writer, "commit_folder", aside, final)
+        except BaseException:
+            with suppress(PolyfleetError):  # the first error is the one to tell
+                self._agents.call(writer, "discard_folder", aside)
+            raise
         return {"files": len(files), "bytes": total, "already_there": False, "verified": True}
 
     def _piece(self, source: tuple[str, Reference], writer: str, to: str, offset: int) -> int:

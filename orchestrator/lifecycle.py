@@ -3,12 +3,14 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster import embedded, paths
+from cluster.fleet_record import DamagedRecord
 from cluster.spec import FleetSpec, default_fleet, demo_fleet, load_fleet, possible
-from orchestrator.client import connect
+from orchestrator.client import connect, refuse_other_version
 from orchestrator.server import daemon
 
 if TYPE_CHECKING:
@@ -24,6 +26,18 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
 
     Returns the fleet as the server sees it, once every node has an agent, or after 90 s with those that have one.
     """
+    if (server := daemon.find(paths.home())) is not None:
+        refuse_other_version(server)
+    before = embedded.record()
+    try:
+        return _up(progress, file, demo, address)
+    except BaseException:
+        if before is None and embedded.record() is not None:  # what this call began, it takes down again
+            down(progress)
+        raise
+
+
+def _up(progress: Progress, file: Path | None, demo: bool, address: str) -> dict[str, Any]:
     if address:
         record = embedded.attach(address, progress)
     else:
@@ -42,7 +56,8 @@ def down(progress: Progress) -> list[str]:
 
     Of a cluster that is not ours, the server first takes its agents away.
     """
-    _leave(progress)
+    with suppress(DamagedRecord):
+        _leave(progress)
     server = daemon.stop_server(paths.home())
     return [*(["server"] if server else []), *embedded.down(progress)]
 

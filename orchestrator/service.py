@@ -47,6 +47,7 @@ class Service:
         launcher = Launcher(self.agents, self.packages, self._checkpoints)
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox)
         self._logs = Logs(self.agents)
+        self._settled = ""
         self.runtime.start()
 
     def close(self) -> None:
@@ -67,6 +68,9 @@ class Service:
     def _acceptable(self, spec: dict[str, Any], package: str) -> JobSpec:
         """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has."""
         checked = parse_job(spec)
+        if not package and checked.entry.partition(":")[0].endswith(".py"):
+            remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
+            raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
         if package:
             refuse_our_names(self.packages.names(package), checked.task)
         resolve_secrets(checked.secrets)
@@ -78,18 +82,28 @@ class Service:
 
     def _seen(self) -> Any:
         """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
+        self._settle()
+        fleet = fleet_record.read()
+        if fleet is None or fleet.state != "up" or self.runtime.trouble:
+            raise FleetError(self.runtime.trouble or "no fleet is up", NO_FLEET)
+        if not self.agents.items():
+            raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
+        return self.runtime.snapshot()
+
+    def _settle(self) -> None:
+        """Until every node of the fleet that is up is known: a server that has just started knows none, and would
+        answer that there are no nodes, no checkpoints and no logs.
+        """
         deadline = time.monotonic() + FIRST_NODES_WAIT_S
         while time.monotonic() < deadline:
-            seen = self.runtime.snapshot()
-            if seen.devices and all(agent.facts or agent.lost for _, agent in self.agents.items()):
-                return seen
             fleet = fleet_record.read()
-            if fleet is None or fleet.state != "up":
-                raise FleetError(self.runtime.trouble or "no fleet is up", NO_FLEET)
+            if fleet is None or fleet.state != "up" or fleet.headless or self._settled == fleet.address:
+                return
+            known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
+            if known and known >= {p.node for p in fleet.living() if p.role == "worker"}:
+                self._settled = fleet.address
+                return
             time.sleep(0.05)
-        if seen.devices:
-            return seen
-        raise FleetError(self.runtime.trouble or "no node has reported yet", "`polyfleet status` shows what is missing")
 
     def _accept(self, checked: JobSpec, spec: dict[str, Any], package: str) -> Answer:
         job = checked.to_job(self.jobs_table.new_id(checked.name or checked.task), time.time())
@@ -158,7 +172,10 @@ class Service:
     def logs(
         self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
     ) -> dict[str, Any]:
-        return self._logs.read(self.jobs_table.find(ref), rank, epoch, cursor, limit_bytes)
+        record = self.jobs_table.find(ref)
+        if record.attempts:
+            self._settle()
+        return self._logs.read(record, rank, epoch, cursor, limit_bytes)
 
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
         """Events past `after`, as soon as there are any, else an empty list after `timeout_s`."""
@@ -175,6 +192,7 @@ class Service:
     # -- fleet
 
     def nodes(self) -> list[dict[str, Any]]:
+        self._settle()
         held = observe.leased(self.jobs_table.all())
         return [node_view(name, agent, held) for name, agent in self.agents.items()]
 
@@ -194,6 +212,7 @@ class Service:
         }
 
     def doctor(self) -> list[dict[str, Any]]:
+        self._settle()
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
@@ -218,16 +237,21 @@ class Service:
         return self.packages.has(sha)
 
     def checkpoints(self, pool: str, prefix: str) -> list[dict[str, Any]]:
+        self._settle()
         return self._checkpoints.list(pool, prefix)
 
     def checkpoint_show(self, ref: str) -> dict[str, Any]:
+        self._settle()
         return self._checkpoints.show(ref)
 
     def checkpoint_plan(self, ref: str, to_kind: str) -> dict[str, Any]:
+        self._settle()
         return self._checkpoints.plan(ref, to_kind)
 
     def checkpoint_verify(self, ref: str) -> dict[str, Any]:
+        self._settle()
         return self._checkpoints.verify(ref)
 
     def checkpoint_copy(self, source: str, target: str, to_kind: str, progress: Progress | None) -> dict[str, Any]:
+        self._settle()
         return self._checkpoints.copy(source, target, to_kind, progress)

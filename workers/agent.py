@@ -149,6 +149,9 @@ class Agent:
     def write_file(self, path: str, offset: int, data: bytes) -> int:
         return self._storage.write(path, offset, data)
 
+    def discard_folder(self, temporary: str) -> None:
+        self._storage.discard(temporary)
+
     def commit_folder(self, temporary: str, final: str) -> None:
         self._storage.commit(temporary, final)
 

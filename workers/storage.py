@@ -4,14 +4,16 @@ Each folder on the way is opened relative to the one above it and never through 
 there while we look is not followed. What arrives is written into a folder `.incoming-…`; one rename makes it visible.
 """
 
+import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cluster.errors import Conflict, NotFound, UserError
+from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.paths import private_dir
 
 LARGEST_PIECE_BYTES = 8 << 20
@@ -67,6 +69,17 @@ class Storage:
             os.rename(name, target, src_dir_fd=source, dst_dir_fd=to)
             os.fsync(to)
 
+    def discard(self, temporary: str) -> None:
+        """Remove what was written aside and will not be committed, and a folder above it that it leaves empty."""
+        *above, name = _parts(temporary)
+        if not name.startswith(INCOMING):
+            raise UserError(f"{temporary!r} is no folder {INCOMING}…", "only what was never visible is removed")
+        with suppress(NotFound), self._opened(above) as folder:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        if above:
+            with suppress(OSError), self._opened(above[:-1]) as folder:
+                os.rmdir(above[-1], dir_fd=folder)
+
     def resolve(self, path: str) -> Path:
         """The absolute path, once every folder on it was found without following a link; for readers of checkpoints."""
         parts = _parts(path) if path else []
@@ -107,6 +120,8 @@ def _reported(path: str) -> Iterator[None]:
     except (NotADirectoryError, IsADirectoryError):
         raise UserError(f"{path!r} is a file where a folder is needed, or the other way round, or a link") from None
     except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FleetError(f"no room for {path!r} in this pool's storage: {e.strerror}", "make room there") from None
         raise UserError(f"{path!r}: {e.strerror}", "links are not followed") from None
 
 

@@ -117,7 +117,12 @@ def resolve_secrets(references: dict[str, str]) -> dict[str, str]:
         scheme, _, where = reference.partition(":")
         try:
             values[name] = os.environ[where] if scheme == "env" else Path(where).read_text().strip()
-        except (KeyError, OSError) as e:
-            remedy = "start the server with it set" if scheme == "env" else "check the path and its mode"
-            raise SpecError(f"secrets.{name}", f"{reference} cannot be read ({type(e).__name__})", remedy) from None
+        except KeyError:
+            remedy = "`polyfleet server stop`, set it, then the same again: the next server has it"
+            raise SpecError(f"secrets.{name}", f"{where} is not set in the server's environment", remedy) from None
+        except (OSError, UnicodeDecodeError) as e:
+            said = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+            raise SpecError(
+                f"secrets.{name}", f"{where} cannot be read: {said}", "check the path and its mode"
+            ) from None
     return values
