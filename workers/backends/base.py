@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
@@ -30,7 +31,7 @@ class Trained(NamedTuple):
     skipped: dict[str, str]
 
 
-class BaseBackend:
+class BaseBackend(ABC):
     """One device of one vendor in this process. As a context manager it gives back what it changed and frees caches."""
 
     BACKEND_NAME: ClassVar[str] = ""
@@ -49,18 +50,18 @@ class BaseBackend:
     # Is it here?
 
     @classmethod
+    @abstractmethod
     def unavailable_reason(cls) -> str:
         """Why no device of this backend can be used in this process, "" when one can."""
-        raise NotImplementedError
 
     @classmethod
     def is_available(cls) -> bool:
         return not cls.unavailable_reason()
 
     @classmethod
+    @abstractmethod
     def device_count(cls) -> int:
         """Devices this process sees."""
-        raise NotImplementedError
 
     def device_info(self) -> dict[str, Any]:
         """What this environment knows of the device, as plain data. `total_memory_bytes` is None where nobody tells."""
@@ -90,9 +91,9 @@ class BaseBackend:
     def empty_cache(self) -> None:
         """Give memory that is cached but unused back to the device."""
 
+    @abstractmethod
     def memory_stats(self) -> Memory:
         """allocated_, reserved_, peak_, free_ and total_bytes; None for what this device does not tell."""
-        raise NotImplementedError
 
     # Random numbers
 
@@ -190,9 +191,9 @@ class BaseBackend:
     # Several ranks
 
     @property
+    @abstractmethod
     def collective_backend(self) -> str:
         """The torch.distributed backend for tensors on this device."""
-        raise NotImplementedError
 
     def init_group(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
         """Make the default group of torch.distributed."""
