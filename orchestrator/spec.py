@@ -23,6 +23,7 @@ TASKS_OF: dict[str, tuple[str, ...]] = {
     "arguments": ("prepare", "train", "benchmark"),
     "precision": ("prepare", "train", "benchmark"),
     "batch_size": ("train", "benchmark"),
+    "seed": ("prepare", "train", "benchmark"),
     "checkpoint": ("train",),
     "command": ("run",),
 }
@@ -57,6 +58,9 @@ class JobSpec(Model):
     resources: Resources = Field(default_factory=Resources)
     precision: f.Precision = ""
     batch_size: f.BatchSize = 0
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
+    """Of all random streams, `ctx.seed`."""
+
     priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
     objective: Literal["any", "throughput", "cost", "finish_time"] = "any"
     recovery: RecoverySpec = Field(default_factory=RecoverySpec)

@@ -73,6 +73,7 @@ def _common(record: Record, spec: JobSpec) -> dict[str, Any]:
         "keep_checkpoints": spec.checkpoint.keep,
         "precision": want.precision,
         "batch_size": want.batch_size,
+        "seed": spec.seed,
         "grace_s": job.recovery.grace_s,
         "lease_s": job.recovery.lease_s,
     }

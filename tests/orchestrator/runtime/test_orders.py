@@ -41,6 +41,7 @@ def test_what_the_candidate_overrides_is_ordered_and_the_checkpoint_is_where_the
         "entry": "train.py",
         "env": {"A": "1", "B": "1"},
         "batch_size": 8,
+        "seed": 7,
         "resources": {"any_of": [{"accelerators": "cpu", "env": {"B": "2"}, "batch_size": 4, "precision": "bf16"}]},
     }
     record, parsed = placed_job(spec, (("a/cpu", (0,)),))
@@ -49,4 +50,4 @@ def test_what_the_candidate_overrides_is_ordered_and_the_checkpoint_is_where_the
     )
     assert (order.environment, order.batch_size, order.precision) == ({"A": "1", "B": "2"}, 4, "bf16")
     assert (order.checkpoint_root, order.resume_from) == ("/store/a/j-1", "/store/a/j-1/step-5")
-    assert (order.epoch, order.package, order.keep_checkpoints) == (1, "sha", 3)
+    assert (order.epoch, order.package, order.keep_checkpoints, order.seed) == (1, "sha", 3, 7)
