@@ -15,9 +15,10 @@ from torch import nn
 
 from cluster.accelerators import TABLE
 from cluster.errors import UserError
-from workers.backends.parts import levels, placing, random_state
-from workers.backends.parts.levels import Prepared
+from workers.backends.parts import placing, random_state
 from workers.backends.parts.precision import dtype_of, every_dtype, name_of, precision_of
+from workers.optimizers import passes
+from workers.optimizers.passes import Prepared
 
 Memory = dict[str, int | None]
 
@@ -160,15 +161,15 @@ class BaseBackend(ABC):
             raise UserError(
                 f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself"
             )
-        chosen = levels.level_of(level)
-        work = levels.Work(self, precision_of(dtype), False, self.to_device(levels.as_sample(sample_input)))
-        return levels.run(self.to_device(levels.own_copy(model)), chosen, work)
+        chosen = passes.level_of(level)
+        work = passes.Work(self, precision_of(dtype), False, self.to_device(passes.as_sample(sample_input)))
+        return passes.run(self.to_device(passes.own_copy(model)), chosen, work)
 
     def optimize_for_inference(
         self, model: nn.Module, sample_input: Any = None, dtype: str | torch.dtype | None = None
     ) -> Prepared:
         """`prepare_model` with everything this backend has."""
-        return self.prepare_model(model, levels.LEVELS[-1], sample_input, dtype)
+        return self.prepare_model(model, passes.LEVELS[-1], sample_input, dtype)
 
     def optimize_for_training(
         self,
@@ -179,13 +180,13 @@ class BaseBackend(ABC):
         sample_input: Any = None,
     ) -> Trained:
         """Move `model`, and `optimizer` with it, in place; ties stay, the optimizer holds the moved parameters."""
-        chosen = levels.level_of(level)
+        chosen = passes.level_of(level)
         moved = placing.move_module(model, self.device)
         if optimizer is not None:
             placing.rebind_optimizer(optimizer, moved, self.device)
             self._fit_optimizer(optimizer)
-        work = levels.Work(self, precision_of(dtype), True, self.to_device(levels.as_sample(sample_input)))
-        prepared = levels.run(model, chosen, work)
+        work = passes.Work(self, precision_of(dtype), True, self.to_device(passes.as_sample(sample_input)))
+        prepared = passes.run(model, chosen, work)
         return Trained(prepared.model, optimizer, prepared.applied, prepared.skipped)
 
     # Several ranks
@@ -253,9 +254,9 @@ class BaseBackend(ABC):
         """Why channels-last would not help here, "" when it does."""
         return ""
 
-    def _compile(self, model: nn.Module, work: levels.Work) -> nn.Module:
-        """The compiler of level O2. Raises levels.Skip; leaves its name in work.details["compile"]."""
-        return levels.inductor(model, work)
+    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
+        """The compiler of level O2. Raises passes.Skip; leaves its name in work.details["compile"]."""
+        return passes.inductor(model, work)
 
     def _fit_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Switch off what the moved optimizer was built with and this device cannot do."""

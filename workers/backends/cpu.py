@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from workers.backends.base import BaseBackend, Memory
-from workers.backends.parts import levels
 from workers.backends.parts.host_memory import process_memory
+from workers.optimizers import passes
 
 ENGINES = ("", "torch", "ipex")
 
@@ -57,15 +57,15 @@ class CPUBackend(BaseBackend):
         onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         return "" if onednn else "this torch has no oneDNN"
 
-    def _compile(self, model: nn.Module, work: levels.Work) -> nn.Module:
+    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
         if _engine() != "ipex":
             return super()._compile(model, work)
         if work.training:
-            raise levels.Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
+            raise passes.Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
         work.details["compile"] = "IPEX operators"
         ipex = importlib.import_module("intel_extension_for_pytorch")
-        if isinstance(model, levels.Autocast):
-            return levels.Autocast(ipex.optimize(model.inner, dtype=work.dtype, inplace=False), self, work.dtype)
+        if isinstance(model, passes.Autocast):
+            return passes.Autocast(ipex.optimize(model.inner, dtype=work.dtype, inplace=False), self, work.dtype)
         optimised: nn.Module = ipex.optimize(model, inplace=False)
         return optimised
 

@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from workers.backends.base import BaseBackend, Memory
-from workers.backends.parts import levels
 from workers.backends.parts.host_memory import process_memory
+from workers.optimizers import passes
 
 DEVICE_FILES = ("accel*", "vfio/[0-9]*")
 # Stored on a TPU, but without units that compute with them. Source: Google's TPU system architecture and the XLA dtype
@@ -121,7 +121,7 @@ class TPUBackend(BaseBackend):
     def _channels_last_refusal(self, dtype: torch.dtype) -> str:
         return "XLA chooses layouts itself"
 
-    def _compile(self, model: nn.Module, work: levels.Work) -> nn.Module:
+    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
         work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
         return model
 

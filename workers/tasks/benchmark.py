@@ -11,8 +11,8 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.base import BaseBackend
 from workers.backends.parts.compare import difference, first_tensor
-from workers.backends.parts.levels import Prepared, Sample, level_of
 from workers.backends.parts.precision import name_of, precision_of
+from workers.optimizers.passes import Prepared, Sample, level_of
 from workers.tasks import measure, models
 from workers.tasks.context import Context
 from workers.tasks.plain_values import plain

@@ -8,9 +8,9 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.backends.parts.compare import Difference, difference, first_tensor
-from workers.backends.parts.levels import LEVELS, Sample, level_of, unwrap
 from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
+from workers.optimizers.passes import LEVELS, Sample, level_of, unwrap
 from workers.tasks.context import Context
 from workers.tasks.models import make_model, make_sample, parameter_count, tensor_bytes
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
-from workers.backends.parts import levels
+from workers.optimizers import passes
 
 NAMES = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]
 
@@ -69,12 +69,12 @@ def test_a_device_it_does_not_have_is_refused_with_the_number_it_has(backend):
 
 
 def test_nested_data_arrives_whole_and_in_its_types(backend):
-    data = {"a": torch.arange(3), "b": [torch.ones(2), ("text", None)], "c": levels.Sample((torch.zeros(1),), {"k": 5})}
+    data = {"a": torch.arange(3), "b": [torch.ones(2), ("text", None)], "c": passes.Sample((torch.zeros(1),), {"k": 5})}
     moved = backend.to_device(data)
     assert moved["a"].device == moved["b"][0].device == moved["c"].args[0].device == backend.device
     assert moved["a"].tolist() == [0, 1, 2]
     assert moved["b"][1] == ("text", None)
-    assert isinstance(moved["c"], levels.Sample)
+    assert isinstance(moved["c"], passes.Sample)
     assert data["a"].device.type == "cpu"
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from workers import backends
-from workers.backends.parts.levels import Sample
+from workers.optimizers.passes import Sample
 from workers.tasks.context import Context
 from workers.tasks.measure import measure
 

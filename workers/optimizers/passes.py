@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError, nearest
-from workers.backends.parts import folding
 from workers.backends.parts.compare import difference, first_tensor
 from workers.backends.parts.placing import map_tensors
 from workers.backends.parts.precision import name_of
+from workers.optimizers import folding
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend

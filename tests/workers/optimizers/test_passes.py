@@ -6,9 +6,9 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
-from workers.backends.parts import folding
 from workers.backends.parts.compare import difference, first_tensor
-from workers.backends.parts.levels import as_sample, unwrap
+from workers.optimizers import folding
+from workers.optimizers.passes import as_sample, unwrap
 
 
 class TwoHeads(nn.Module):

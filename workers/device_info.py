@@ -1,0 +1,54 @@
+"""What one device is, in the words users of other libraries know: a frozen pydantic record that crosses any boundary."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from cluster.vocabulary import Scalar
+
+
+class DeviceInfo(BaseModel):
+    """One device. Bytes are None where nobody tells them; `free_memory_bytes` is of the moment it was asked.
+
+    `device_type` is torch's name for it (`cuda:0`, `xla:0`, `xpu:0`, `mps:0`, `cpu`), `architecture` its compute
+    capability (`9.0`), gfx number (`gfx942`), TPU generation (`v5e`) or instruction set (`x86_64`). `supported_dtypes`
+    are names (`bfloat16`); `dtypes_from` says whether they were `probed` on the device or are `documented`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: str
+    device_type: str
+    device_id: int
+    device_name: str
+    kind: str
+    uuid: str = ""
+    architecture: str = ""
+    compute_capability: str = ""
+    total_memory_bytes: int | None = None
+    free_memory_bytes: int | None = None
+    unified_memory: bool = False
+    driver_version: str = ""
+    runtime_versions: dict[str, str] = {}
+    supported_dtypes: tuple[str, ...] = ()
+    dtypes_from: str = "unknown"
+    is_available: bool = True
+    unavailable_reason: str = ""
+    emulated: bool = False
+    pci_address: str = ""
+    numa_node: int | None = None
+    properties: dict[str, Scalar] = {}
+
+    @property
+    def total_memory_gb(self) -> float:
+        """GiB, which CUDA, ROCm and most libraries call GB; 0.0 where nobody tells."""
+        return (self.total_memory_bytes or 0) / 2**30
+
+    @property
+    def total_memory_mb(self) -> float:
+        """MiB; 0.0 where nobody tells."""
+        return (self.total_memory_bytes or 0) / 2**20
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with `total_memory_gb`."""
+        return self.model_dump(mode="json") | {"total_memory_gb": round(self.total_memory_gb, 2)}
