@@ -1,4 +1,4 @@
-"""What one device is, in the words users of other libraries know: a frozen pydantic record that crosses any boundary."""
+"""What one device is, in the words users of other libraries know: a frozen pydantic record."""
 
 from typing import Any
 
