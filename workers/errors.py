@@ -21,6 +21,7 @@ class BackendUnavailable(UserError):
             f"available here: {', '.join(available) or 'none'}",
         )
         self.args = (backend, reason, available)
+        self.backend, self.reason, self.available = backend, reason, available
 
 
 class CheckpointError(UserError):

@@ -1,9 +1,12 @@
 """One file per vendor, found by its name, its libraries imported on first use: importing this package imports no torch.
 
-`parts/` holds what several vendors share. A new vendor is one new file here with a class `Backend`.
+`parts/` holds what several vendors share. A new vendor is one new file here with a class `Backend`, or one outside this
+package that an installed distribution names in the entry point group `polyfleet.backends`.
 """
 
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,47 +16,63 @@ from workers.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
+    from workers.config import PolyfleetConfig
 
-NAMES = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in {"__init__", "base"}))
+ENTRY_POINTS = "polyfleet.backends"
+OWN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in {"__init__", "base"}))
+
+
+@cache
+def _outside() -> dict[str, EntryPoint]:
+    """Back ends of other distributions. A name of ours stays ours."""
+    return {e.name: e for e in entry_points(group=ENTRY_POINTS) if e.name not in OWN}
+
+
+def names() -> tuple[str, ...]:
+    """Every back end that has a file, here or in another distribution."""
+    return (*OWN, *sorted(_outside()))
+
+
+def canonical(word: str) -> str:
+    """The back end for a name or an alias, in any case. Raises UserError naming the nearest."""
+    name = ALIASES.get(str(word).lower(), str(word).lower())
+    if name not in names() and name not in TABLE:
+        raise UserError(f"unknown backend {word!r}", nearest(str(word).lower(), [*names(), *ALIASES]))
+    return name
 
 
 def load(name: str) -> "type[BaseBackend]":
-    """The class in workers/backends/<name>.py, by name or alias in any case. Being importable does not mean that a
-    device is there.
+    """The class of a back end, by name or alias. Being importable does not mean that a device is there.
 
-    Raises UserError for an unknown word, BackendUnavailable for a known one whose file or libraries are not here.
+    Raises UserError for an unknown word, BackendUnavailable for a known one whose file or libraries do not load.
     """
-    found = ALIASES.get(name.lower(), name.lower())
-    if found not in NAMES:
-        if found in TABLE:
-            raise BackendUnavailable(found, "this version of Polyfleet cannot compute on it", NAMES)
-        raise UserError(f"unknown backend {name!r}", nearest(name.lower(), [*NAMES, *ALIASES]))
+    found = canonical(name)
     try:
-        cls: type[BaseBackend] = import_module(f"workers.backends.{found}").Backend
-    except ModuleNotFoundError as e:
-        reason = f"it needs the package {e.name!r}; install the {found!r} extra in that pool's environment"
-        raise BackendUnavailable(found, reason) from e
+        cls: type[BaseBackend] = (
+            _outside()[found].load() if found in _outside() else import_module(f"workers.backends.{found}").Backend
+        )
+    except (ImportError, OSError, RuntimeError, AttributeError) as e:
+        raise BackendUnavailable(found, f"its file does not load: {type(e).__name__}: {e}") from e
     return cls
 
 
-def create(name: str, index: int = 0) -> "BaseBackend":
-    """The backend on its device number `index` (as this process sees them). Raises as `load`, and BackendUnavailable
-    with the reason.
-    """
+def create(name: str, device_id: int = 0, config: "PolyfleetConfig | None" = None) -> "BaseBackend":
+    """The back end on one of this process's devices. Raises as `load`, and BackendUnavailable with the reason."""
     cls = load(name)
     reason = cls.unavailable_reason()
     if reason:
         raise BackendUnavailable(cls.BACKEND_NAME, reason, available())
-    return cls(index)
+    return cls(config, device_id=device_id)
 
 
 def available() -> tuple[str, ...]:
     """Backends that can compute in this process. Imports torch and every vendor's library: not for who only looks."""
-    return tuple(name for name in NAMES if not _reason(name))
+    return tuple(name for name in names() if not unavailable_reason(name))
 
 
-def _reason(name: str) -> str:
+def unavailable_reason(name: str) -> str:
+    """Why a back end cannot be used in this process, "" when it can."""
     try:
         return load(name).unavailable_reason()
     except BackendUnavailable as e:
-        return e.message
+        return e.reason

@@ -1,10 +1,11 @@
 """AMD GPUs: a ROCm build of torch, which answers under the name torch.cuda. Not yet run on a device by us."""
 
+import re
 from typing import Any
 
 import torch
 
-from workers.backends.parts.torch_module import TorchModuleBackend
+from workers.backends.parts.torch_module import CudaModuleBackend
 
 # The flavour of fp8 by architecture: the same bits mean half the value in fnuz. Source: AMD's ROCm precision support
 # table.
@@ -12,7 +13,7 @@ FP8_FNUZ = ("gfx940", "gfx941", "gfx942")
 FP8_OCP = ("gfx950", "gfx1200", "gfx1201")
 
 
-class AMDBackend(TorchModuleBackend):
+class AMDBackend(CudaModuleBackend):
     BACKEND_NAME = "amd"
 
     @classmethod
@@ -30,10 +31,19 @@ class AMDBackend(TorchModuleBackend):
         return "nccl"  # RCCL registers under this name
 
     def _architecture(self) -> str:
-        return str(torch.cuda.get_device_properties(self.device).gcnArchName).split(":")[0]
+        return str(self._properties().gcnArchName).split(":")[0]
 
     def _info(self) -> dict[str, Any]:
-        return super()._info() | {"architecture": self._architecture(), "rocm": torch.version.hip}
+        return super()._info() | {
+            "kind": f"amd:{self._model()}",
+            "architecture": self._architecture(),
+            "runtime_versions": {"rocm": str(torch.version.hip)},
+        }
+
+    def _model(self) -> str:
+        """`AMD Instinct MI300X OAM` -> `MI300X`; the architecture where the name has no such word."""
+        found = re.search(r"\bMI\d+[A-Z]*\b", str(self._properties().name))
+        return found[0] if found else self._architecture()
 
     def _is_native(self, dtype: torch.dtype) -> bool:
         name = str(dtype).removeprefix("torch.")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -15,36 +14,46 @@ from torch import nn
 
 from cluster.accelerators import TABLE
 from cluster.errors import UserError
-from workers.backends.parts import placing, random_state
+from workers.backends.parts import describing, placing, random_state
+from workers.backends.parts.models import Models
 from workers.backends.parts.precision import dtype_of, every_dtype, name_of, precision_of
-from workers.optimizers import passes
-from workers.optimizers.passes import Prepared
+from workers.config import PolyfleetConfig, VendorConfig, section
+from workers.device_info import DeviceInfo
+from workers.errors import BackendUnavailable, OutOfDeviceMemory
+from workers.optimizers.level import OptimizationLevel
 
 Memory = dict[str, int | None]
+Later = Callable[..., Any]
 
 
-class Trained(NamedTuple):
-    """A model and its optimizer ready to train, with what was and was not done."""
+class BaseBackend(Models, ABC):
+    """One device of one vendor in this process.
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    applied: list[str]
-    skipped: dict[str, str]
-
-
-class BaseBackend(ABC):
-    """One device of one vendor in this process. As a context manager it gives back what it changed and frees caches."""
+    `config` is a PolyfleetConfig, of which the vendor's section is used. The options of the section, and the choice of
+    the device, take effect while the back end is entered as a context manager; leaving gives back what entering changed
+    and frees caches. Raises BackendUnavailable with the reason where no such device can be used.
+    """
 
     BACKEND_NAME: ClassVar[str] = ""
     emulated: bool = False
     """The device computes on the CPU; its numbers say nothing of the real one."""
+    fallback_from: str = ""
+    """The back end that was asked for, where this one took its place; `fallback_reason` says why."""
+    fallback_reason: str = ""
 
-    def __init__(self, index: int = 0):
-        count = self.device_count()
-        if not 0 <= index < count:
-            raise UserError(f"{self.BACKEND_NAME} has no device {index}", f"this process sees {count}, numbered from 0")
-        self.index = index
-        self.device = self._device(index)
+    def __init__(
+        self,
+        config: PolyfleetConfig | VendorConfig | None = None,
+        *,
+        device_id: int = 0,
+        optimization_level: str | OptimizationLevel = OptimizationLevel.O1,
+    ):
+        self.optimization_level = OptimizationLevel.from_string(optimization_level)
+        self.config = section(config, self.BACKEND_NAME)
+        if reason := self.unavailable_reason():
+            raise BackendUnavailable(self.BACKEND_NAME, reason)
+        self.device_id = self._checked(device_id)
+        self.device = self._device(device_id)
         self._stack: ExitStack | None = None
         self._dtypes: dict[torch.dtype, bool] = {}
 
@@ -56,26 +65,39 @@ class BaseBackend(ABC):
         """Why no device of this backend can be used in this process, "" when one can."""
 
     @classmethod
-    def is_available(cls) -> bool:
-        return not cls.unavailable_reason()
-
-    @classmethod
     @abstractmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         """Devices this process sees."""
 
-    def device_info(self) -> dict[str, Any]:
-        """What this environment knows of the device, as plain data. `total_memory_bytes` is None where nobody tells."""
-        return {
-            "backend": self.BACKEND_NAME,
-            "device": str(self.device),
-            "index": self.index,
-            "emulated": self.emulated,
-            "name": platform.machine(),
-            "total_memory_bytes": self.memory_stats()["total_bytes"],
-            "collective_backend": self.collective_backend,
-            "versions": {"torch": str(torch.__version__)},
-        } | self._info()
+    @property
+    def is_available(self) -> bool:
+        return not self.unavailable_reason()
+
+    @property
+    def device_count(self) -> int:
+        return self.count_devices()
+
+    @property
+    def device_name(self) -> str:
+        return self.get_device_info(self.device_id).device_name
+
+    def get_device_info(self, device_id: int = 0) -> DeviceInfo:
+        """What this environment knows of a device; its dtypes are those tried out on it. Raises UserError for a number
+        out of range.
+        """
+        other = self if self._checked(device_id) == self.device_id else type(self)(self.config, device_id=device_id)
+        return describing.device_info(other)
+
+    def get_all_devices(self) -> list[DeviceInfo]:
+        return [self.get_device_info(number) for number in range(self.device_count)]
+
+    def set_device(self, device_id: int) -> None:
+        """Go on with another device of this process. Raises UserError for a number out of range."""
+        self.device = self._device(self._checked(device_id))
+        self.device_id = device_id
+        self._dtypes = {}
+        if self._stack is not None:
+            self._select()
 
     # Data and time
 
@@ -89,12 +111,39 @@ class BaseBackend(ABC):
     def step_boundary(self) -> None:
         """End of one step. Where tensors are lazy the step's graph is cut and sent off here; nothing waits."""
 
+    # Memory
+
     def empty_cache(self) -> None:
         """Give memory that is cached but unused back to the device."""
 
     @abstractmethod
-    def memory_stats(self) -> Memory:
+    def get_memory_stats(self) -> Memory:
         """allocated_, reserved_, peak_, free_ and total_bytes; None for what this device does not tell."""
+
+    def max_memory_bytes(self) -> int | None:
+        """The most this process may hold on the device: all of it, or the configured `memory_fraction`."""
+        total, fraction = self.get_memory_stats()["total_bytes"], getattr(self.config, "memory_fraction", None)
+        return total if total is None or fraction is None else int(total * fraction)
+
+    def max_shared_memory_bytes(self) -> int | None:
+        """On-chip memory one block of threads may share; None where the device has none, or torch does not tell."""
+        return None
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Device memory as a uint8 tensor [nbytes], its content undefined; for `free`.
+
+        Raises UserError for a size that is none, OutOfDeviceMemory where more is asked for than is free.
+        """
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+            raise UserError(f"{nbytes!r} is no size in bytes", "give a whole number of at least 0")
+        free = self.get_memory_stats()["free_bytes"]
+        if free is not None and nbytes > free:
+            raise OutOfDeviceMemory(str(self.device), nbytes, free)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def free(self, buffer: torch.Tensor) -> None:
+        """Give back what `allocate` returned, though references to it remain: they then see no bytes."""
+        buffer.data = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
 
     # Random numbers
 
@@ -127,6 +176,11 @@ class BaseBackend(ABC):
 
     # Precision
 
+    @property
+    def precision(self) -> str:
+        """What to compute in where a caller says nothing: the configuration's, else float32."""
+        return self.config.precision
+
     def supports_dtype(self, dtype: str | torch.dtype) -> bool:
         """Whether the device holds this dtype's bits and computes with it natively. Tried out once, on one element."""
         wanted = dtype_of(dtype)
@@ -137,57 +191,18 @@ class BaseBackend(ABC):
     def supported_dtypes(self) -> frozenset[torch.dtype]:
         return frozenset(d for d in every_dtype() if self.supports_dtype(d))
 
+    def require_dtype(self, dtype: str | torch.dtype) -> None:
+        """Raises UserError for a dtype the device does not compute with natively; float32 always passes."""
+        wanted = dtype_of(dtype)
+        if wanted != torch.float32 and not self.supports_dtype(wanted):
+            native = [n for n in ("bfloat16", "float16", "float32") if self.supports_dtype(n)]
+            raise UserError(f"{self.device} has no native {name_of(wanted)}", f"ask for {' or '.join(native)}")
+
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:
         """Lower precision where torch deems it safe; nothing for float32, None and "". Raises UserError if absent."""
         wanted = precision_of(dtype)
-        if wanted == torch.float32:
-            return nullcontext()
-        if not self.supports_dtype(wanted):
-            raise UserError(
-                f"{self.device} has no native {name_of(wanted)}", "ask for float32 or bfloat16 in this candidate"
-            )
-        return torch.autocast(self.device.type, dtype=wanted)
-
-    # Models
-
-    def prepare_model(
-        self, model: nn.Module, level: str = "O1", sample_input: Any = None, dtype: str | torch.dtype | None = None
-    ) -> Prepared:
-        """A copy of `model` in eval mode on the device, optimised up to `level`; the caller's model is left as it was.
-
-        `sample_input` (a tensor, a tuple of arguments or a dict of keyword arguments) lets each pass be checked.
-        """
-        if not isinstance(model, nn.Module):
-            raise UserError(
-                f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself"
-            )
-        chosen = passes.level_of(level)
-        work = passes.Work(self, precision_of(dtype), False, self.to_device(passes.as_sample(sample_input)))
-        return passes.run(self.to_device(passes.own_copy(model)), chosen, work)
-
-    def optimize_for_inference(
-        self, model: nn.Module, sample_input: Any = None, dtype: str | torch.dtype | None = None
-    ) -> Prepared:
-        """`prepare_model` with everything this backend has."""
-        return self.prepare_model(model, passes.LEVELS[-1], sample_input, dtype)
-
-    def optimize_for_training(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        dtype: str | torch.dtype | None = None,
-        level: str = "O1",
-        sample_input: Any = None,
-    ) -> Trained:
-        """Move `model`, and `optimizer` with it, in place; ties stay, the optimizer holds the moved parameters."""
-        chosen = passes.level_of(level)
-        moved = placing.move_module(model, self.device)
-        if optimizer is not None:
-            placing.rebind_optimizer(optimizer, moved, self.device)
-            self._fit_optimizer(optimizer)
-        work = passes.Work(self, precision_of(dtype), True, self.to_device(passes.as_sample(sample_input)))
-        prepared = passes.run(model, chosen, work)
-        return Trained(prepared.model, optimizer, prepared.applied, prepared.skipped)
+        self.require_dtype(wanted)
+        return nullcontext() if wanted == torch.float32 else torch.autocast(self.device.type, dtype=wanted)
 
     # Several ranks
 
@@ -208,26 +223,51 @@ class BaseBackend(ABC):
 
     def __enter__(self) -> BaseBackend:
         self._stack = ExitStack()
-        self._enter(self._stack.callback)
+        try:
+            self._enter(self._stack.callback)
+            self._configure(self._stack.callback)
+        except BaseException:
+            self._leave()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._stack is not None:
-            self._stack.close()
-            self._stack = None
+        self._leave()
         self.empty_cache()
+
+    def _leave(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(device='{self.device}', optimization_level={self.optimization_level.value!r})"
 
     # Hooks
 
-    def _device(self, index: int) -> torch.device:
-        return torch.device(TABLE[self.BACKEND_NAME].torch_device, index)
+    def _checked(self, device_id: int) -> int:
+        count = self.count_devices()
+        if isinstance(device_id, bool) or not isinstance(device_id, int) or not 0 <= device_id < count:
+            raise UserError(
+                f"{self.BACKEND_NAME} has no device {device_id}", f"this process sees {count}, numbered from 0"
+            )
+        return device_id
+
+    def _device(self, device_id: int) -> torch.device:
+        return torch.device(TABLE[self.BACKEND_NAME].torch_device, device_id)
 
     def _info(self) -> dict[str, Any]:
-        """More for `device_info`, and better answers than the common ones."""
+        """Fields of DeviceInfo that this vendor knows; those without a field of their own belong in `properties`."""
         return {}
 
-    def _enter(self, later: Callable[..., Any]) -> None:
+    def _enter(self, later: Later) -> None:
         """Change what this backend needs changed in the process; give `later` a function that changes it back."""
+
+    def _configure(self, later: Later) -> None:
+        """Apply the options of `self.config`; give `later` a function that changes each back."""
+
+    def _select(self) -> None:
+        """Make `self.device` the one torch takes for this device type without a number."""
 
     def _seed_device(self, number: int) -> None:
         """torch.manual_seed has seeded what torch knows; here is for what it does not."""
@@ -249,14 +289,3 @@ class BaseBackend(ABC):
         except (RuntimeError, TypeError):
             return False
         return torch.equal(back.view(torch.uint8), value.view(torch.uint8)) if dtype != torch.bool else bool(back.all())
-
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        """Why channels-last would not help here, "" when it does."""
-        return ""
-
-    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
-        """The compiler of level O2. Raises passes.Skip; leaves its name in work.details["compile"]."""
-        return passes.inductor(model, work)
-
-    def _fit_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Switch off what the moved optimizer was built with and this device cannot do."""

@@ -1,4 +1,6 @@
-"""The CPU of a node, taken as one device. POLYFLEET_CPU_ENGINE=ipex puts Intel's extension in torch's place."""
+"""The CPU of a node, taken as one device. The engine `ipex` puts Intel's extension in torch's place; it runs on Intel's
+and AMD's CPUs. POLYFLEET_CPU_ENGINE, which a pool of kind cpu:ipex sets, or the option cpu.engine chooses it.
+"""
 
 import importlib
 import os
@@ -9,61 +11,80 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.backends.base import BaseBackend, Memory
+from workers.backends.base import BaseBackend, Later, Memory
+from workers.backends.parts import switches
 from workers.backends.parts.host_memory import process_memory
+from workers.backends.parts.loading import why_not
+from workers.config import CPUConfig
+from workers.errors import BackendUnavailable
 from workers.optimizers import passes
 
 ENGINES = ("", "torch", "ipex")
+IPEX = "intel_extension_for_pytorch"
 
 
 class CPUBackend(BaseBackend):
     BACKEND_NAME = "cpu"
 
+    def __init__(self, *given: Any, **named: Any):
+        super().__init__(*given, **named)
+        chosen = self.config.engine if isinstance(self.config, CPUConfig) else None
+        self.engine = chosen or _engine() or "torch"
+        if reason := _engine_reason(self.engine):
+            raise BackendUnavailable("cpu", reason)
+
     @classmethod
     def unavailable_reason(cls) -> str:
-        engine = _engine()
-        if engine not in ENGINES:
-            return f"POLYFLEET_CPU_ENGINE is {engine!r}, known are torch and ipex"
-        if engine != "ipex":
-            return ""
-        try:
-            importlib.import_module("intel_extension_for_pytorch")
-        except (ImportError, OSError, RuntimeError) as e:
-            return f"POLYFLEET_CPU_ENGINE=ipex, and intel_extension_for_pytorch does not load: {e}"
-        return ""
+        return _engine_reason(_engine())
 
     @classmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         return 1
 
-    def memory_stats(self) -> Memory:
+    def get_memory_stats(self) -> Memory:
         return process_memory()
 
     @property
     def collective_backend(self) -> str:
         return "gloo"
 
-    def _device(self, index: int) -> torch.device:
+    def _device(self, device_id: int) -> torch.device:
         return torch.device("cpu")
 
     def _info(self) -> dict[str, Any]:
-        more = {"name": _model_name(), "engine": _engine() or "torch", "threads": torch.get_num_threads()}
-        return more | {"capability": torch.backends.cpu.get_cpu_capability()}
+        return {
+            "kind": "cpu:ipex" if self.engine == "ipex" else "cpu",
+            "device_name": _model_name(),
+            "architecture": platform.machine(),
+            "unified_memory": True,
+            "engine": self.engine,
+            "threads": torch.get_num_threads(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        }
 
-    def _enter(self, later: Any) -> None:
+    def _enter(self, later: Later) -> None:
         later(torch.set_num_threads, torch.get_num_threads())
+
+    def _configure(self, later: Later) -> None:
+        config: Any = self.config
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        if config.float32_matmul is not None:
+            later(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision(config.float32_matmul)
+        switches.attention(config.attention, later)
 
     def _channels_last_refusal(self, dtype: torch.dtype) -> str:
         onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         return "" if onednn else "this torch has no oneDNN"
 
     def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
-        if _engine() != "ipex":
+        if self.engine != "ipex":
             return super()._compile(model, work)
         if work.training:
             raise passes.Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
         work.details["compile"] = "IPEX operators"
-        ipex = importlib.import_module("intel_extension_for_pytorch")
+        ipex = importlib.import_module(IPEX)
         if isinstance(model, passes.Autocast):
             return passes.Autocast(ipex.optimize(model.inner, dtype=work.dtype, inplace=False), self, work.dtype)
         optimised: nn.Module = ipex.optimize(model, inplace=False)
@@ -75,6 +96,13 @@ Backend = CPUBackend
 
 def _engine() -> str:
     return os.environ.get("POLYFLEET_CPU_ENGINE", "").lower()
+
+
+def _engine_reason(engine: str) -> str:
+    if engine not in ENGINES:
+        return f"POLYFLEET_CPU_ENGINE is {engine!r}, known are torch and ipex"
+    reason = why_not(IPEX) if engine == "ipex" else ""
+    return f"the engine ipex was asked for, and {reason}" if reason else ""
 
 
 def _model_name() -> str:

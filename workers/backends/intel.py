@@ -1,10 +1,18 @@
-"""Intel GPUs through torch.xpu. Not yet run on a device by us."""
+"""Intel GPUs through torch.xpu, which older builds of torch get from Intel's extension.
 
+Not yet run on a device by us.
+"""
+
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from workers.backends.parts.loading import why_not
 from workers.backends.parts.torch_module import TorchModuleBackend
+
+IPEX = "intel_extension_for_pytorch"
 
 
 class IntelBackend(TorchModuleBackend):
@@ -13,7 +21,8 @@ class IntelBackend(TorchModuleBackend):
     @classmethod
     def unavailable_reason(cls) -> str:
         if not torch.xpu._is_compiled():
-            return f"torch {torch.__version__} is built without XPU"
+            extension = why_not(IPEX) if find_spec(IPEX) else f"{IPEX} is not installed"
+            return f"torch {torch.__version__} is built without XPU" + (f", and {extension}" if extension else "")
         if not torch.xpu.is_available():
             return (
                 f"torch {torch.__version__} sees no Intel GPU; check the Level-Zero driver and the rights on /dev/dri"
@@ -22,13 +31,20 @@ class IntelBackend(TorchModuleBackend):
 
     @property
     def collective_backend(self) -> str:
-        return "xccl"
+        """xccl is torch's own; ccl comes from oneCCL's bindings for builds before it."""
+        return "xccl" if getattr(dist, "is_xccl_available", lambda: False)() else "ccl"
 
-    def _properties(self) -> Any:
-        return torch.xpu.get_device_properties(self.device)
+    def max_shared_memory_bytes(self) -> int | None:
+        size = getattr(self._properties(), "local_mem_size", None)
+        return None if size is None else int(size)
 
     def _info(self) -> dict[str, Any]:
-        return super()._info() | {"driver_version": str(self._properties().driver_version)}
+        found = self._properties()
+        return super()._info() | {
+            "driver_version": str(found.driver_version),
+            "architecture": str(getattr(found, "architecture", "")),
+            "fp64": bool(found.has_fp64),
+        }
 
     def _is_native(self, dtype: torch.dtype) -> bool:
         if dtype in (torch.float64, torch.complex128):

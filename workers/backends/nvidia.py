@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from workers.backends.parts.torch_module import TorchModuleBackend
+from workers.backends.parts.torch_module import CudaModuleBackend
 
 # First compute capability with native units; below, torch emulates or refuses. Source: NVIDIA's CUDA programming guide,
 # arithmetic.
@@ -12,7 +12,7 @@ NATIVE_FROM: dict[str, tuple[int, int]] = {"bfloat16": (8, 0), "float8_e4m3fn": 
 NEVER = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
-class NVIDIABackend(TorchModuleBackend):
+class NVIDIABackend(CudaModuleBackend):
     BACKEND_NAME = "nvidia"
 
     @classmethod
@@ -30,8 +30,15 @@ class NVIDIABackend(TorchModuleBackend):
         return "nccl"
 
     def _info(self) -> dict[str, Any]:
-        major, minor = torch.cuda.get_device_capability(self.device)
-        return super()._info() | {"compute_capability": f"{major}.{minor}", "cuda": torch.version.cuda}
+        from workers.discovery.nvidia import model
+
+        common, (major, minor) = super()._info(), torch.cuda.get_device_capability(self.device)
+        return common | {
+            "kind": f"nvidia:{model(common['device_name'], self._properties().total_memory)}",
+            "compute_capability": f"{major}.{minor}",
+            "architecture": f"sm_{major}{minor}",
+            "runtime_versions": {"cuda": str(torch.version.cuda)},
+        }
 
     def _is_native(self, dtype: torch.dtype) -> bool:
         name = str(dtype).removeprefix("torch.")

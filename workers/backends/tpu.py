@@ -1,24 +1,25 @@
-"""Google TPUs through torch-xla, and XLA on the CPU (PJRT_DEVICE=CPU): the same compiler and lazy tensors, emulated.
-
-Nothing runs until the graph is cut. While the backend is entered, every optimizer's step cuts it, so that a plain torch
-loop works unchanged. On a real TPU this file has not been run by us.
+"""Google TPUs through torch-xla, or its successor torch_tpu where the environment has that instead; and XLA on the CPU
+(PJRT_DEVICE=CPU): the same compiler and lazy tensors, emulated. On a real TPU this file has not been run by us.
 """
 
 import importlib
 import os
-from collections.abc import Callable
 from datetime import timedelta
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from workers.backends.base import BaseBackend, Memory
+from cluster.errors import UserError
+from workers.backends.base import Later, Memory
+from workers.backends.parts import switches
 from workers.backends.parts.host_memory import process_memory
-from workers.optimizers import passes
+from workers.backends.parts.loading import Failure, why_not
+from workers.backends.parts.xla import TorchXLA, XLABackend
 
 DEVICE_FILES = ("accel*", "vfio/[0-9]*")
 # Stored on a TPU, but without units that compute with them. Source: Google's TPU system architecture and the XLA dtype
@@ -26,55 +27,87 @@ DEVICE_FILES = ("accel*", "vfio/[0-9]*")
 NOT_NATIVE = (torch.float16, torch.float64, torch.complex128)
 
 
-class TPUBackend(BaseBackend):
+class TorchTPU(TorchXLA):
+    """torch_tpu, a device of torch's own kind (`tpu`): torch.accelerator drives it, and nothing is cut by hand."""
+
+    DEVICE_TYPE = "tpu"
+
+    @staticmethod
+    def load() -> str:
+        """What torch does itself at import unless TORCH_DEVICE_BACKEND_AUTOLOAD=0; the reason where it fails."""
+        try:
+            for entry in entry_points(group="torch.backends", name="torch_tpu"):
+                entry.load()()
+        except Failure as e:
+            return f"torch_tpu does not load beside torch {torch.__version__}: {e}"
+        return "" if torch.accelerator.is_available() else f"torch_tpu {version('torch_tpu')} sees no TPU"
+
+    def count(self) -> int:
+        return torch.accelerator.device_count()
+
+    def device(self, number: int) -> torch.device:
+        return torch.device(self.DEVICE_TYPE, number)
+
+    def cut(self) -> None:
+        """Its tensors are not lazy."""
+
+    def wait(self) -> None:
+        torch.accelerator.synchronize()
+
+    def memory(self, device: torch.device) -> Memory:
+        told: Any = torch.accelerator
+        free, total = told.get_memory_info(device)
+        return {
+            "allocated_bytes": told.memory_allocated(device),
+            "reserved_bytes": told.memory_reserved(device),
+            "peak_bytes": told.max_memory_allocated(device),
+            "free_bytes": free,
+            "total_bytes": total,
+        }
+
+    def seed(self, number: int) -> None:
+        """torch.manual_seed has done it."""
+
+    def rng(self, device: torch.device) -> Any:
+        return torch.get_device_module(device).get_rng_state(device)
+
+    def set_rng(self, state: Any, device: torch.device) -> None:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+    def versions(self) -> dict[str, str]:
+        return {"torch_tpu": version("torch_tpu")}
+
+
+class TPUBackend(XLABackend):
     BACKEND_NAME = "tpu"
 
-    def __init__(self, index: int = 0):
+    def __init__(self, *given: Any, **named: Any):
         self.emulated = _emulated()
-        super().__init__(index)
+        super().__init__(*given, **named)
+        if self.emulated and getattr(self.config, "topology", None):
+            raise UserError("tpu.topology is set, and XLA on the CPU has no topology", "unset it for PJRT_DEVICE=CPU")
 
     @classmethod
     def unavailable_reason(cls) -> str:
         if not _emulated() and not any(True for pattern in DEVICE_FILES for _ in Path("/dev").glob(pattern)):
             return "this node has no TPU device files, and PJRT_DEVICE is not CPU"
-        try:
-            importlib.import_module("torch_xla")
-        except (ImportError, OSError, RuntimeError) as e:
-            return f"torch-xla does not load beside torch {torch.__version__}: {e}"
-        return ""
+        if find_spec("torch_xla") is None and find_spec("torch_tpu") is not None and not _emulated():
+            cls.runtime = TorchTPU()
+            return TorchTPU.load()
+        return why_not("torch_xla")
 
-    @classmethod
-    def device_count(cls) -> int:
-        """Opens the device: a TPU then belongs to this process."""
-        return int(_xla().device_count())
-
-    def synchronize(self) -> None:
-        _xla().sync()
-        _xla_model().wait_device_ops()
-
-    def step_boundary(self) -> None:
-        _xla().sync()
-
-    def memory_stats(self) -> Memory:
+    def get_memory_stats(self) -> Memory:
         """Of the process where the CPU emulates: its runtime counts nothing."""
-        if self.emulated:
-            return process_memory()
-        told = _xla_model().get_memory_info(self.device)
-        used, total = int(told["bytes_used"]), int(told["bytes_limit"])
-        return {
-            "allocated_bytes": used,
-            "reserved_bytes": None,
-            "peak_bytes": told.get("peak_bytes_used"),
-            "free_bytes": total - used,
-            "total_bytes": total,
-        }
+        return process_memory() if self.emulated else super().get_memory_stats()
 
     @property
     def collective_backend(self) -> str:
-        return "gloo" if self.emulated else "xla"  # on XLA's CPU runtime the xla group silently does nothing
+        if self.emulated:
+            return "gloo"  # on XLA's CPU runtime the xla group silently does nothing
+        return "tpu_dist" if isinstance(self.runtime, TorchTPU) else "xla"
 
     def init_group(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
-        if self.emulated:
+        if self.collective_backend != "xla":
             super().init_group(store, rank, world_size, timeout)
             return
         importlib.import_module("torch_xla.distributed.xla_backend")
@@ -82,52 +115,40 @@ class TPUBackend(BaseBackend):
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         """Emulated: torch's own wrapper, gradients averaged through the host; buffers are sent round once, at first."""
+        if self.collective_backend == "tpu_dist":
+            return super().data_parallel(model)
         if not self.emulated:
-            _xla_model().broadcast_master_param(model)
+            self.runtime.model().broadcast_master_param(model)
             return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        _broadcast_from_host(model)
+        _broadcast_from_host(model, self.runtime)
         wrapped = nn.parallel.DistributedDataParallel(model, init_sync=False, broadcast_buffers=False)
         wrapped.register_comm_hook(None, _average_on_host)
         return wrapped
 
-    def _device(self, index: int) -> torch.device:
-        device: torch.device = _xla().device(index)
-        return device
-
-    def _info(self) -> dict[str, Any]:
-        xla = _xla()
-        versions = {"torch": str(torch.__version__), "torch_xla": str(xla.__version__)}
-        return {"name": "XLA on the CPU" if self.emulated else "TPU", "versions": versions}
-
-    def _enter(self, later: Callable[..., Any]) -> None:
-        later(register_optimizer_step_post_hook(lambda *_: self.step_boundary()).remove)
-
     @property
     def rng_type(self) -> str:
-        return "xla:emulated" if self.emulated else "xla"
+        return "xla:emulated" if self.emulated else self.runtime.DEVICE_TYPE
 
-    def _seed_device(self, number: int) -> None:
-        _xla().manual_seed(number)
+    def _info(self) -> dict[str, Any]:
+        name = "XLA on the CPU" if self.emulated else os.environ.get("TPU_ACCELERATOR_TYPE") or "TPU"
+        kind = "tpu:emulated" if self.emulated else f"tpu:{_generation(name)}"
+        return super()._info() | {"device_name": name, "kind": kind}
 
-    def _device_rng(self) -> int:
-        return int(_xla_model().get_rng_state())
-
-    def _set_device_rng(self, state: int) -> None:
-        _xla_model().set_rng_state(int(state))
+    def _configure(self, later: Later) -> None:
+        config: Any = self.config
+        if config.topology is not None:
+            switches.variable("TPU_CHIPS_PER_PROCESS_BOUNDS", config.topology, later)
+        if isinstance(self.runtime, TorchTPU):
+            return
+        if config.persistent_cache is not None:
+            _use_cache(config.persistent_cache)
+        if config.matmul_precision is not None:
+            backends = importlib.import_module("torch_xla.backends")
+            later(backends.set_mat_mul_precision, backends.get_mat_mul_precision())
+            backends.set_mat_mul_precision(config.matmul_precision)
 
     def _is_native(self, dtype: torch.dtype) -> bool:
         return self.emulated or dtype not in NOT_NATIVE
-
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        return "XLA chooses layouts itself"
-
-    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
-        work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
-        return model
-
-    def _fit_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group.update({key: False for key in ("fused", "foreach") if group.get(key)})
 
 
 Backend = TPUBackend
@@ -137,22 +158,32 @@ def _emulated() -> bool:
     return os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
 
 
-def _xla() -> Any:
-    return importlib.import_module("torch_xla")
+def _generation(accelerator_type: str) -> str:
+    """`v5litepod-8` -> `v5e`, `v6e-4` -> `v6e`. Source: the accelerator types of Cloud TPU."""
+    first = accelerator_type.split("-")[0].lower()
+    return {"v5litepod": "v5e", "v5lite": "v5e", "tpu7x": "v7x"}.get(first, first)
 
 
-def _xla_model() -> Any:
-    return importlib.import_module("torch_xla.core.xla_model")
+def _use_cache(folder: Path) -> None:
+    """XLA takes the folder once per process, before its first program."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runtime = importlib.import_module("torch_xla.runtime")
+    try:
+        runtime.initialize_cache(str(folder), readonly=False)
+    except AssertionError as e:
+        raise UserError(
+            f"tpu.persistent_cache cannot be set: {e}", "enter the back end before anything is computed on it"
+        ) from None
 
 
-def _broadcast_from_host(model: nn.Module) -> None:
+def _broadcast_from_host(model: nn.Module, runtime: TorchXLA) -> None:
     """Every rank starts from rank 0's parameters and buffers."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             host = tensor.detach().cpu()
             dist.broadcast(host, src=0)
             tensor.copy_(host)
-    _xla().sync()
+    runtime.cut()
 
 
 def _average_on_host(

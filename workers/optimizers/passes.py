@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from cluster.errors import UserError, nearest
+from cluster.errors import UserError
 from workers.backends.parts.compare import difference, first_tensor
 from workers.backends.parts.placing import map_tensors
 from workers.backends.parts.precision import name_of
@@ -24,7 +24,6 @@ from workers.optimizers import folding
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
-LEVELS = ("O0", "O1", "O2")
 # How far a pass called safe may move an output: relative to the largest output, and at least this much.
 SAFE_RELATIVE, SAFE_ABSOLUTE = 1e-3, 1e-5
 
@@ -68,14 +67,6 @@ def as_sample(value: Any) -> Sample | None:
     if isinstance(value, dict):
         return Sample((), value)
     return Sample(tuple(value), {}) if isinstance(value, tuple | list) else Sample((value,), {})
-
-
-def level_of(word: str) -> str:
-    """`O0`, `O1` or `O2` in any case. Raises UserError."""
-    level = str(word).upper()
-    if level not in LEVELS:
-        raise UserError(f"unknown optimisation level {word!r}", nearest(level, LEVELS))
-    return level
 
 
 Pass = Callable[[nn.Module, Work], nn.Module]
@@ -211,6 +202,7 @@ PASSES: dict[str, tuple[tuple[str, Pass], ...]] = {
     "O1": (("channels_last", channels_last), ("fold_conv_bn", fold_conv_bn), ("autocast", autocast)),
 }
 PASSES["O2"] = (*PASSES["O1"], ("compile", compile_model))
+PASSES["O3"] = PASSES["O2"]
 
 
 def run(model: nn.Module, level: str, work: Work) -> Prepared:

@@ -12,7 +12,8 @@ from cluster.errors import UserError
 from workers.backends.base import BaseBackend
 from workers.backends.parts.compare import difference, first_tensor
 from workers.backends.parts.precision import name_of, precision_of
-from workers.optimizers.passes import Prepared, Sample, level_of
+from workers.optimizers.level import OptimizationLevel
+from workers.optimizers.passes import Prepared, Sample
 from workers.tasks import measure, models
 from workers.tasks.context import Context
 from workers.tasks.plain_values import plain
@@ -24,7 +25,7 @@ OUTPUT_SAMPLE = 256
 def main(context: Context) -> dict[str, Any]:
     """Rows of timings, the divergence from this process's CPU in float32, and hashes that tell who ran the same."""
     asked = context.arguments
-    level, precision = level_of(asked.get("level") or "O1"), precision_of(context.precision)
+    level, precision = OptimizationLevel.from_string(asked.get("level") or "O1"), precision_of(context.precision)
     rounds, warmup = _count(asked, "rounds", ROUNDS, 1), _count(asked, "warmup", WARMUP, 0)
     model, sample = models.make_model(context), models.make_sample(context)
     if sample is None:
@@ -33,7 +34,7 @@ def main(context: Context) -> dict[str, Any]:
         reference = first_tensor(copy.deepcopy(model).eval()(*sample.args, **sample.kwargs))
     with context.backend as backend:
         started = perf_counter()
-        prepared = backend.prepare_model(model, level, sample, precision)
+        prepared = backend.prepare(model, level, sample, precision)
         prepare_s = perf_counter() - started
         forward = measure.measure(_forward(prepared.model, backend.to_device(sample)), backend, warmup, rounds)
         rows = [measure.row("forward", forward, models.batch_size(context))]
@@ -53,14 +54,14 @@ def _forward(model: nn.Module, sample: Sample) -> Callable[[], Any]:
 
 
 def _training_step(
-    backend: BaseBackend, model: nn.Module, sample: Sample, level: str, precision: torch.dtype
+    backend: BaseBackend, model: nn.Module, sample: Sample, level: OptimizationLevel, precision: torch.dtype
 ) -> Callable[[], Any]:
     """Forward, mean square of the output as the loss, backward, and a step of plain SGD, on a copy of the model."""
     mine = copy.deepcopy(model).train()
     if not any(p.requires_grad for p in mine.parameters()):
         raise UserError("the model has no parameter to train", "set train: false in the benchmark's arguments")
     sgd = torch.optim.SGD(mine.parameters(), lr=1e-4)
-    trained = backend.optimize_for_training(mine, sgd, precision, level, sample)
+    trained = backend.prepare_training(mine, sgd, precision, level, sample, inplace=True)
     inputs = backend.to_device(sample)
 
     def call() -> torch.Tensor:
@@ -82,7 +83,7 @@ def _facts(
     reference: torch.Tensor,
 ) -> dict[str, Any]:
     gap = difference(output, reference)
-    info = context.backend.device_info()
+    info = context.backend.get_device_info(context.backend.device_id)
     return {
         "divergence": plain({"max_abs": gap.max_abs, "max_rel": gap.max_rel, "reference": "cpu float32, this process"}),
         "weights_sha256": models.weights_sha256(model),
@@ -90,13 +91,13 @@ def _facts(
         "output_sample": plain(output.float().reshape(-1)[:OUTPUT_SAMPLE].tolist()),
         "output_shape": list(output.shape),
         "kind": context.kind,
-        "device_name": info["name"],
+        "device_name": info.device_name,
         "emulated": context.backend.emulated,
         "precision": name_of(precision_of(context.precision)),
         "applied": prepared.applied,
         "skipped": prepared.skipped,
         "batch_size": models.batch_size(context),
-        "versions": info["versions"],
+        "versions": info.runtime_versions,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "parameters": models.parameter_count(model),

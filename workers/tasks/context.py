@@ -121,7 +121,7 @@ class Context:
             raise UserError(
                 f"ctx.prepare was given a {type(model).__name__}", "its first argument is a torch.nn.Module"
             )
-        done = self.backend.optimize_for_training(model, optimizer, self.precision, level)
+        done = self.backend.prepare_training(model, optimizer, self.precision, level, inplace=True)
         self.events.write("note", applied=done.applied, skipped=done.skipped)
         prepared: list[Any] = [self.backend.data_parallel(done.model) if self.ranks.many else done.model]
         if optimizer is not None:
@@ -164,4 +164,4 @@ def _choose_engine(kind: str, emulated: bool) -> None:
 def _device_index(backend: str, local_rank: int) -> int:
     """Each rank its own device; where a rank is shown one device only, that is number 0."""
     cls = backends.load(backend)
-    return min(local_rank, max(cls.device_count() - 1, 0)) if cls.is_available() else 0
+    return 0 if cls.unavailable_reason() else min(local_rank, max(cls.count_devices() - 1, 0))

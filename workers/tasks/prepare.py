@@ -10,25 +10,27 @@ from cluster.errors import UserError
 from workers.backends.parts.compare import Difference, difference, first_tensor
 from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
-from workers.optimizers.passes import LEVELS, Sample, level_of, unwrap
+from workers.optimizers.level import OptimizationLevel
+from workers.optimizers.passes import Sample, unwrap
 from workers.tasks.context import Context
 from workers.tasks.models import make_model, make_sample, parameter_count, tensor_bytes
 
 # How far a prepared model may be from the float32 one on the CPU, relative to the largest output.
+PORTABLE = (OptimizationLevel.O0, OptimizationLevel.O1)
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 def main(context: Context) -> dict[str, Any]:
     """The report: level, applied, skipped, errors (None without a sample input), parameters, bytes, artefact."""
-    level = level_of(context.arguments.get("level") or "O1")
+    level = OptimizationLevel.from_string(context.arguments.get("level") or "O1")
     precision = precision_of(context.arguments.get("precision") or context.precision)
     model, sample = make_model(context), make_sample(context)
     with context.backend as backend:
-        prepared = backend.prepare_model(model, level, sample, precision)
-        portable = prepared if level != LEVELS[-1] else backend.prepare_model(model, LEVELS[-2], sample, precision)
+        prepared = backend.prepare(model, level, sample, precision)
+        portable = prepared if level in PORTABLE else backend.prepare(model, PORTABLE[-1], sample, precision)
         error = None if sample is None else _checked(context, model, prepared.model, sample, precision)
     report: dict[str, Any] = {
-        "level": level,
+        "level": level.value,
         "precision": name_of(precision),
         "applied": prepared.applied,
         "skipped": prepared.skipped,

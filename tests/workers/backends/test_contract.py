@@ -10,6 +10,9 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
+from workers.config import PolyfleetConfig
+from workers.device_info import DeviceInfo
+from workers.errors import OutOfDeviceMemory
 from workers.optimizers import passes
 
 NAMES = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]
@@ -55,17 +58,85 @@ def convolutional():
 
 
 def test_it_says_what_it_is_in_plain_data(backend):
-    info = backend.device_info()
-    assert json.loads(json.dumps(info)) == info
-    assert info["backend"] == backend.BACKEND_NAME
-    assert info["device"] == str(backend.device)
-    assert info["versions"]["torch"] == torch.__version__
-    assert info["name"]
+    info = backend.get_device_info()
+    assert DeviceInfo.model_validate_json(info.model_dump_json()) == info
+    assert json.loads(json.dumps(info.to_dict()))["backend"] == info.backend == backend.BACKEND_NAME
+    assert info.device_type == str(backend.device)
+    assert info.runtime_versions["torch"] == torch.__version__
+    assert info.device_name == backend.device_name
+    assert info.kind.split(":")[0] == backend.BACKEND_NAME
+    assert info.dtypes_from == "probed"
+    assert {"float32", "int64", "bool"} <= set(info.supported_dtypes)
+    assert info.total_memory_gb == info.total_memory_mb / 1024 == info.total_memory_bytes / 2**30
+    assert info.emulated == backend.emulated
+    assert backend.get_all_devices()[0].device_type == info.device_type
 
 
 def test_a_device_it_does_not_have_is_refused_with_the_number_it_has(backend):
-    with pytest.raises(UserError, match=f"has no device 64; this process sees {type(backend).device_count()}"):
-        type(backend)(64)
+    said = f"has no device 64; this process sees {backend.device_count}"
+    for ask in (
+        lambda: type(backend)(device_id=64),
+        lambda: backend.set_device(64),
+        lambda: backend.get_device_info(64),
+    ):
+        with pytest.raises(UserError, match=said):
+            ask()
+    assert backend.device_id == 0
+
+
+def test_the_first_device_can_be_chosen_by_number(backend):
+    before = backend.device
+    backend.set_device(0)
+    assert (backend.device, backend.device_id) == (before, 0)
+
+
+def test_memory_is_taken_and_given_back_though_a_reference_remains(backend):
+    buffer = backend.allocate(1 << 20)
+    assert (buffer.numel(), buffer.dtype, buffer.device) == (1 << 20, torch.uint8, backend.device)
+    buffer.fill_(7)
+    assert int(buffer[-1].cpu()) == 7
+    backend.free(buffer)
+    assert buffer.numel() == 0
+
+
+def test_sizes_that_cannot_be_had_are_refused_with_numbers(backend):
+    for size in (-1, 2.5, True):
+        with pytest.raises(UserError, match="is no size in bytes"):
+            backend.allocate(size)
+    with pytest.raises(OutOfDeviceMemory, match=r"GiB free, the task needs 1048576\.0"):
+        backend.allocate(1 << 50)
+    assert backend.max_memory_bytes() == backend.get_memory_stats()["total_bytes"]
+    shared = backend.max_shared_memory_bytes()
+    assert shared is None or shared >= 16 << 10
+
+
+def test_it_is_constructed_with_a_level_and_a_configuration(backend):
+    made = type(backend)(PolyfleetConfig(), optimization_level="aggressive")
+    assert made.optimization_level == "O3"
+    assert type(backend)(optimization_level="o2").optimization_level == "O2"
+    assert made.is_available
+    assert made.collective_backend
+    for wrong in ({"config": "fast"}, {"optimization_level": "O9"}):
+        with pytest.raises(UserError, match=r"give a workers\.PolyfleetConfig|did you mean 'O\d'"):
+            type(backend)(**wrong)
+
+
+def test_the_configured_precision_is_used_where_the_caller_says_nothing(backend):
+    lowered = type(backend)(type(backend.config)(precision="bf16"))
+    assert "autocast: bfloat16" in lowered.prepare(convolutional(), "O1", torch.rand(2, 1, 8, 8)).applied
+    assert "autocast" in lowered.prepare(convolutional(), "O1", torch.rand(2, 1, 8, 8), "float32").skipped
+
+
+def test_a_sample_elsewhere_or_a_dtype_without_units_is_refused_and_nothing_is_moved(backend):
+    model = nn.Linear(2, 2)
+    with pytest.raises(UserError, match="the sample input is on meta"):
+        backend.prepare_model(model, "O1", torch.ones(1, 2, device="meta"))
+    absent = [d for d in ("float16", "bfloat16") if not backend.supports_dtype(d)]
+    for dtype in absent:
+        with pytest.raises(UserError, match=f"has no native {dtype}"):
+            backend.optimize_for_training(model, None, dtype, inplace=True)
+    assert model.weight.device.type == "cpu"
+    assert type(model.forward).__name__ == "method"
 
 
 def test_nested_data_arrives_whole_and_in_its_types(backend):
@@ -129,7 +200,7 @@ def test_autocast_lowers_a_matrix_product_and_leaves_float32_alone(backend):
 
 
 def test_memory_is_told_in_bytes(backend):
-    memory = backend.memory_stats()
+    memory = backend.get_memory_stats()
     assert set(memory) == {"allocated_bytes", "reserved_bytes", "peak_bytes", "free_bytes", "total_bytes"}
     assert 0 < memory["free_bytes"] <= memory["total_bytes"]
     assert all(value is None or isinstance(value, int) for value in memory.values())
@@ -149,7 +220,7 @@ def test_a_prepared_model_computes_the_same_and_the_callers_model_is_untouched(b
     before, ids = copy.deepcopy(model.state_dict()), [id(p) for p in model.parameters()]
     with torch.no_grad():
         want = copy.deepcopy(model).eval()(images)
-    prepared = backend.prepare_model(model, level, images)
+    prepared = backend.prepare(model, level, images)
     with torch.no_grad():
         have = prepared.model(backend.to_device(images)).cpu()
     torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
@@ -162,7 +233,7 @@ def test_a_prepared_model_computes_the_same_and_the_callers_model_is_untouched(b
 
 
 def test_every_pass_of_a_level_is_either_applied_or_skipped_with_a_reason(backend):
-    prepared = backend.prepare_model(convolutional(), "O1", torch.rand(2, 1, 8, 8))
+    prepared = backend.prepare(convolutional(), "O1", torch.rand(2, 1, 8, 8))
     names = {entry.partition(":")[0] for entry in prepared.applied}
     assert names | set(prepared.skipped) == {"placement", "channels_last", "fold_conv_bn", "autocast"}
     assert not names & set(prepared.skipped)
@@ -172,7 +243,7 @@ def test_every_pass_of_a_level_is_either_applied_or_skipped_with_a_reason(backen
 
 def test_a_lower_precision_is_used_only_when_asked_and_answers_in_float32(backend):
     images = torch.rand(2, 1, 8, 8)
-    prepared = backend.prepare_model(convolutional(), "O1", images, "bf16")
+    prepared = backend.prepare(convolutional(), "O1", images, "bf16")
     assert "autocast: bfloat16" in prepared.applied
     with torch.no_grad():
         assert prepared.model(backend.to_device(images)).dtype == torch.float32
@@ -185,7 +256,7 @@ def test_a_plain_loop_whose_optimizer_was_built_before_the_move_trains(backend, 
     optimizer = make(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
     tokens = torch.arange(11)
-    trained = backend.optimize_for_training(model, optimizer)
+    trained = backend.prepare_training(model, optimizer, inplace=True)
     tokens = backend.to_device(tokens)
     losses = []
     for _ in range(12):
@@ -200,6 +271,22 @@ def test_a_plain_loop_whose_optimizer_was_built_before_the_move_trains(backend, 
     assert model.head.weight is model.embedding.weight
 
 
+def test_without_inplace_copies_are_trained_that_belong_together(backend):
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = copy.deepcopy(model.state_dict())
+    trained, its_optimizer = backend.optimize_for_training(model, optimizer)
+    trained(backend.to_device(torch.arange(11))).square().mean().backward()
+    its_optimizer.step()
+    backend.step_boundary()
+    assert trained.head.weight is trained.embedding.weight
+    assert not torch.equal(trained.head.weight.detach().cpu(), before["head.weight"])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.head.weight.device.type == "cpu"
+    assert isinstance(backend.optimize_for_training(model), Tied)
+    assert backend.report.applied[0] == "placement"
+
+
 def test_an_optimizer_that_has_already_stepped_moves_with_its_state(backend):
     def stepped(move_after):
         torch.manual_seed(3)
@@ -208,7 +295,7 @@ def test_an_optimizer_that_has_already_stepped_moves_with_its_state(backend):
         where = torch.device("cpu")
         for step in range(4):
             if step == move_after:
-                backend.optimize_for_training(model, optimizer)
+                backend.optimize_for_training(model, optimizer, inplace=True)
                 where = backend.device
             x = torch.ones(3, 4).to(where)
             optimizer.zero_grad()
@@ -221,7 +308,7 @@ def test_an_optimizer_that_has_already_stepped_moves_with_its_state(backend):
 
 def test_training_in_bfloat16_keeps_the_models_type_and_names(backend):
     model = nn.Linear(4, 2)
-    trained = backend.optimize_for_training(model, None, "bf16")
+    trained = backend.prepare_training(model, None, "bf16", inplace=True)
     assert "autocast: bfloat16" in trained.applied
     assert type(trained.model) is nn.Linear
     assert set(trained.model.state_dict()) == {"weight", "bias"}

@@ -13,14 +13,14 @@ pytestmark = pytest.mark.skipif(os.environ.get("POLYFLEET_CPU_ENGINE") != "ipex"
 
 
 def test_the_engine_is_part_of_what_the_backend_says_it_is():
-    assert backends.create("cpu").device_info()["engine"] == "ipex"
+    assert backends.create("cpu").get_device_info().properties["engine"] == "ipex"
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("", 1e-5), ("bf16", 3e-2)])
 def test_the_highest_level_uses_ipex_operators_on_a_copy(precision, tolerance):
     model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)), torch.rand(8, 16)
     before = copy.deepcopy(model.state_dict())
-    prepared = backends.create("cpu").optimize_for_inference(model, x, precision)
+    prepared = backends.create("cpu").prepare(model, "O2", x, precision)
     assert "compile: IPEX operators" in prepared.applied
     with torch.no_grad():
         have = prepared.model(x)
@@ -30,5 +30,5 @@ def test_the_highest_level_uses_ipex_operators_on_a_copy(precision, tolerance):
 
 
 def test_training_is_left_to_torch_and_the_reason_is_given():
-    trained = backends.create("cpu").optimize_for_training(nn.Linear(2, 2), level="O2")
+    trained = backends.create("cpu").prepare_training(nn.Linear(2, 2), level="O2")
     assert "checkpoints cannot carry" in trained.skipped["compile"]

@@ -35,14 +35,14 @@ def test_a_measured_product_takes_at_least_the_time_that_the_device_itself_count
 
 def test_memory_taken_is_seen_and_given_back():
     with backends.create("nvidia") as backend:
-        before = backend.memory_stats()
+        before = backend.get_memory_stats()
         block = torch.empty(256 << 20, dtype=torch.uint8, device=backend.device)
-        held = backend.memory_stats()
+        held = backend.get_memory_stats()
         assert held["allocated_bytes"] - before["allocated_bytes"] == 256 << 20
         assert held["peak_bytes"] >= held["allocated_bytes"]
         del block
         backend.empty_cache()
-        assert backend.memory_stats()["reserved_bytes"] < held["reserved_bytes"]
+        assert backend.get_memory_stats()["reserved_bytes"] < held["reserved_bytes"]
 
 
 def test_native_dtypes_follow_the_compute_capability():
@@ -51,20 +51,20 @@ def test_native_dtypes_follow_the_compute_capability():
     assert backend.supports_dtype("bfloat16") == (capability >= (8, 0))
     assert backend.supports_dtype("float8_e4m3fn") == (capability >= (8, 9))
     assert not backend.supports_dtype("float8_e4m3fnuz")
-    assert backend.device_info()["compute_capability"] == "{}.{}".format(*capability)
+    assert backend.get_device_info().compute_capability == "{}.{}".format(*capability)
 
 
 def test_half_precision_convolutions_go_channels_last_and_float32_ones_do_not():
     backend = backends.create("nvidia")
     model, images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.rand(2, 3, 16, 16)
-    assert "channels_last" in backend.prepare_model(model, "O1", images, "fp16").applied
-    assert "tensor cores" in backend.prepare_model(model, "O1", images).skipped["channels_last"]
+    assert "channels_last" in backend.prepare(model, "O1", images, "fp16").applied
+    assert "tensor cores" in backend.prepare(model, "O1", images).skipped["channels_last"]
 
 
 def test_the_highest_level_compiles_and_computes_the_same():
     backend = backends.create("nvidia")
     model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)), torch.rand(16, 64)
-    prepared = backend.optimize_for_inference(model, x)
+    prepared = backend.prepare(model, "O2", x)
     assert "compile: inductor" in prepared.applied, prepared.skipped
     with torch.no_grad():
         torch.testing.assert_close(prepared.model(backend.to_device(x)).cpu(), model(x), rtol=1e-4, atol=1e-4)

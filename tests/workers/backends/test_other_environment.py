@@ -16,7 +16,12 @@ PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygmen
 NOISE = ("DeprecationWarning", "FutureWarning", "UserWarning:intel_extension_for_pytorch", "UserWarning:torch_xla")
 
 SUITES = {
-    "lazy tensors": (HERE / "test_contract.py", HERE / "test_xla.py", HERE / "test_cpu_engines.py"),
+    "lazy tensors": (
+        HERE / "test_contract.py",
+        HERE / "test_xla.py",
+        HERE / "test_cpu_engines.py",
+        HERE / "test_options.py",
+    ),
     "the tasks": (TASKS / "test_train.py", TASKS / "test_prepare.py", TASKS / "test_benchmark.py"),
 }
 

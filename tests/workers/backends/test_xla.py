@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif("tpu" not in backends.available(), reason="torch
 def test_it_is_emulated_and_says_so():
     with backends.create("xla") as backend:
         assert backend.emulated
-        assert backend.device_info()["emulated"]
+        assert backend.get_device_info().emulated
         assert backend.collective_backend == "gloo"
         assert backend.device.type == "xla"
 
@@ -70,7 +70,7 @@ def test_complex128_whose_imaginary_part_would_vanish_is_not_called_supported():
 
 
 def test_the_highest_level_says_that_the_compiler_is_inherent():
-    prepared = backends.create("xla").optimize_for_inference(nn.Linear(2, 2), torch.ones(1, 2))
+    prepared = backends.create("xla").prepare(nn.Linear(2, 2), "O2", torch.ones(1, 2))
     assert "compile: XLA's own, inherent: each new graph is compiled when it first runs" in prepared.applied
     assert prepared.skipped["channels_last"] == "the model has no 2-d convolution"
 
@@ -79,7 +79,7 @@ def test_an_optimizer_built_for_another_device_loses_what_xla_cannot_do():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     with backends.create("xla") as backend:
-        backend.optimize_for_training(model, optimizer)
+        backend.optimize_for_training(model, optimizer, inplace=True)
         before = model.weight.detach().cpu()
         model(torch.ones(1, 2, device=backend.device)).sum().backward()
         optimizer.step()

@@ -65,13 +65,13 @@ def test_a_shared_convolution_is_not_folded():
 
 
 def test_a_model_that_cannot_be_traced_says_so_and_still_runs():
-    prepared = cpu().prepare_model(Branching(), "O1", torch.ones(1, 1, 5, 5))
+    prepared = cpu().prepare(Branching(), "O1", torch.ones(1, 1, 5, 5))
     assert prepared.skipped["fold_conv_bn"].startswith("the model cannot be traced: TraceError")
     assert prepared.model(torch.ones(1, 1, 5, 5)).shape == (1, 2, 3, 3)
 
 
 def test_a_forward_that_fails_on_channels_last_keeps_its_layout_and_says_why():
-    prepared = cpu().prepare_model(Viewing(), "O1", torch.rand(2, 3, 8, 8))
+    prepared = cpu().prepare(Viewing(), "O1", torch.rand(2, 3, 8, 8))
     assert "the model fails on it: view size is not compatible" in prepared.skipped["channels_last"]
     assert prepared.model.conv.weight.is_contiguous()
     assert prepared.model(torch.rand(2, 3, 8, 8)).shape == (2, 144)
@@ -79,8 +79,8 @@ def test_a_forward_that_fails_on_channels_last_keeps_its_layout_and_says_why():
 
 def test_channels_last_is_checked_with_a_sample_and_not_tried_without():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    assert "cannot be checked without a sample" in cpu().prepare_model(model, "O1").skipped["channels_last"]
-    prepared = cpu().prepare_model(model, "O1", torch.rand(2, 3, 8, 8))
+    assert "cannot be checked without a sample" in cpu().prepare(model, "O1").skipped["channels_last"]
+    prepared = cpu().prepare(model, "O1", torch.rand(2, 3, 8, 8))
     assert "channels_last" in prepared.applied
     assert prepared.model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert model[0].weight.is_contiguous()
@@ -89,7 +89,7 @@ def test_channels_last_is_checked_with_a_sample_and_not_tried_without():
 def test_training_never_folds_and_checking_does_not_disturb_batch_statistics():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     before = copy.deepcopy(model.state_dict())
-    trained = cpu().optimize_for_training(model, None, sample_input=torch.rand(2, 3, 8, 8))
+    trained = cpu().prepare_training(model, None, sample_input=torch.rand(2, 3, 8, 8))
     assert trained.skipped["fold_conv_bn"] == "batch norm learns during training"
     assert "channels_last" in trained.applied
     assert model.training
@@ -100,7 +100,9 @@ def test_training_never_folds_and_checking_does_not_disturb_batch_statistics():
 def test_the_compiler_is_part_of_the_highest_level_and_the_users_module_is_found_inside():
     model = nn.Linear(4, 3)
     x = torch.rand(2, 4)
-    prepared = cpu().optimize_for_inference(model, x, "bf16")
+    backend = cpu()
+    assert backend.optimize_for_inference(model, x, "bf16") is backend.report.model
+    prepared = backend.report
     assert "compile: inductor" in prepared.applied or "compile" in prepared.skipped
     torch.testing.assert_close(prepared.model(x), model(x), rtol=2e-2, atol=2e-2)
     assert isinstance(unwrap(prepared.model), nn.Linear)
@@ -109,7 +111,7 @@ def test_the_compiler_is_part_of_the_highest_level_and_the_users_module_is_found
 def test_a_missing_compiler_is_a_reason(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    prepared = cpu().prepare_model(nn.Linear(4, 3), "O2")
+    prepared = cpu().prepare(nn.Linear(4, 3), "O2")
     assert prepared.skipped["compile"] == "inductor needs a C++ compiler (g++ or clang++) on this node"
 
 

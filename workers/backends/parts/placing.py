@@ -106,3 +106,13 @@ def place(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
     if not isinstance(value, torch.Tensor | list | dict) and callable(getattr(value, "to", None)):
         return value.to(device)
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+
+def refuse_elsewhere(value: Any, device: torch.device) -> None:
+    """Raises UserError when nested data has a tensor that is neither on the host nor on `device`."""
+    strangers = [t.device for t in tensors_of(value) if t.device.type != "cpu" and t.device != device]
+    if strangers:
+        raise UserError(
+            f"the sample input is on {strangers[0]}, the model goes to {device}",
+            "give it on the CPU, or on that device",
+        )

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from cluster.accelerators import TABLE
-from workers.backends.base import BaseBackend, Memory
+from workers.backends.base import BaseBackend, Later, Memory
+from workers.backends.parts import switches
 
 
 class TorchModuleBackend(BaseBackend):
@@ -17,7 +18,7 @@ class TorchModuleBackend(BaseBackend):
         return torch.get_device_module(TABLE[cls.BACKEND_NAME].torch_device)
 
     @classmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         return int(cls._module().device_count())
 
     def synchronize(self) -> None:
@@ -26,7 +27,7 @@ class TorchModuleBackend(BaseBackend):
     def empty_cache(self) -> None:
         self._module().empty_cache()
 
-    def memory_stats(self) -> Memory:
+    def get_memory_stats(self) -> Memory:
         module = self._module()
         free, total = module.mem_get_info(self.device)
         return {
@@ -38,15 +39,26 @@ class TorchModuleBackend(BaseBackend):
         }
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        return nn.parallel.DistributedDataParallel(model, device_ids=[self.index])
+        return nn.parallel.DistributedDataParallel(model, device_ids=[self.device_id])
+
+    def _properties(self) -> Any:
+        return self._module().get_device_properties(self.device)
 
     def _info(self) -> dict[str, Any]:
-        return {"name": self._module().get_device_name(self.device)}
+        return {"device_name": self._module().get_device_name(self.device)}
 
-    def _enter(self, later: Any) -> None:
-        module = self._module()
-        later(module.set_device, module.current_device())
-        module.set_device(self.device)
+    def _enter(self, later: Later) -> None:
+        later(self._module().set_device, self._module().current_device())
+        self._select()
+
+    def _configure(self, later: Later) -> None:
+        fraction = getattr(self.config, "memory_fraction", None)
+        if fraction is not None:
+            later(self._module().set_per_process_memory_fraction, 1.0, self.device)
+            self._module().set_per_process_memory_fraction(fraction, self.device)
+
+    def _select(self) -> None:
+        self._module().set_device(self.device)
 
     @property
     def rng_type(self) -> str:
@@ -58,3 +70,35 @@ class TorchModuleBackend(BaseBackend):
 
     def _set_device_rng(self, state: torch.Tensor) -> None:
         self._module().set_rng_state(state.cpu(), self.device)
+
+
+class CudaModuleBackend(TorchModuleBackend):
+    """torch.cuda, which is CUDA in one build of torch and ROCm in another."""
+
+    def max_shared_memory_bytes(self) -> int | None:
+        properties = self._properties()
+        opt_in = getattr(properties, "shared_memory_per_block_optin", None)
+        return opt_in or getattr(properties, "shared_memory_per_block", None)
+
+    def _info(self) -> dict[str, Any]:
+        found = self._properties()
+        return super()._info() | {
+            "uuid": str(getattr(found, "uuid", "")),
+            "unified_memory": bool(getattr(found, "is_integrated", False)),
+            "multiprocessors": found.multi_processor_count,
+            "l2_cache_bytes": getattr(found, "L2_cache_size", None),
+        }
+
+    def _configure(self, later: Later) -> None:
+        super()._configure(later)
+        config: Any = self.config
+        switches.tf32(config.allow_tf32, later)
+        switches.attention(config.attention, later)
+        if config.memory_growth is not None:
+            later(_expandable_segments, False)
+            _expandable_segments(config.memory_growth)
+
+
+def _expandable_segments(on: bool) -> None:
+    """Takes effect for memory reserved from now on. Off is torch's default."""
+    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")

@@ -1,0 +1,126 @@
+"""Each option of the configuration has an effect while its back end is entered, and none after it is left."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from cluster.errors import UserError
+from workers import backends
+from workers.backends.parts import switches
+from workers.config import PolyfleetConfig
+
+
+def cpu(**options):
+    return backends.create("cpu", config=PolyfleetConfig(cpu=options))
+
+
+def test_threads_are_those_asked_for_and_then_those_of_before():
+    before = torch.get_num_threads()
+    with cpu(threads=before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_the_precision_of_products_is_set_and_set_back():
+    before = torch.get_float32_matmul_precision()
+    with cpu(float32_matmul="medium"):
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.filterwarnings("ignore")  # the profiler's own, of some releases of torch
+@pytest.mark.parametrize(("choice", "operator"), [("flash", "flash"), ("math", "math"), ("auto", "flash")])
+def test_the_chosen_kernel_of_attention_runs(choice, operator):
+    query = torch.rand(1, 2, 32, 16)
+    with cpu(attention=choice), profile(activities=[ProfilerActivity.CPU]) as seen:
+        nn.functional.scaled_dot_product_attention(query, query, query)
+    names = {event.key for event in seen.key_averages()}
+    assert [n for n in names if "attention" in n and operator in n], names
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.math_sdp_enabled()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_is_allowed_or_not_and_then_as_before(allowed):
+    """A switch of the process, which a build for the CPU has too; its effect on products needs an NVIDIA device."""
+
+    def state():
+        owner = torch.backends.cuda.matmul
+        return owner.fp32_precision if hasattr(owner, "fp32_precision") else owner.allow_tf32
+
+    before, undo = state(), []
+    switches.tf32(allowed, lambda change, *given: undo.append((change, given)))
+    assert state() in (("tf32", True) if allowed else ("ieee", False))
+    for change, given in reversed(undo):
+        change(*given)
+    assert state() == before
+
+
+def test_a_variable_is_set_for_a_while(monkeypatch):
+    monkeypatch.delenv("NEURON_COMPILE_CACHE_URL", raising=False)
+    undo = []
+    switches.variable("NEURON_COMPILE_CACHE_URL", "/cache", lambda change, *given: undo.append((change, given)))
+    assert os.environ["NEURON_COMPILE_CACHE_URL"] == "/cache"
+    for change, given in reversed(undo):
+        change(*given)
+    assert "NEURON_COMPILE_CACHE_URL" not in os.environ
+
+
+def test_an_error_while_entering_gives_back_what_was_changed():
+    class Failing(backends.load("cpu")):
+        def _configure(self, later):
+            super()._configure(later)
+            raise RuntimeError("half way")
+
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="half way"), Failing(PolyfleetConfig(cpu={"threads": before + 2})):
+        pass
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is None, reason="IPEX is not in this environment")
+def test_the_engine_can_be_chosen_by_option():
+    backend = cpu(engine="ipex")
+    assert backend.get_device_info().kind == "cpu:ipex"
+    assert "compile: IPEX operators" in backend.prepare(nn.Linear(4, 4), "O2", torch.ones(1, 4)).applied
+
+
+@pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")
+def test_programs_are_kept_in_the_persistent_cache(tmp_path):
+    """In a process of its own: XLA takes the folder before its first program only."""
+    done = subprocess.run([sys.executable, "-c", CACHED, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert any(tmp_path.iterdir()), "no program was kept"
+
+
+CACHED = """
+import sys, torch
+from workers import backends
+from workers.config import PolyfleetConfig
+with backends.create("xla", config=PolyfleetConfig(tpu={"persistent_cache": sys.argv[1]})) as backend:
+    x = torch.ones(64, 64, device=backend.device)
+    print((x @ x + 3).sum().item())
+    backend.synchronize()
+"""
+
+
+@pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")
+def test_the_precision_of_xlas_products_is_set_and_set_back():
+    from torch_xla.backends import get_mat_mul_precision
+
+    before = get_mat_mul_precision()
+    with backends.create("xla", config=PolyfleetConfig(tpu={"matmul_precision": "highest"})):
+        assert get_mat_mul_precision() == "highest"
+    assert get_mat_mul_precision() == before
+
+
+@pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")
+def test_a_topology_is_refused_where_there_is_none():
+    with pytest.raises(UserError, match="XLA on the CPU has no topology"):
+        backends.create("xla", config=PolyfleetConfig(tpu={"topology": "2,2,1"}))

@@ -1,0 +1,70 @@
+"""The GPU of an Apple-silicon Mac through torch.mps. Not yet run on a device by us."""
+
+import platform
+from typing import Any
+
+import torch
+
+from workers.backends.base import BaseBackend, Later, Memory
+
+# Metal has no float64, and torch's MPS kernels none of these. Source: pytorch#122602 and torch's MPS documentation.
+ABSENT = ("float64", "complex128", "uint16", "uint32", "uint64")
+
+
+class AppleBackend(BaseBackend):
+    BACKEND_NAME = "apple"
+
+    @classmethod
+    def unavailable_reason(cls) -> str:
+        if not torch.backends.mps.is_built():
+            return f"torch {torch.__version__} is built without MPS"
+        if not torch.backends.mps.is_available():
+            return f"torch {torch.__version__} sees no Apple GPU; MPS needs Apple silicon and macOS 14 or newer"
+        return ""
+
+    @classmethod
+    def count_devices(cls) -> int:
+        return torch.mps.device_count()
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def empty_cache(self) -> None:
+        torch.mps.empty_cache()
+
+    def get_memory_stats(self) -> Memory:
+        """Total is what Metal recommends as the most to use; the memory is the machine's. No peak is told."""
+        total, reserved = torch.mps.recommended_max_memory(), torch.mps.driver_allocated_memory()
+        return {
+            "allocated_bytes": torch.mps.current_allocated_memory(),
+            "reserved_bytes": reserved,
+            "peak_bytes": None,
+            "free_bytes": max(total - reserved, 0),
+            "total_bytes": total,
+        }
+
+    @property
+    def collective_backend(self) -> str:
+        return "gloo"
+
+    def _info(self) -> dict[str, Any]:
+        return {"device_name": "Apple GPU", "architecture": platform.machine(), "unified_memory": True}
+
+    def _configure(self, later: Later) -> None:
+        fraction = getattr(self.config, "memory_fraction", None)
+        if fraction is not None:
+            later(torch.mps.set_per_process_memory_fraction, 1.0)
+            torch.mps.set_per_process_memory_fraction(fraction)
+
+    def _device_rng(self) -> torch.Tensor:
+        return torch.mps.get_rng_state()
+
+    def _set_device_rng(self, state: torch.Tensor) -> None:
+        torch.mps.set_rng_state(state.cpu())
+
+    def _is_native(self, dtype: torch.dtype) -> bool:
+        name = str(dtype).removeprefix("torch.")
+        return name not in ABSENT and not name.startswith("float8")
+
+
+Backend = AppleBackend

@@ -1,0 +1,58 @@
+"""AWS Trainium and Inferentia2 through torch-neuronx, which drives them as a device of torch-xla. Not yet run on a
+device by us.
+"""
+
+import importlib
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workers.backends.base import Later
+from workers.backends.parts import switches
+from workers.backends.parts.loading import why_not
+from workers.backends.parts.xla import XLABackend
+
+# No units for these. Source: AWS Neuron's table of data types.
+NOT_NATIVE = (torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+class NeuronBackend(XLABackend):
+    BACKEND_NAME = "neuron"
+
+    @classmethod
+    def unavailable_reason(cls) -> str:
+        """The package of that name on public indexes is an empty placeholder: libneuronxla is what computes."""
+        if not any(True for _ in Path("/dev").glob("neuron[0-9]*")):
+            return "this node has no /dev/neuron*"
+        if os.environ.setdefault("PJRT_DEVICE", "NEURON").upper() != "NEURON":
+            return f"PJRT_DEVICE is {os.environ['PJRT_DEVICE']}, not NEURON"
+        return why_not("torch_neuronx") or why_not("libneuronxla")
+
+    @property
+    def collective_backend(self) -> str:
+        return "xla"
+
+    def init_group(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        importlib.import_module("torch_xla.distributed.xla_backend")
+        dist.init_process_group("xla", init_method="xla://", timeout=timeout)
+
+    @property
+    def rng_type(self) -> str:
+        return "neuron"
+
+    def _info(self) -> dict[str, Any]:
+        return super()._info() | {"device_name": "AWS Neuron"}
+
+    def _configure(self, later: Later) -> None:
+        folder = getattr(self.config, "persistent_cache", None)
+        switches.variable("NEURON_COMPILE_CACHE_URL", None if folder is None else str(folder), later)
+
+    def _is_native(self, dtype: torch.dtype) -> bool:
+        return dtype not in NOT_NATIVE
+
+
+Backend = NeuronBackend

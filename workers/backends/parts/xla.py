@@ -1,0 +1,125 @@
+"""What tpu and neuron share: lazy tensors of torch-xla. Nothing runs until the graph is cut.
+
+While such a back end is entered, every optimizer's step cuts the graph, so that a plain torch loop works unchanged.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from workers.backends.base import BaseBackend, Later, Memory
+from workers.optimizers import passes
+
+
+class TorchXLA:
+    """torch-xla's own calls under the names this package uses for them."""
+
+    DEVICE_TYPE = "xla"
+
+    @staticmethod
+    def xla() -> Any:
+        return importlib.import_module("torch_xla")
+
+    @staticmethod
+    def model() -> Any:
+        return importlib.import_module("torch_xla.core.xla_model")
+
+    def count(self) -> int:
+        """Opens the device: it then belongs to this process."""
+        return int(self.xla().device_count())
+
+    def device(self, number: int) -> torch.device:
+        device: torch.device = self.xla().device(number)
+        return device
+
+    def cut(self) -> None:
+        self.xla().sync()
+
+    def wait(self) -> None:
+        self.cut()
+        self.model().wait_device_ops()
+
+    def memory(self, device: torch.device) -> Memory:
+        told = self.model().get_memory_info(device)
+        used, total = int(told["bytes_used"]), int(told["bytes_limit"])
+        peak = told.get("peak_bytes_used")
+        return {
+            "allocated_bytes": used,
+            "reserved_bytes": None,
+            "peak_bytes": None if peak is None else int(peak),
+            "free_bytes": total - used,
+            "total_bytes": total,
+        }
+
+    def seed(self, number: int) -> None:
+        self.xla().manual_seed(number)
+
+    def rng(self, device: torch.device) -> int:
+        return int(self.model().get_rng_state())
+
+    def set_rng(self, state: Any, device: torch.device) -> None:
+        self.model().set_rng_state(int(state))
+
+    def versions(self) -> dict[str, str]:
+        return {"torch_xla": str(self.xla().__version__)}
+
+
+class XLABackend(BaseBackend):
+    """A back end whose tensors are lazy. `runtime` may be another library's with the calls of TorchXLA."""
+
+    runtime: TorchXLA = TorchXLA()
+
+    @classmethod
+    def count_devices(cls) -> int:
+        return cls.runtime.count()
+
+    def synchronize(self) -> None:
+        self.runtime.wait()
+
+    def step_boundary(self) -> None:
+        self.runtime.cut()
+
+    def get_memory_stats(self) -> Memory:
+        return self.runtime.memory(self.device)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Lazy memory is taken when the graph is cut: it is cut here, so that it is taken now."""
+        buffer = super().allocate(nbytes).zero_()
+        self.runtime.wait()
+        return buffer
+
+    def free(self, buffer: torch.Tensor) -> None:
+        super().free(buffer)
+        self.runtime.wait()
+
+    def _device(self, device_id: int) -> torch.device:
+        return self.runtime.device(device_id)
+
+    def _enter(self, later: Later) -> None:
+        later(register_optimizer_step_post_hook(lambda *_: self.step_boundary()).remove)
+
+    def _seed_device(self, number: int) -> None:
+        self.runtime.seed(number)
+
+    def _device_rng(self) -> Any:
+        return self.runtime.rng(self.device)
+
+    def _set_device_rng(self, state: Any) -> None:
+        self.runtime.set_rng(state, self.device)
+
+    def _info(self) -> dict[str, Any]:
+        return {"runtime_versions": self.runtime.versions()}
+
+    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
+        return "XLA chooses layouts itself"
+
+    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
+        work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
+        return model
+
+    def _fit_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group.update({key: False for key in ("fused", "foreach") if group.get(key)})
