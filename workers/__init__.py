@@ -1,4 +1,74 @@
-"""What a node does: discovery, back ends, checkpoints, tasks, and the supervision of attempts.
+"""What a node does: discovery, back ends, optimisers, checkpoints, tasks, and the supervision of attempts.
 
-Importing it imports no torch.
+The names below are imported when they are first used: `import workers` imports no torch.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workers.backends.amd import AMDBackend as AMDBackend
+    from workers.backends.apple import AppleBackend as AppleBackend
+    from workers.backends.base import BaseBackend as BaseBackend
+    from workers.backends.cpu import CPUBackend as CPUBackend
+    from workers.backends.intel import IntelBackend as IntelBackend
+    from workers.backends.neuron import NeuronBackend as NeuronBackend
+    from workers.backends.nvidia import NVIDIABackend as NVIDIABackend
+    from workers.backends.tpu import TPUBackend as TPUBackend
+    from workers.config import PolyfleetConfig as PolyfleetConfig
+    from workers.device_info import DeviceInfo as DeviceInfo
+    from workers.discovery.hardware import HardwareDetector as HardwareDetector
+    from workers.discovery.hardware import HardwareProfile as HardwareProfile
+    from workers.errors import BackendUnavailable as BackendUnavailable
+    from workers.errors import OutOfDeviceMemory as OutOfDeviceMemory
+    from workers.optimizers.level import OptimizationLevel as OptimizationLevel
+    from workers.selection.factory import BackendFactory as BackendFactory
+    from workers.selection.factory import detect_best_backend as detect_best_backend
+    from workers.selection.factory import get_backend as get_backend
+    from workers.selection.factory import get_backend_info as get_backend_info
+    from workers.selection.factory import is_backend_available as is_backend_available
+    from workers.selection.factory import list_available_backends as list_available_backends
+    from workers.selection.memory_check import create_with_memory_check as create_with_memory_check
+    from workers.selection.summary import print_backend_summary as print_backend_summary
+    from workers.selection.types import BackendType as BackendType
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "backends.amd": ("AMDBackend",),
+    "backends.apple": ("AppleBackend",),
+    "backends.base": ("BaseBackend",),
+    "backends.cpu": ("CPUBackend",),
+    "backends.intel": ("IntelBackend",),
+    "backends.neuron": ("NeuronBackend",),
+    "backends.nvidia": ("NVIDIABackend",),
+    "backends.tpu": ("TPUBackend",),
+    "config": ("PolyfleetConfig",),
+    "device_info": ("DeviceInfo",),
+    "discovery.hardware": ("HardwareDetector", "HardwareProfile"),
+    "errors": ("BackendUnavailable", "OutOfDeviceMemory"),
+    "optimizers.level": ("OptimizationLevel",),
+    "selection.factory": (
+        "BackendFactory",
+        "detect_best_backend",
+        "get_backend",
+        "get_backend_info",
+        "is_backend_available",
+        "list_available_backends",
+    ),
+    "selection.memory_check": ("create_with_memory_check",),
+    "selection.summary": ("print_backend_summary",),
+    "selection.types": ("BackendType",),
+}
+_MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'workers' has no attribute {name!r}")
+    value = getattr(import_module(f"workers.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

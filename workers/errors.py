@@ -26,3 +26,14 @@ class BackendUnavailable(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint that cannot be saved, read or trusted; names file, tensor or chunk."""
+
+
+class NotEnoughMemory(UserError):
+    """No device that was wanted has room. `looked` has a sentence per device."""
+
+    def __init__(self, needed_bytes: int, looked: "tuple[str, ...]"):
+        super().__init__(
+            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them: {'; '.join(looked) or 'none was found'}",
+            "lower the batch size or the precision, or name more back ends",
+        )
+        self.args = (needed_bytes, looked)

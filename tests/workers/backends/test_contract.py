@@ -336,6 +336,6 @@ def test_leaving_it_gives_back_what_entering_it_changed(backend):
     hooks = import_module("torch.optim.optimizer")._global_optimizer_post_hooks
     before = len(hooks), torch.get_num_threads()
     with backends.create(backend.BACKEND_NAME):
-        if backend.device.type == "cpu":
+        if backend.BACKEND_NAME == "cpu":
             torch.set_num_threads(1)
     assert (len(hooks), torch.get_num_threads()) == before

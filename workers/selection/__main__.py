@@ -1,0 +1,24 @@
+"""`python -m workers.selection [--json]`: the summary, for whoever must not import torch itself."""
+
+import json
+import os
+import sys
+
+from cluster.errors import PolyfleetError
+from workers.selection.summary import backend_rows, print_backend_summary, quiet
+
+
+def main() -> int:
+    quiet()
+    try:
+        rows = backend_rows() if "--json" in sys.argv else print_backend_summary()
+    except PolyfleetError as e:
+        print(f"error: {e}", file=sys.stderr)  # noqa: T201
+        return e.exit_code
+    if rows is not None:
+        os.write(1, json.dumps(rows).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

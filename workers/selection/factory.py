@@ -1,0 +1,172 @@
+"""Back ends by name, or the best that is here. What was asked for by name is never replaced without a word."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cluster.errors import UserError
+from workers import backends
+from workers.config import PolyfleetConfig
+from workers.device_info import DeviceInfo
+from workers.errors import BackendUnavailable
+from workers.selection import ranking
+from workers.selection.types import BackendType
+
+if TYPE_CHECKING:
+    from workers.backends.base import BaseBackend
+
+Name = str | BackendType
+log = logging.getLogger("polyfleet")
+
+
+class BackendFactory:
+    """`create` is `get_backend` with a list of back ends to fall back to."""
+
+    @staticmethod
+    def create(
+        backend_type: Name = BackendType.AUTO,
+        config: PolyfleetConfig | None = None,
+        fallback_backends: Sequence[Name] | None = None,
+        **given: Any,
+    ) -> "BaseBackend":
+        """The back end, `given` (device_id, optimization_level) being arguments of its class.
+
+        AUTO is the best device of the machine that this process can use. A named back end that is absent raises
+        BackendUnavailable with the reason and what is here; with `fallback_backends` the first of them that is
+        available takes its place, which is logged and stays visible as `fallback_from` and `fallback_reason`.
+        """
+        settings = config or PolyfleetConfig()
+        if str(backend_type).lower() == BackendType.AUTO:
+            return _best(settings, given)
+        try:
+            return _named(backend_type, settings, given)
+        except BackendUnavailable as e:
+            if not fallback_backends:
+                raise
+            return _instead(e, fallback_backends, settings, given)
+
+    @staticmethod
+    def is_available(backend_type: Name) -> bool:
+        return is_backend_available(backend_type)
+
+    @staticmethod
+    def get_all_backend_info() -> dict[str, dict[str, Any]]:
+        """`get_backend_info` of every back end, by name."""
+        return {name: get_backend_info(name) for name in backends.names()}
+
+
+def get_backend(
+    name: Name | None = None,
+    config: PolyfleetConfig | None = None,
+    fallback_backends: Sequence[Name] | None = None,
+    **given: Any,
+) -> "BaseBackend":
+    """The back end of that name, or the best that is here. See BackendFactory.create."""
+    return BackendFactory.create(name or BackendType.AUTO, config, fallback_backends, **given)
+
+
+def detect_best_backend(
+    priority: Sequence[str] | None = None,
+    workload: Mapping[str, float] | None = None,
+    config: PolyfleetConfig | None = None,
+) -> str:
+    """The name of the back end AUTO would take. `priority` overrules the configuration's; `workload` is measured
+    throughput by kind. Raises BackendUnavailable when no enabled back end can be used.
+    """
+    return _choose(config or PolyfleetConfig(), priority, workload)[0]
+
+
+def list_available_backends() -> list[str]:
+    """Names of back ends that can compute in this process. Imports torch and every vendor's library."""
+    return list(backends.available())
+
+
+def is_backend_available(name: Name) -> bool:
+    """Raises UserError for a word that is no back end."""
+    return not backends.unavailable_reason(str(name))
+
+
+def get_backend_info(name: Name) -> dict[str, Any]:
+    """available, class, reason (why not, "" when it is), version (of torch and the vendor's libraries), devices.
+
+    `devices` are those of the machine, found without opening them, whether or not this process's torch can use them.
+    Raises UserError for a word that is no back end.
+    """
+    found = backends.canonical(str(name))
+    reason = backends.unavailable_reason(found)
+    return {
+        "type": found,
+        "available": not reason,
+        "class": _class_name(found),
+        "reason": reason,
+        "version": _versions(),
+        "devices": [d for d in _devices() if d.backend == found],
+    }
+
+
+def _named(name: Name, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
+    found = backends.canonical(str(name))
+    if found in backends.OWN and found not in config.backends:
+        raise BackendUnavailable(found, "the configuration does not enable it", config.backends)
+    cls = backends.load(found)
+    if reason := cls.unavailable_reason():
+        raise BackendUnavailable(found, reason, backends.available())
+    return cls(config, **given)
+
+
+def _instead(
+    refused: BackendUnavailable, others: Sequence[Name], config: PolyfleetConfig, given: dict[str, Any]
+) -> "BaseBackend":
+    reasons = [f"{refused.backend}: {refused.reason}"]
+    for name in others:
+        try:
+            backend = _best(config, given) if str(name).lower() == "auto" else _named(name, config, given)
+        except BackendUnavailable as e:
+            reasons.append(f"{e.backend}: {e.reason}")
+            continue
+        backend.fallback_from, backend.fallback_reason = refused.backend, refused.reason
+        log.warning("%s takes the place of %s: %s", backend.BACKEND_NAME, refused.backend, refused.reason)
+        return backend
+    raise BackendUnavailable(refused.backend, f"nor any of its fallbacks ({'; '.join(reasons)})", backends.available())
+
+
+def _best(config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
+    name, number = _choose(config)
+    return backends.load(name)(config, **({"device_id": number} | given))
+
+
+def _choose(
+    config: PolyfleetConfig, priority: Sequence[str] | None = None, workload: Mapping[str, float] | None = None
+) -> tuple[str, int]:
+    """(back end, number of its device): the best device whose back end works in this process."""
+    found = _devices()
+    order = ranking.ranked(found, config.priority if priority is None else priority, workload)
+    reasons: dict[str, str] = {}
+    for device in order:
+        if device.backend not in config.backends:
+            reasons[device.backend] = "the configuration does not enable it"
+        elif device.backend not in reasons:
+            reasons[device.backend] = backends.unavailable_reason(device.backend)
+        if not reasons[device.backend]:
+            return device.backend, [d for d in found if d.backend == device.backend].index(device)  # type: ignore[arg-type]
+    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise BackendUnavailable("auto", why or "no device was found", backends.available())
+
+
+def _devices() -> list[DeviceInfo]:
+    from workers.discovery.hardware import HardwareDetector
+
+    return list(HardwareDetector().detect().devices)
+
+
+def _class_name(name: str) -> str:
+    try:
+        return backends.load(name).__name__
+    except UserError:
+        return ""
+
+
+def _versions() -> dict[str, str]:
+    from workers.discovery.versions import versions
+
+    return {name: number for name, number in versions().items() if name not in ("python", "polyfleet", "ray")}

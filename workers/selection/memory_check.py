@@ -1,0 +1,76 @@
+"""The first wanted back end that has room: free memory is read without opening a device wherever somebody tells it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cluster.errors import UserError
+from workers import backends
+from workers.config import PolyfleetConfig
+from workers.device_info import DeviceInfo
+from workers.errors import NotEnoughMemory
+from workers.selection import factory, ranking
+from workers.selection.types import BackendType
+
+if TYPE_CHECKING:
+    from workers.backends.base import BaseBackend
+
+
+class Estimate(Protocol):
+    """What workers.estimate_memory returns."""
+
+    @property
+    def total_bytes(self) -> int: ...
+
+
+def create_with_memory_check(
+    preference: "Sequence[str | BackendType] | str",
+    bytes_needed: "int | Estimate",
+    config: PolyfleetConfig | None = None,
+    **given: Any,
+) -> "BaseBackend":
+    """The first of `preference` (names, aliases or `auto`) with a device that has so much memory free, on that device.
+
+    Raises NotEnoughMemory listing every device with what is free and what is missing, or why it cannot be used;
+    UserError for a word that is no back end or a size that is none.
+    """
+    needed = _size(bytes_needed)
+    settings, found = config or PolyfleetConfig(), factory._devices()
+    looked: list[str] = []
+    for name in _names([preference] if isinstance(preference, str) else preference, found, settings):
+        if reason := backends.unavailable_reason(name):
+            looked.append(f"{name}: {reason}")
+            continue
+        for number, device in enumerate(d for d in found if d.backend == name):
+            free = _free_bytes(device, number, settings)
+            if free is not None and free >= needed:
+                return backends.load(name)(settings, **(given | {"device_id": number}))
+            looked.append(_told(device, free, needed))
+    raise NotEnoughMemory(needed, tuple(looked))
+
+
+def _size(bytes_needed: "int | Estimate") -> int:
+    size = getattr(bytes_needed, "total_bytes", bytes_needed)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise UserError(f"{bytes_needed!r} is no size in bytes", "give a whole number, or what estimate_memory returns")
+    return size
+
+
+def _names(preference: "Sequence[str | BackendType]", found: list[DeviceInfo], config: PolyfleetConfig) -> list[str]:
+    best_first = [d.backend for d in ranking.ranked(found, config.priority) if d.backend in config.backends]
+    names = [n for word in preference for n in (best_first if str(word).lower() == "auto" else [str(word)])]
+    return list(dict.fromkeys(backends.canonical(name) for name in names))
+
+
+def _free_bytes(device: DeviceInfo, number: int, config: PolyfleetConfig) -> int | None:
+    if device.free_memory_bytes is not None or device.unavailable_reason:
+        return None if device.unavailable_reason else device.free_memory_bytes
+    return backends.load(device.backend)(config, device_id=number).get_memory_stats()["free_bytes"]
+
+
+def _told(device: DeviceInfo, free: int | None, needed: int) -> str:
+    called = f"{device.device_type} ({device.device_name})"
+    if device.unavailable_reason:
+        return f"{called}: {device.unavailable_reason}"
+    if free is None:
+        return f"{called}: its free memory is not told"
+    return f"{called}: {free / 2**30:.2f} GiB free, {(needed - free) / 2**30:.2f} missing"

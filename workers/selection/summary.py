@@ -1,0 +1,81 @@
+"""Every back end at a glance: usable or why not, its devices with their memory, and the one to take."""
+
+import os
+import sys
+from typing import Any, TextIO
+
+from cluster.accelerators import TABLE
+from workers import backends
+from workers.config import PolyfleetConfig
+from workers.discovery.versions import versions
+from workers.errors import BackendUnavailable
+from workers.selection import factory
+
+
+def backend_rows(config: PolyfleetConfig | None = None) -> list[dict[str, Any]]:
+    """One plain row per back end, usable ones first: backend, title, aliases, available, reason, recommended, torch
+    and devices (device, name, kind, total_bytes, free_bytes, reason). Opens no device.
+    """
+    found, best = factory._devices(), _recommended(config)
+    rows = [_row(name, [d for d in found if d.backend == name], name == best) for name in backends.names()]
+    order = {name: place for place, name in enumerate(TABLE)}
+    return sorted(rows, key=lambda row: (not row["available"], order.get(row["backend"], len(order))))
+
+
+def print_backend_summary(config: PolyfleetConfig | None = None, file: TextIO | None = None) -> None:
+    """`backend_rows` as text. Ticks and crosses where the output can show them, else words."""
+    out = file or sys.stdout
+    can = (getattr(out, "encoding", None) or "").lower().startswith("utf")
+    marks = ("✓", "✗") if can else ("yes", "no ")
+    rows = backend_rows(config)
+    print(f"Back ends of this machine, torch {versions().get('torch', 'not installed')}", file=out)
+    for row in rows:
+        note = "recommended" if row["recommended"] else row["reason"]
+        print(f" {marks[not row['available']]} {row['backend']:8} {note}".rstrip(), file=out)
+        for device in row["devices"]:
+            print(f"     {device['device']:8} {_sizes(device)}  {device['name']}{_aside(device)}", file=out)
+
+
+def _row(name: str, devices: list[Any], recommended: bool) -> dict[str, Any]:
+    facts = TABLE.get(name)
+    return {
+        "backend": name,
+        "title": facts.title if facts else name,
+        "aliases": list(facts.aliases) if facts else [],
+        "available": not (reason := backends.unavailable_reason(name)),
+        "reason": reason,
+        "recommended": recommended,
+        "torch": versions().get("torch", ""),
+        "devices": [
+            {
+                "device": d.device_type,
+                "name": d.device_name,
+                "kind": d.kind,
+                "total_bytes": d.total_memory_bytes,
+                "free_bytes": d.free_memory_bytes,
+                "reason": "emulated: computes on the CPU" if d.emulated else d.unavailable_reason,
+            }
+            for d in devices
+        ],
+    }
+
+
+def _recommended(config: PolyfleetConfig | None) -> str:
+    try:
+        return factory.detect_best_backend(config=config)
+    except BackendUnavailable:
+        return ""
+
+
+def _sizes(device: dict[str, Any]) -> str:
+    total, free = (None if device[k] is None else device[k] / 2**30 for k in ("total_bytes", "free_bytes"))
+    return f"{'?' if free is None else f'{free:.1f}':>6} of {'?' if total is None else f'{total:.1f}':>6} GiB free"
+
+
+def _aside(device: dict[str, Any]) -> str:
+    return f" ({device['reason']})" if device["reason"] else ""
+
+
+def quiet() -> None:
+    """Before torch is imported to look only: torch_tpu would map its runtime into this process."""
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
