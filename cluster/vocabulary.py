@@ -12,7 +12,7 @@ class Device:
     """One accelerator, or the CPU of a node taken as one device. Found without opening it.
 
     `index` is the device's number on its node, as the backend's visibility variable counts. Bytes are None when
-    unknown.
+    unknown. `integrated` graphics are part of a CPU; `unified_memory` is the machine's own.
     """
 
     backend: str
@@ -26,6 +26,10 @@ class Device:
     architecture: str = ""
     emulated: bool = False
     unavailable_reason: str = ""
+    integrated: bool = False
+    unified_memory: bool = False
+    pci_address: str = ""
+    numa_node: int | None = None
     properties: dict[str, Scalar] = field(default_factory=dict)
 
 

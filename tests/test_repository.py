@@ -24,7 +24,13 @@ OF_WORKERS = (
     "workers.checkpoint.inspect",
 )
 AGENT_FROM = "orchestrator/runtime/"
-TORCH_FROM = tuple(f"workers/{part}/" for part in ("backends", "kernels", "optimizers", "tasks", "checkpoint"))
+TORCH_FROM = tuple(
+    f"workers/{part}/"
+    for part in (
+        *("backends", "capability", "checkpoint", "kernels", "libraries"),
+        *("memory", "optimizers", "tasks", "validation"),
+    )
+)
 RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "cluster/embedded.py", "cluster/ray")
 # A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
 VENDORS = {

@@ -59,7 +59,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "selection.types": ("BackendType",),
 }
 _MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

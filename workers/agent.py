@@ -81,7 +81,8 @@ class Agent:
         """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch older than one seen of the job."""
         if isinstance(order.get("command"), str):
             order = {**order, "command": ["/bin/sh", "-c", order["command"]]}
-        self._attempts.start(from_plain(Order, order), secrets)
+        named = {str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties}
+        self._attempts.start(from_plain(Order, {**order, "visible_as": named}), secrets)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
         """`preempt` lets the ranks save first, `cancel` does not. Unknown attempt: nothing to do."""

@@ -33,7 +33,11 @@ class NotEnoughMemory(UserError):
 
     def __init__(self, needed_bytes: int, looked: "tuple[str, ...]"):
         super().__init__(
-            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them: {'; '.join(looked) or 'none was found'}",
+            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them free: {_listed(looked)}",
             "lower the batch size or the precision, or name more back ends",
         )
         self.args = (needed_bytes, looked)
+
+
+def _listed(looked: "tuple[str, ...]") -> str:
+    return "; ".join(looked) or "none was found"

@@ -17,6 +17,7 @@ class Order:
     """Start the ranks of one attempt on one node. Secrets travel beside it, never inside: an order is written to disk.
 
     One rank per leased device for `train`; for the other tasks one rank per node, which sees all leased devices.
+    `visible_as` names devices that the visibility variable knows by another word than their index.
     `arguments` is the task's own JSON (see workers/tasks). `package` is the SHA-256 of the submitted folder's archive,
     "" if none.
     """
@@ -39,6 +40,7 @@ class Order:
     command: tuple[str, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
     package: str = ""
+    visible_as: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_root: str = ""
     resume_from: str = ""

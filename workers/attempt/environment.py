@@ -126,7 +126,9 @@ def visible(order: Order, local_rank: int) -> dict[str, str]:
     if order.emulated or not variable:
         return {}
     leased = order.devices[local_rank : local_rank + 1] if order.task == "train" else order.devices
-    shown = {variable: ",".join(str(number) for number in leased)} | ORDER_OF_DEVICES.get(order.backend, {})
+    shown = {
+        variable: ",".join(order.visible_as.get(str(number), str(number)) for number in leased)
+    } | ORDER_OF_DEVICES.get(order.backend, {})
     if order.backend == "tpu" and len(leased) in TPU_BOUNDS:
         shown |= {"TPU_CHIPS_PER_HOST_BOUNDS": TPU_BOUNDS[len(leased)], "TPU_HOST_BOUNDS": "1,1,1"}
     return shown

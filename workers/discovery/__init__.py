@@ -1,6 +1,8 @@
 """Which devices this node has. One file per vendor; no device is opened and torch is not imported.
 
-A vendor's file has `find(machine) -> (devices, findings)`. Vendor tools run in a child with a time-out: some hang.
+A vendor's file has `present(machine)`, a quick look for a sign of its hardware, and `find(machine) -> (devices,
+findings)`, which runs in a child with a time-out wherever there is a sign. The CPU's file reads the kernel's own files
+only, which cannot hang, and runs here.
 """
 
 from importlib import import_module
@@ -8,7 +10,9 @@ from pathlib import Path
 
 from cluster.accelerators import TABLE, backend_name
 from cluster.vocabulary import Device, Finding
+from workers.discovery.health import health
 from workers.discovery.machine import Machine
+from workers.discovery.probe import look, probe
 from workers.discovery.versions import mismatches, torch_build, versions
 
 NAMES = tuple(name for name in TABLE if (Path(__file__).parent / f"{name}.py").exists())
@@ -23,24 +27,14 @@ def discover(
     """
     here = machine or Machine()
     wanted = NAMES if backend is None else (backend_name(backend),)
-    devices: list[Device] = []
-    findings: list[Finding] = []
-    for name in wanted:
-        found, said = _ask(name, here)
-        devices += found
-        findings += said
+    signs = [name for name in wanted if name != "cpu" and _vendor(name).present(here)]
+    answers = probe(signs, here) + ([look("cpu", here)] if "cpu" in wanted else [])
+    devices = [d for found, _ in answers for d in found]
+    findings = [f for _, said in answers for f in said]
     findings += mismatches(devices, versions(), torch_build())
+    findings += health(devices, here)
     return tuple(devices), tuple(findings)
 
 
-def _ask(name: str, machine: Machine) -> tuple[list[Device], list[Finding]]:
-    if name not in NAMES:
-        return [], [Finding("warning", name, f"Polyfleet cannot look for {TABLE[name].title} devices yet")]
-    find = import_module(f"workers.discovery.{name}").find
-    try:
-        found: tuple[list[Device], list[Finding]] = find(machine)
-    except (OSError, ValueError, KeyError) as e:
-        return [], [
-            Finding("error", name, f"looking for {TABLE[name].title} devices failed: {e!r}", "please report this")
-        ]
-    return found
+def _vendor(name: str):  # type: ignore[no-untyped-def]
+    return import_module(f"workers.discovery.{name}")

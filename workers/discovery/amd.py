@@ -3,10 +3,10 @@
 The order of KFD's GPU nodes is the order HIP counts in. A node the process may not use is unreadable and not counted.
 """
 
-import os
+import re
 
 from cluster.vocabulary import Device, Finding
-from workers.discovery.machine import Machine
+from workers.discovery.machine import Machine, PciDevice
 
 VENDOR = 0x1002
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -32,6 +32,10 @@ MODELS = {
 INTEGRATED = frozenset({"gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1037", "gfx1103"})
 
 
+def present(machine: Machine) -> bool:
+    return machine.path(NODES).exists() or any(d.is_display for d in machine.pci(VENDOR))
+
+
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     gpus = [
         node for node in machine.glob(f"{NODES}/*") if machine.number(f"{node}/gpu_id") and _properties(machine, node)
@@ -54,9 +58,25 @@ def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
                 "install ROCm's driver",
             )
         ]
-    if devices and not _may_open(machine):
+    if devices and not machine.may_use("dev/kfd"):
         return [Finding("error", "amd", "no access to /dev/kfd", "add this user to the groups render and video")]
-    return []
+    return [_uncorrected(card, errors) for card in cards if (errors := _memory_errors(machine, card.address))]
+
+
+def _memory_errors(machine: Machine, address: str) -> int:
+    """`ue: N` of the memory controller's RAS file: errors since the driver was loaded that ECC could not correct."""
+    told = machine.text(f"sys/bus/pci/devices/{address}/ras/umc_err_count")
+    found = re.search(r"^ue:\s*(\d+)", told, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _uncorrected(card: PciDevice, errors: int) -> Finding:
+    return Finding(
+        "error",
+        "amd",
+        f"the card at {card.address} has had {errors} memory errors that ECC could not correct",
+        "reset it or reboot; if they come back, have it replaced",
+    )
 
 
 def _device(machine: Machine, node: str, index: int) -> Device:
@@ -77,8 +97,20 @@ def _device(machine: Machine, node: str, index: int) -> Device:
         driver_version=machine.text("sys/module/amdgpu/version"),
         architecture=gfx,
         unavailable_reason=_reason(machine, gfx),
+        integrated=gfx in INTEGRATED,
+        unified_memory=gfx in INTEGRATED,
+        pci_address=(address := _pci_address(properties)),
+        numa_node=machine.numa_node(address) if address else None,
         properties={"pci_device": f"{pci_id:#06x}", "compute_units": _compute_units(properties)},
     )
+
+
+def _pci_address(properties: dict[str, str]) -> str:
+    """KFD's location_id is bus, device and function in 16 bits; the domain stands beside it."""
+    if "location_id" not in properties:
+        return ""
+    where, domain = int(properties["location_id"]), int(properties.get("domain", 0))
+    return f"{domain:04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 0x1F:02x}.{where & 7}"
 
 
 def _properties(machine: Machine, node: str) -> dict[str, str]:
@@ -108,8 +140,4 @@ def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | No
 def _reason(machine: Machine, gfx: str) -> str:
     if gfx in INTEGRATED:
         return f"integrated graphics ({gfx}): AMD's torch wheels do not support it"
-    return "" if _may_open(machine) else "no access to /dev/kfd: add this user to the groups render and video"
-
-
-def _may_open(machine: Machine) -> bool:
-    return os.access(machine.path("dev/kfd"), os.R_OK | os.W_OK)
+    return "" if machine.may_use("dev/kfd") else "no access to /dev/kfd: add this user to the groups render and video"

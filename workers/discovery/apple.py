@@ -10,6 +10,10 @@ from workers.discovery.machine import Machine, tool_output
 COMMAND = ["/usr/sbin/system_profiler", "-json", "SPHardwareDataType", "SPDisplaysDataType"]
 
 
+def present(machine: Machine) -> bool:
+    return machine.system == "Darwin"
+
+
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     if machine.system != "Darwin":
         return [], []
@@ -35,7 +39,8 @@ def devices(said: dict[str, Any]) -> list[Device]:
             uuid=str(hardware.get("platform_UUID", "")),
             total_memory_bytes=_bytes(str(hardware.get("physical_memory", ""))),
             architecture="arm64",
-            properties={"gpu_cores": int(gpu["sppci_cores"]) if "sppci_cores" in gpu else None, "unified_memory": True},
+            unified_memory=True,
+            properties={"gpu_cores": int(gpu["sppci_cores"]) if "sppci_cores" in gpu else None},
         )
     ]
 

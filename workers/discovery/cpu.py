@@ -1,14 +1,22 @@
 """The CPU of this node, taken as one device or split into POLYFLEET_DEVICES equal ones."""
 
 import platform
+import re
 from importlib.util import find_spec
 
 from cluster.vocabulary import Device, Finding, Scalar
 from workers.discovery.limits import cores, memory
-from workers.discovery.machine import Machine
+from workers.discovery.machine import Machine, tool_output
 
 # What decides which dtypes are quick: without avx512_fp16 or AMX, float16 matmul is ~180 times slower than bfloat16.
-TOLD_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16", "sve", "bf16")
+TOLD_FLAGS = (
+    *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
+    *("neon", "asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm"),
+)
+
+
+def present(machine: Machine) -> bool:
+    return True
 
 
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
@@ -26,7 +34,7 @@ def split(
     """The CPU as so many equal devices: their memory is shared by counting, not by force."""
     parts = max(1, int(machine.environ.get("POLYFLEET_DEVICES") or 1))
     total, free = memory(machine)
-    shared: dict[str, Scalar] = {"cores": cores(machine), "devices_share_cores": parts > 1}
+    shared: dict[str, Scalar] = {"cores": cores(machine), "devices_share_cores": parts > 1, **topology(machine)}
     return [
         Device(
             backend=backend,
@@ -37,6 +45,7 @@ def split(
             free_memory_bytes=free // parts,
             architecture=platform.machine(),
             emulated=emulated,
+            unified_memory=True,
             unavailable_reason=unavailable_reason,
             properties=shared | _flags(machine),
         )
@@ -46,11 +55,44 @@ def split(
 
 def name(machine: Machine) -> str:
     """The model as the kernel tells it."""
+    if machine.system == "Darwin":
+        said, _ = tool_output(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], machine.environ)
+        return said.strip() or platform.machine()
     for line in machine.text("proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model", "cpu model"):
             return value.strip()
     return platform.processor() or platform.machine()
+
+
+def topology(machine: Machine) -> dict[str, Scalar]:
+    """Of the machine, whatever this process may use of it: sockets, physical cores, logical CPUs, NUMA nodes, caches.
+
+    What the kernel does not tell (sockets on most Arm machines) is left out.
+    """
+    info = [line.partition(":") for line in machine.text("proc/cpuinfo").splitlines()]
+    told = [(key.strip(), value.strip()) for key, _, value in info]
+    sockets = {value for key, value in told if key == "physical id"}
+    per_socket = next((int(value) for key, value in told if key == "cpu cores"), 0)
+    found: dict[str, Scalar] = {
+        "logical_cpus": sum(key == "processor" for key, _ in told),
+        "sockets": len(sockets),
+        "physical_cores": len(sockets) * per_socket,
+        "numa_nodes": len(machine.glob("sys/devices/system/node/node[0-9]*")),
+    }
+    return {name: value for name, value in found.items() if value} | _caches(machine)
+
+
+def _caches(machine: Machine) -> dict[str, Scalar]:
+    """Bytes of each level as the first CPU sees it: `l1d_bytes`, `l2_bytes`, `l3_bytes`."""
+    found: dict[str, Scalar] = {}
+    for folder in machine.glob("sys/devices/system/cpu/cpu0/cache/index[0-9]*"):
+        level, kind = machine.text(f"{folder}/level"), machine.text(f"{folder}/type")
+        size = re.fullmatch(r"(\d+)([KMG])", machine.text(f"{folder}/size"))
+        if size and kind != "Instruction":
+            name = f"l{level}{'d' if kind == 'Data' else ''}_bytes"
+            found[name] = int(size[1]) << {"K": 10, "M": 20, "G": 30}[size[2]]
+    return found
 
 
 def _flags(machine: Machine) -> dict[str, Scalar]:

@@ -1,8 +1,8 @@
 """Intel GPUs from DRM sysfs (drivers xe and i915), in PCI order. A tile is a device, as in Level Zero's FLAT mode."""
 
-import os
-
 from cluster.vocabulary import Device, Finding
+from workers.discovery import intel_gaudi as gaudi
+from workers.discovery.intel_gaudi import HABANA
 from workers.discovery.machine import Machine
 
 VENDOR = 0x8086
@@ -29,12 +29,18 @@ TWO_TILES = frozenset({0x0BD5, 0x0BD6})
 INTEGRATED_ADDRESS = "0000:00:02.0"
 
 
+def present(machine: Machine) -> bool:
+    return bool(_cards(machine)) or any(d.is_display or d.vendor == HABANA for d in machine.pci(VENDOR, HABANA))
+
+
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     devices: list[Device] = []
     for card in sorted(_cards(machine), key=lambda card: _address(machine, card)):
         devices += _of_card(machine, card, len(devices))
     visible = machine.visible("ZE_AFFINITY_MASK")
-    return [d for d in devices if visible is None or str(d.index) in visible], _findings(machine, devices)
+    shown = [d for d in devices if visible is None or str(d.index) in visible]
+    gaudis, said = gaudi.find(machine, len(devices))
+    return shown + gaudis, _findings(machine, devices) + said
 
 
 def _cards(machine: Machine) -> list[str]:
@@ -81,7 +87,11 @@ def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
             driver_version=machine.text(f"sys/module/{driver}/version"),
             architecture=f"{pci_id:#06x}",
             unavailable_reason=_reason(machine, card, address),
-            properties={"pci": address, "driver": driver, "tiles": tiles},
+            integrated=address == INTEGRATED_ADDRESS,
+            unified_memory=address == INTEGRATED_ADDRESS,
+            pci_address=address,
+            numa_node=machine.numa_node(address),
+            properties={"driver": driver, "tiles": tiles},
         )
         for tile in range(tiles)
     ]
@@ -103,6 +113,6 @@ def _reason(machine: Machine, card: str, address: str) -> str:
     if address == INTEGRATED_ADDRESS:
         return "integrated graphics: not offered to jobs"
     nodes = [n.rpartition("/")[2] for n in machine.glob(f"{card}/device/drm/renderD*")]
-    if any(os.access(machine.path(f"dev/dri/{n}"), os.R_OK | os.W_OK) for n in nodes):
+    if any(machine.may_use(f"dev/dri/{n}") for n in nodes):
         return ""
     return "no access to /dev/dri/renderD*: add this user to the group render"

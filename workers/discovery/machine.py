@@ -3,8 +3,10 @@
 import os
 import platform
 import re
+import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,13 +42,14 @@ class Machine:
         """Names below the root, `card10` after `card9`."""
         return sorted((str(p.relative_to(self.root)) for p in self.root.glob(pattern)), key=natural)
 
-    def pci(self, vendor: int) -> "list[PciDevice]":
-        """PCI functions of a vendor, in bus order."""
+    def pci(self, *vendors: int) -> "list[PciDevice]":
+        """PCI functions of these vendors, in bus order."""
         folders = self.glob("sys/bus/pci/devices/*")
-        return [d for d in (self._pci(folder) for folder in folders) if d.vendor == vendor]
+        return [self._pci(folder) for folder in folders if self.number(f"{folder}/vendor") in vendors]
 
     def _pci(self, folder: str) -> "PciDevice":
         driver = self.path(f"{folder}/driver")
+        numa = self.number(f"{folder}/numa_node")
         return PciDevice(
             address=Path(folder).name,
             vendor=self.number(f"{folder}/vendor") or 0,
@@ -54,7 +57,17 @@ class Machine:
             subsystem=self.number(f"{folder}/subsystem_device") or 0,
             pci_class=self.number(f"{folder}/class") or 0,
             driver=driver.resolve().name if driver.exists() else "",
+            numa_node=numa if numa is not None and numa >= 0 else None,
         )
+
+    def numa_node(self, pci_address: str) -> int | None:
+        """Of a PCI function; None where the kernel knows none (-1)."""
+        node = self.number(f"sys/bus/pci/devices/{pci_address.lower()[-12:]}/numa_node")
+        return node if node is not None and node >= 0 else None
+
+    def may_use(self, name: str) -> bool:
+        """Whether this process may read and write a device file."""
+        return os.access(self.path(name), os.R_OK | os.W_OK)
 
     def visible(self, variable: str) -> list[str] | None:
         """The devices somebody already limited this node to; None without a limit. [] means none at all."""
@@ -72,6 +85,7 @@ class PciDevice:
     subsystem: int
     pci_class: int
     driver: str
+    numa_node: int | None
 
     @property
     def is_display(self) -> bool:
@@ -85,10 +99,20 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def tool_output(argv: list[str], environ: Mapping[str, str], timeout_s: float = TOOL_TIMEOUT_S) -> tuple[str, str]:
-    """(what a vendor tool printed, "") or ("", why there is nothing). A tool that hangs is killed, not waited for."""
+    """(what a vendor tool printed, "") or ("", why there is nothing). A tool that hangs is killed with all it started.
+
+    What it prints is read as text whatever it is.
+    """
     try:
         child = subprocess.Popen(
-            argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            argv,
+            env=dict(environ),
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except OSError as e:
         return "", f"{argv[0]} could not be started: {e.strerror}"
@@ -96,8 +120,9 @@ def tool_output(argv: list[str], environ: Mapping[str, str], timeout_s: float = 
         try:
             out, err = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            child.kill()
-            return "", f"{Path(argv[0]).name} gave no answer within {timeout_s:.0f} s"
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            return "", f"{Path(argv[0]).name} gave no answer within {timeout_s:g} s"
     if child.returncode:
         last = (err.strip().splitlines() or ["no message"])[-1]
         return "", f"{Path(argv[0]).name} ended with exit code {child.returncode}: {last}"

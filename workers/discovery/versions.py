@@ -11,7 +11,10 @@ from pathlib import Path
 from cluster.version import VERSION
 from cluster.vocabulary import Device, Finding
 
-TOLD = ("ray", "torch", "torch-xla", "torch_tpu", "intel-extension-for-pytorch", "numpy", "safetensors")
+TOLD = (
+    *("ray", "torch", "torch-xla", "torch_tpu", "torch-neuronx", "libneuronxla", "intel-extension-for-pytorch"),
+    *("triton", "torchao", "numpy", "safetensors"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ def mismatches(devices: Sequence[Device], installed: dict[str, str], build: Torc
         ("nvidia", bool(build.cuda), "CUDA"),
         ("amd", bool(build.hip), "ROCm"),
         ("intel", bool(build.xpu) or "intel-extension-for-pytorch" in installed, "XPU"),
+        ("neuron", "libneuronxla" in installed, "Neuron"),  # torch-neuronx by name may be an empty placeholder
         ("tpu", "torch-xla" in installed or "torch_tpu" in installed, "XLA"),
     )
     wrong = [

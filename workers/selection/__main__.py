@@ -11,12 +11,13 @@ from workers.selection.summary import backend_rows, print_backend_summary, quiet
 def main() -> int:
     quiet()
     try:
-        rows = backend_rows() if "--json" in sys.argv else print_backend_summary()
+        if "--json" in sys.argv:
+            os.write(1, json.dumps(backend_rows()).encode())
+        else:
+            print_backend_summary()
     except PolyfleetError as e:
         print(f"error: {e}", file=sys.stderr)  # noqa: T201
         return e.exit_code
-    if rows is not None:
-        os.write(1, json.dumps(rows).encode())
     return 0
 
 

@@ -100,7 +100,7 @@ def get_backend_info(name: Name) -> dict[str, Any]:
         "class": _class_name(found),
         "reason": reason,
         "version": _versions(),
-        "devices": [d for d in _devices() if d.backend == found],
+        "devices": [d for d in devices_here() if d.backend == found],
     }
 
 
@@ -139,7 +139,7 @@ def _choose(
     config: PolyfleetConfig, priority: Sequence[str] | None = None, workload: Mapping[str, float] | None = None
 ) -> tuple[str, int]:
     """(back end, number of its device): the best device whose back end works in this process."""
-    found = _devices()
+    found = devices_here()
     order = ranking.ranked(found, config.priority if priority is None else priority, workload)
     reasons: dict[str, str] = {}
     for device in order:
@@ -148,12 +148,17 @@ def _choose(
         elif device.backend not in reasons:
             reasons[device.backend] = backends.unavailable_reason(device.backend)
         if not reasons[device.backend]:
-            return device.backend, [d for d in found if d.backend == device.backend].index(device)  # type: ignore[arg-type]
+            return device.backend, number(device)
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     raise BackendUnavailable("auto", why or "no device was found", backends.available())
 
 
-def _devices() -> list[DeviceInfo]:
+def number(device: DeviceInfo) -> int:
+    """torch's number of a usable device: `cuda:1` -> 1, `cpu` -> 0."""
+    return int(device.device_type.partition(":")[2] or 0)
+
+
+def devices_here() -> list[DeviceInfo]:
     from workers.discovery.hardware import HardwareDetector
 
     return list(HardwareDetector().detect().devices)

@@ -34,16 +34,16 @@ def create_with_memory_check(
     UserError for a word that is no back end or a size that is none.
     """
     needed = _size(bytes_needed)
-    settings, found = config or PolyfleetConfig(), factory._devices()
+    settings, found = config or PolyfleetConfig(), factory.devices_here()
     looked: list[str] = []
     for name in _names([preference] if isinstance(preference, str) else preference, found, settings):
         if reason := backends.unavailable_reason(name):
             looked.append(f"{name}: {reason}")
             continue
-        for number, device in enumerate(d for d in found if d.backend == name):
-            free = _free_bytes(device, number, settings)
+        for device in (d for d in found if d.backend == name):
+            free = _free_bytes(device, settings)
             if free is not None and free >= needed:
-                return backends.load(name)(settings, **(given | {"device_id": number}))
+                return backends.load(name)(settings, **(given | {"device_id": factory.number(device)}))
             looked.append(_told(device, free, needed))
     raise NotEnoughMemory(needed, tuple(looked))
 
@@ -61,10 +61,10 @@ def _names(preference: "Sequence[str | BackendType]", found: list[DeviceInfo], c
     return list(dict.fromkeys(backends.canonical(name) for name in names))
 
 
-def _free_bytes(device: DeviceInfo, number: int, config: PolyfleetConfig) -> int | None:
+def _free_bytes(device: DeviceInfo, config: PolyfleetConfig) -> int | None:
     if device.free_memory_bytes is not None or device.unavailable_reason:
         return None if device.unavailable_reason else device.free_memory_bytes
-    return backends.load(device.backend)(config, device_id=number).get_memory_stats()["free_bytes"]
+    return backends.load(device.backend)(config, device_id=factory.number(device)).get_memory_stats()["free_bytes"]
 
 
 def _told(device: DeviceInfo, free: int | None, needed: int) -> str:

@@ -22,6 +22,6 @@ class BackendType(StrEnum):
     def from_string(cls, word: str) -> "BackendType":
         """A name or an alias (`cuda`, `rocm`, `xla`, `xpu`, `mps`) in any case. Raises UserError naming the nearest."""
         name = ALIASES.get(str(word).lower(), str(word).lower())
-        if name not in cls:
+        if name not in {member.value for member in cls}:
             raise UserError(f"unknown backend {word!r}", nearest(str(word).lower(), ["auto", *TABLE, *ALIASES]))
         return cls(name)

@@ -1,0 +1,53 @@
+"""Each vendor is read in a child: what hangs or prints garbage there costs one finding that names it."""
+
+import os
+import stat
+
+from cluster.vocabulary import Finding
+from workers.discovery import discover
+from workers.discovery.machine import Machine
+from workers.discovery.probe import probe
+
+
+def tool(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_a_driver_whose_file_never_answers_costs_its_vendor_only(machine):
+    """A pipe nobody writes to: reading it blocks for ever, as files of a hung driver do."""
+    here = machine("intel-max-1550")
+    hung = here.path("sys/class/drm/card0/device/tile0/physical_vram_size_bytes")
+    hung.unlink()
+    os.mkfifo(hung)
+    assert stat.S_ISFIFO(hung.stat().st_mode)
+    (none, (finding,)), (cpus, said) = probe(["intel", "cpu"], here, timeout_s=3)
+    assert none == []
+    assert finding.subject == "intel"
+    assert "looking for Intel GPU devices failed" in finding.message
+    assert "gave no answer within 3 s" in finding.message
+    assert len(cpus) == 1
+    assert said == []
+
+
+def test_a_tool_that_prints_garbage_is_a_finding_of_its_vendor(machine, tmp_path):
+    path = tool(tmp_path / "bin", "neuron-ls", "printf 'Segmentation \\377 fault'")
+    devices, findings = discover("neuron", Machine(machine("neuron-trn1").root, {"PATH": path}, "Linux"))
+    assert devices == ()
+    assert [(f.level, f.subject) for f in findings] == [("error", "neuron")]
+    assert "looking for AWS Neuron devices failed: JSONDecodeError" in findings[0].message
+
+
+def test_a_tool_that_answers_in_another_shape_is_a_finding_too(machine, tmp_path):
+    path = tool(tmp_path / "bin", "neuron-ls", 'echo \'{"error": "no driver"}\'')
+    _, (finding,) = discover("neuron", Machine(machine("neuron-trn1").root, {"PATH": path}, "Linux"))
+    assert "TypeError" in finding.message
+
+
+def test_what_a_child_finds_arrives_whole(machine):
+    here = machine("tpu-v5e-vfio", GCE_METADATA_HOST="127.0.0.1:9")
+    devices, findings = discover("tpu", here)
+    assert [d.kind for d in devices] == ["tpu:v5e"] * 4
+    assert all(isinstance(f, Finding) for f in findings)

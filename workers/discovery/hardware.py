@@ -1,0 +1,99 @@
+"""The local inventory as users of other libraries know it: HardwareDetector().detect() and its profile."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from cluster.accelerators import TABLE
+from cluster.vocabulary import Device, Finding
+from workers.capability.facts import documented_dtypes
+from workers.device_info import DeviceInfo
+from workers.discovery import discover
+from workers.discovery.machine import Machine
+from workers.discovery.versions import versions
+from workers.selection import ranking
+
+
+class HardwareProfile(BaseModel):
+    """A machine. `hardware_type` and `device_name` are those of its best device, the others count all of that type."""
+
+    model_config = ConfigDict(frozen=True)
+
+    hardware_type: str
+    device_name: str
+    device_count: int
+    total_memory_gb: float
+    devices: tuple[DeviceInfo, ...]
+    findings: tuple[Finding, ...]
+
+
+class HardwareDetector:
+    """Looks at the devices of a machine without opening one or importing torch."""
+
+    def __init__(self, machine: Machine | None = None):
+        self._machine = machine
+
+    def detect(self) -> HardwareProfile:
+        found, findings = discover(machine=self._machine)
+        devices = device_infos(found)
+        best = ranking.best(devices)
+        alike = [d for d in devices if best is not None and d.backend == best.backend and d.is_available]
+        return HardwareProfile(
+            hardware_type=best.backend if best else "none",
+            device_name=alike[0].device_name if alike else "",
+            device_count=len(alike),
+            total_memory_gb=sum(d.total_memory_gb for d in alike),
+            devices=devices,
+            findings=findings,
+        )
+
+    def get_optimal_backend(self, workload: Mapping[str, float] | None = None) -> str:
+        """The back end of the best device; `workload` is measured throughput by kind, which overrules generations.
+
+        Whether this environment's torch can use it is the question of workers.detect_best_backend.
+        """
+        best = ranking.best(device_infos(discover(machine=self._machine)[0]), workload=workload)
+        return best.backend if best else "none"
+
+
+def device_infos(devices: Sequence[Device]) -> tuple[DeviceInfo, ...]:
+    """As torch will number them: usable devices of one back end from 0 on."""
+    runtime = {n: v for n, v in versions().items() if n not in ("python", "polyfleet", "ray")}
+    seen: Counter[str] = Counter()
+    told = []
+    for device in devices:
+        told.append(device_info(device, seen[device.backend], runtime))
+        seen[device.backend] += not device.unavailable_reason
+    return tuple(told)
+
+
+def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceInfo:
+    """`number` is torch's; a device that cannot be used has none."""
+    facts: Any = TABLE[device.backend]
+    name = "cpu" if device.backend == "cpu" else f"{facts.torch_device}:{number}"
+    is_sm = device.architecture.startswith("sm_")
+    return DeviceInfo(
+        backend=device.backend,
+        device_type=facts.torch_device if device.unavailable_reason else name,
+        device_id=device.index,
+        device_name=device.name,
+        kind=device.kind,
+        uuid=device.uuid,
+        architecture=device.architecture,
+        compute_capability=f"{device.architecture[3:-1]}.{device.architecture[-1]}" if is_sm else "",
+        total_memory_bytes=device.total_memory_bytes,
+        free_memory_bytes=device.free_memory_bytes,
+        unified_memory=device.unified_memory,
+        driver_version=device.driver_version,
+        runtime_versions=runtime,
+        supported_dtypes=documented_dtypes(device.backend, device.kind, device.architecture, device.properties),
+        dtypes_from="documented",
+        is_available=not device.unavailable_reason,
+        unavailable_reason=device.unavailable_reason,
+        emulated=device.emulated,
+        pci_address=device.pci_address,
+        numa_node=device.numa_node,
+        properties=device.properties,
+    )

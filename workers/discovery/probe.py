@@ -1,0 +1,72 @@
+"""One vendor's files and tools read in a child process of its own: a driver that hangs costs that vendor, nobody else.
+
+Run as `python -m workers.discovery.probe VENDOR ROOT SYSTEM` it prints devices and findings as JSON.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+
+from cluster.accelerators import TABLE
+from cluster.vocabulary import Device, Finding
+from workers.discovery.machine import TOOL_TIMEOUT_S, Machine, tool_output
+
+Found = tuple[list[Device], list[Finding]]
+# Longer than any tool inside the child may take, so that a tool's own time-out is told rather than the child's.
+CHILD_TIMEOUT_S = TOOL_TIMEOUT_S + 2
+
+
+def probe(names: Iterable[str], machine: Machine, timeout_s: float = CHILD_TIMEOUT_S) -> list[Found]:
+    """What each vendor's child found, in the order of `names`; all children run at once."""
+    wanted = list(names)
+    if not wanted:
+        return []
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        return list(pool.map(lambda name: _in_child(name, machine, timeout_s), wanted))
+
+
+def _in_child(name: str, machine: Machine, timeout_s: float) -> Found:
+    here = {**machine.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-P", "-m", __name__, name, str(machine.root), machine.system]
+    said, problem = tool_output(command, here, timeout_s)
+    if problem:
+        return [], [_failed(name, problem)]
+    try:
+        found = json.loads(said)
+        return [Device(**d) for d in found["devices"]], [Finding(**f) for f in found["findings"]]
+    except (ValueError, KeyError, TypeError) as e:
+        return [], [_failed(name, f"its answer cannot be read: {e}")]
+
+
+def _failed(name: str, problem: str) -> Finding:
+    return Finding(
+        "error",
+        name,
+        f"looking for {TABLE[name].title} devices failed: {problem}",
+        "run the vendor's own tool by hand; a reboot or another driver may be needed",
+    )
+
+
+def look(name: str, machine: Machine) -> Found:
+    """A vendor's `find`. What it cannot read is a finding: vendors' tools print anything."""
+    try:
+        found: Found = import_module(f"workers.discovery.{name}").find(machine)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
+        return [], [_failed(name, f"{type(e).__name__}: {e}")]
+    return found
+
+
+def main(name: str, root: str, system: str) -> None:
+    from dataclasses import asdict
+
+    devices, findings = look(name, Machine(Path(root), os.environ, system))
+    answer = {"devices": [asdict(d) for d in devices], "findings": [asdict(f) for f in findings]}
+    os.write(1, json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
