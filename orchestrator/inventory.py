@@ -1,18 +1,33 @@
 """The fleet by back end, from what its nodes report. Pure."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.accelerators import TABLE
+from workers.selection import ranking
 
 Data = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    backend: str
+    kind: str
+    emulated: bool
+    unavailable_reason: str
+
+
 def backend_rows(nodes: list[Data]) -> list[Data]:
-    """One row per back end we know: its kinds and pools here, or the reason why there is none."""
-    return [_row(backend, nodes) for backend in TABLE]
+    """One row per back end we know, usable ones first: its kinds, pools and devices here, or the reason why there are
+    none. `recommended` is the back end of the best device.
+    """
+    ready = [d for n in nodes if n["state"] == "ready" for d in n["devices"]]
+    best = ranking.best(_Ranked(d["backend"], d["kind"], d["emulated"], d["unavailable_reason"]) for d in ready)
+    rows = [_row(backend, nodes, best is not None and best.backend == backend) for backend in TABLE]
+    return sorted(rows, key=lambda row: not row["available"])
 
 
-def _row(backend: str, nodes: list[Data]) -> Data:
+def _row(backend: str, nodes: list[Data], recommended: bool) -> Data:
     facts = TABLE[backend]
     own = [(node, device) for node in nodes for device in node["devices"] if device["backend"] == backend]
     usable = [(n, d) for n, d in own if n["state"] == "ready" and not d["unavailable_reason"]]
@@ -22,12 +37,28 @@ def _row(backend: str, nodes: list[Data]) -> Data:
         "title": facts.title,
         "aliases": list(facts.aliases),
         "available": bool(usable),
-        "devices": len(usable),
+        "recommended": recommended,
         "kinds": sorted({device["kind"] for _, device in usable}),
         "pools": sorted({node["pool"] for node, _ in usable}),
         "torch": sorted({node["versions"].get("torch", "none") for node, _ in usable}),
         "reason": "" if usable else _reason(backend, serving, [device for _, device in own]),
+        "devices": [_device(node, device) for node, device in own],
     }
+
+
+def _device(node: Data, device: Data) -> Data:
+    lost = "" if node["state"] == "ready" else node["state"]
+    return {
+        "device": f"{node['node']}: {device['index']}",
+        "name": device["name"],
+        "kind": device["kind"],
+        "total_bytes": device["total_memory_bytes"],
+        "free_bytes": device["free_memory_bytes"],
+        "reason": lost or device["unavailable_reason"] or (EMULATED if device["emulated"] else ""),
+    }
+
+
+EMULATED = "emulated: computes on the CPU"
 
 
 def _reason(backend: str, serving: list[Data], devices: list[Data]) -> str:

@@ -20,6 +20,7 @@ OF_WORKERS = (
     "workers.messages",
     "workers.errors",
     "workers.discovery",
+    "workers.selection.ranking",
     "workers.checkpoint.manifest",
     "workers.checkpoint.inspect",
 )

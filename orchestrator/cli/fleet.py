@@ -9,6 +9,7 @@ import typer
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 Data = dict[str, Any]
+Local = Annotated[bool, typer.Option("--local", help="This machine alone; so it is too where no fleet is up.")]
 ACT_ON = ("error", "warning")
 
 
@@ -87,24 +88,52 @@ def inventory(output: Output = Format.TABLE) -> None:
         emit(client.nodes(), output, devices)
 
 
-def backends(output: Output = Format.TABLE) -> None:
-    """Every back end: what the fleet has of it, or why none."""
-    from orchestrator.client import connect
-    from orchestrator.inventory import backend_rows
+def backends(
+    local: Local = False,
+    libraries: Annotated[
+        bool, typer.Option("--libraries", help="Execution libraries of this machine's torch.")
+    ] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Every back end: its devices with their memory, or why it cannot be used; and the one to take."""
+    from orchestrator import this_machine
     from orchestrator.show.fleet import backends as shown
 
-    with connect(progress=say) as client:
-        emit(backend_rows(client.nodes()), output, shown)
+    if local or not _fleet_here():
+        with waiting("asking torch"):
+            found = this_machine.backends()
+        emit(found, output, shown)
+    else:
+        from orchestrator.client import connect
+        from orchestrator.inventory import backend_rows
+
+        with connect(progress=say) as client:
+            emit(backend_rows(client.nodes()), output, shown)
 
 
-def doctor(output: Output = Format.TABLE) -> None:
+def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
     """What is wrong with the fleet, and what to do. Exit code 1 when there is an error or a warning."""
     from orchestrator.cli.errors import FAILED
-    from orchestrator.client import connect
     from orchestrator.show.fleet import findings
 
-    with connect(progress=say) as client:
-        found = client.doctor()
+    if local or not _fleet_here():
+        from orchestrator import this_machine
+
+        with waiting("looking at this machine"):
+            found = this_machine.findings()
+    else:
+        from orchestrator.client import connect
+
+        with connect(progress=say) as client:
+            found = client.doctor()
     emit(found, output, findings)
     if any(finding["level"] in ACT_ON for finding in found):
         raise typer.Exit(FAILED)
+
+
+def _fleet_here() -> bool:
+    """A fleet is recorded, or a server runs that may know of one."""
+    from cluster import embedded, paths
+    from orchestrator.server import daemon
+
+    return embedded.record() is not None or daemon.find(paths.home()) is not None

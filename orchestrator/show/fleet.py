@@ -67,23 +67,19 @@ def _device_state(node: Data, device: Data) -> str:
 
 
 def backends(rows: list[Data]) -> Grid:
-    columns = ("BACKEND", "ALIASES", "FOR", "AVAILABLE", "KINDS", "POOLS", "TORCH", "REASON")
-    return grid(
-        columns,
-        (
-            (
-                row["backend"],
-                ", ".join(row["aliases"]),
-                row["title"],
-                "yes" if row["available"] else "no",
-                ", ".join(row["kinds"]),
-                ", ".join(row["pools"]),
-                ", ".join(row["torch"]),
-                row["reason"],
-            )
-            for row in rows
-        ),
-    )
+    """A line per back end with a tick or a cross, and one for each of its devices."""
+    lines = [line for row in rows for line in ((_backend_line(row)), *map(_backend_device, row["devices"]))]
+    return grid(("", "BACKEND", "DEVICE", "KIND", "NAME", "FREE", "MEMORY", "NOTE"), lines)
+
+
+def _backend_line(row: Data) -> tuple[Any, ...]:
+    note = "recommended" if row["recommended"] else row["reason"]
+    return ("✓" if row["available"] else "✗", row["backend"], "", "", row["title"], "", "", note)
+
+
+def _backend_device(device: Data) -> tuple[Any, ...]:
+    sizes = (size(device["free_bytes"]), size(device["total_bytes"]))
+    return ("", "", device["device"], device["kind"], device["name"], *sizes, device["reason"])
 
 
 def findings(rows: list[Data]) -> Grid:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 STYLES = {
     "SUCCEEDED": "green", "RUNNING": "cyan", "STARTING": "cyan", "SAVING": "yellow", "RECOVERING": "yellow",
     "FAILED": "red", "CANCELLED": "dim", "ready": "green", "up": "green", "yes": "green", "fits": "green",
-    "error": "red", "warning": "yellow", "broken": "red",
+    "error": "red", "warning": "yellow", "broken": "red", "✓": "green", "✗": "dim", "recommended": "green",
 }  # fmt: skip
 RIGHT = frozenset(
     {

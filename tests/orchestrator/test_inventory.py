@@ -5,7 +5,9 @@ from orchestrator.inventory import backend_rows
 
 
 def node(name, backend, kinds=(), state="ready", reason=""):
-    devices = [{"backend": backend, "kind": k, "name": f"card {k}", "unavailable_reason": reason} for k in kinds]
+    common = {"backend": backend, "unavailable_reason": reason, "emulated": False, "index": 0}
+    memory = {"total_memory_bytes": 80 << 30, "free_memory_bytes": 79 << 30}
+    devices = [common | memory | {"kind": k, "name": f"card {k}"} for k in kinds]
     return {
         "node": name,
         "pool": name,
@@ -28,7 +30,13 @@ def test_every_back_end_has_a_row_in_the_order_of_the_table():
 def test_kinds_and_pools_of_one_back_end_are_joined():
     rows = backend_rows([node("b", "cpu", ["cpu:ipex"]), node("a", "cpu", ["cpu", "cpu"])])
     cpu = next(row for row in rows if row["backend"] == "cpu")
-    assert (cpu["kinds"], cpu["pools"], cpu["devices"], cpu["torch"]) == (["cpu", "cpu:ipex"], ["a", "b"], 3, ["2.13"])
+    assert (cpu["kinds"], cpu["pools"], len(cpu["devices"]), cpu["torch"]) == (
+        ["cpu", "cpu:ipex"],
+        ["a", "b"],
+        3,
+        ["2.13"],
+    )
+    assert cpu["recommended"]
 
 
 def test_what_is_lost_starting_unavailable_or_not_found_says_so():
@@ -43,3 +51,19 @@ def test_what_is_lost_starting_unavailable_or_not_found_says_so():
     assert told["nvidia"] == (False, "node gone: lost: no answer")
     assert told["amd"] == (False, "card amd:MI300X: no permission")
     assert told["intel"] == (False, "no Intel GPU was found on empty")
+
+
+def test_usable_back_ends_come_first_and_the_best_device_is_recommended():
+    rows = backend_rows([node("c", "cpu", ["cpu"]), node("t", "tpu", ["tpu:v5e"]), node("n", "nvidia", ["nvidia:T4"])])
+    assert [row["backend"] for row in rows[:3]] == ["nvidia", "tpu", "cpu"]
+    assert [row["backend"] for row in rows if row["recommended"]] == ["tpu"]
+    assert rows[0]["devices"] == [
+        {
+            "device": "n: 0",
+            "name": "card nvidia:T4",
+            "kind": "nvidia:T4",
+            "total_bytes": 80 << 30,
+            "free_bytes": 79 << 30,
+            "reason": "",
+        }
+    ]

@@ -25,7 +25,7 @@ Found = TypeVar("Found", bound=Ranked)
 
 # Best first. A kind belongs to the first tier one of whose patterns it matches.
 TIERS: tuple[tuple[str, str], ...] = (
-    ("Hopper and Blackwell", r"nvidia:(GH200|H100|H200|H20|H800|GB?[23]00|RTX-PRO-\d+-Blackwell).*"),
+    ("Hopper and Blackwell", r"nvidia:(GH200|H100|H200|H20|H800|G?B[23]00|RTX-PRO-\d+-Blackwell).*"),
     ("TPU v5p, v6e, v7", r"tpu:v(5p|6e|7x)"),
     ("A100 and MI300 class", r"nvidia:A(100|800).*|amd:MI3\d\d[AX]|intel:Gaudi3|neuron:trn[23].*"),
     ("TPU v4, v5e", r"tpu:v(4|5e)"),

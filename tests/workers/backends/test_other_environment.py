@@ -22,6 +22,7 @@ SUITES = {
         HERE / "test_cpu_engines.py",
         HERE / "test_options.py",
     ),
+    "choosing": (HERE.parent / "selection" / "test_factory.py",),
     "the tasks": (TASKS / "test_train.py", TASKS / "test_prepare.py", TASKS / "test_benchmark.py"),
 }
 

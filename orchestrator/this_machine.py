@@ -1,0 +1,41 @@
+"""What this machine has, without a fleet. What needs torch is asked of a child: the CLI imports none."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from cluster.errors import FleetError, UserError
+from cluster.plain import to_plain
+
+Data = dict[str, Any]
+TORCH_S = 120.0  # a cold disk and a loaded machine make importing torch and its extensions a matter of minutes
+
+
+def backends() -> list[Data]:
+    """Rows of workers.selection.summary. Raises FleetError where the child fails."""
+    return _asked("workers.selection")
+
+
+def findings() -> list[Data]:
+    """What `doctor` tells: of hardware, drivers and limits, and of vendors' libraries that do not load here."""
+    from workers.discovery import discover
+    from workers.discovery.imports import failing
+
+    _, found = discover()
+    return [{"node": "", **to_plain(finding)} for finding in (*found, *failing())]
+
+
+def _asked(module: str) -> list[Data]:
+    child = [sys.executable, "-P", "-m", module, "--json"]
+    quiet = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    try:
+        done = subprocess.run(child, env=quiet, capture_output=True, text=True, timeout=TORCH_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise FleetError(f"{module} gave no answer within {TORCH_S:g} s", "see whether `import torch` hangs") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
+        raise (UserError if done.returncode == UserError.exit_code else FleetError)(said)
+    rows: list[Data] = json.loads(done.stdout)
+    return rows
