@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +17,22 @@ TORCH_S = 120.0  # a cold disk and a loaded machine make importing torch and its
 def backends() -> list[Data]:
     """Rows of workers.selection.summary. Raises FleetError where the child fails."""
     return _asked("workers.selection")
+
+
+def node() -> Data:
+    """This machine as the inventory tells of a node; it is in no pool, and nobody leases its devices."""
+    from workers.discovery import discover
+    from workers.discovery.versions import versions
+
+    found, said = discover()
+    return {
+        "node": socket.gethostname(),
+        "pool": "",
+        "state": "ready",
+        "versions": versions(),
+        "devices": [{**to_plain(device), "leased_by": ""} for device in found],
+        "findings": [to_plain(finding) for finding in said],
+    }
 
 
 def findings() -> list[Data]:

@@ -36,7 +36,7 @@ RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "
 # A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
 VENDORS = {
     "pynvml": ("nvidia",),
-    "amdsmi": ("amd",),
+    "amdsmi": ("amd_smi",),
     "torch_xla": ("tpu", "xla"),
     "torch_tpu": ("tpu",),
     "torch_neuronx": ("neuron",),

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from workers.discovery.hardware import HardwareProfile as HardwareProfile
     from workers.errors import BackendUnavailable as BackendUnavailable
     from workers.errors import OutOfDeviceMemory as OutOfDeviceMemory
+    from workers.memory.estimate import MemoryEstimate as MemoryEstimate
+    from workers.memory.estimate import estimate_memory as estimate_memory
+    from workers.memory.shapes import TransformerShape as TransformerShape
     from workers.optimizers.level import OptimizationLevel as OptimizationLevel
+    from workers.optimizers.optimizer import get_available_strategies as get_available_strategies
+    from workers.optimizers.optimizer import get_optimizer as get_optimizer
+    from workers.optimizers.result import OptimizationResult as OptimizationResult
+    from workers.optimizers.result import OptimizationStrategy as OptimizationStrategy
     from workers.selection.factory import BackendFactory as BackendFactory
     from workers.selection.factory import detect_best_backend as detect_best_backend
     from workers.selection.factory import get_backend as get_backend
@@ -45,7 +52,11 @@ NAMES: dict[str, tuple[str, ...]] = {
     "device_info": ("DeviceInfo",),
     "discovery.hardware": ("HardwareDetector", "HardwareProfile"),
     "errors": ("BackendUnavailable", "OutOfDeviceMemory"),
+    "memory.estimate": ("MemoryEstimate", "estimate_memory"),
+    "memory.shapes": ("TransformerShape",),
     "optimizers.level": ("OptimizationLevel",),
+    "optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
+    "optimizers.result": ("OptimizationResult", "OptimizationStrategy"),
     "selection.factory": (
         "BackendFactory",
         "detect_best_backend",

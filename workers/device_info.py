@@ -10,8 +10,8 @@ from cluster.vocabulary import Scalar
 class DeviceInfo(BaseModel):
     """One device. Bytes are None where nobody tells them; `free_memory_bytes` is of the moment it was asked.
 
-    `device_type` is torch's name for it (`cuda:0`, `xla:0`, `xpu:0`, `mps:0`, `cpu`), `architecture` its compute
-    capability (`9.0`), gfx number (`gfx942`), TPU generation (`v5e`) or instruction set (`x86_64`). `supported_dtypes`
+    `device_type` is torch's name for it (`cuda:0`, `xla:0`, `xpu:0`, `mps:0`, `cpu`), `architecture` its SM
+    version (`sm_90`), gfx number (`gfx942`), TPU generation (`v5e`) or instruction set (`x86_64`). `supported_dtypes`
     are names (`bfloat16`); `dtypes_from` says whether they were `probed` on the device or are `documented`.
     """
 
@@ -27,6 +27,7 @@ class DeviceInfo(BaseModel):
     compute_capability: str = ""
     total_memory_bytes: int | None = None
     free_memory_bytes: int | None = None
+    integrated: bool = False
     unified_memory: bool = False
     driver_version: str = ""
     runtime_versions: dict[str, str] = {}

@@ -79,13 +79,19 @@ def _recorded_fleet() -> str:
     return f"fleet {record.name} at {record.address} is recorded as {record.state}{nodes}"
 
 
-def inventory(output: Output = Format.TABLE) -> None:
+def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
     """Every node and device: kind, memory, state, who leases it."""
-    from orchestrator.client import connect
     from orchestrator.show.fleet import devices
 
-    with connect(progress=say) as client:
-        emit(client.nodes(), output, devices)
+    if local or not _fleet_here():
+        from orchestrator import this_machine
+
+        emit([this_machine.node()], output, devices)
+    else:
+        from orchestrator.client import connect
+
+        with connect(progress=say) as client:
+            emit(client.nodes(), output, devices)
 
 
 def backends(

@@ -54,7 +54,7 @@ class BaseBackend(Models, ABC):
             raise BackendUnavailable(self.BACKEND_NAME, reason)
         self.device_id = self._checked(device_id)
         self.device = self._device(device_id)
-        self._stack: ExitStack | None = None
+        self._stacks: list[ExitStack] = []
         self._dtypes: dict[torch.dtype, bool] = {}
 
     # Is it here?
@@ -96,7 +96,7 @@ class BaseBackend(Models, ABC):
         self.device = self._device(self._checked(device_id))
         self.device_id = device_id
         self._dtypes = {}
-        if self._stack is not None:
+        if self._stacks:
             self._select()
 
     # Data and time
@@ -127,6 +127,10 @@ class BaseBackend(Models, ABC):
 
     def max_shared_memory_bytes(self) -> int | None:
         """On-chip memory one block of threads may share; None where the device has none, or torch does not tell."""
+        return None
+
+    def peak_of(self, call: Callable[[], object]) -> int | None:
+        """Bytes held on the device at the highest while `call` runs; None where the device counts no peak anew."""
         return None
 
     def allocate(self, nbytes: int) -> torch.Tensor:
@@ -222,10 +226,10 @@ class BaseBackend(Models, ABC):
     # Giving back
 
     def __enter__(self) -> BaseBackend:
-        self._stack = ExitStack()
+        self._stacks.append(ExitStack())
         try:
-            self._enter(self._stack.callback)
-            self._configure(self._stack.callback)
+            self._enter(self._stacks[-1].callback)
+            self._configure(self._stacks[-1].callback)
         except BaseException:
             self._leave()
             raise
@@ -236,9 +240,11 @@ class BaseBackend(Models, ABC):
         self.empty_cache()
 
     def _leave(self) -> None:
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            stack.close()
+        self._stacks.pop().close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BaseBackend:
+        """A device is not copied with a model that knows it."""
+        return self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device='{self.device}', optimization_level={self.optimization_level.value!r})"

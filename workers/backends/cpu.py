@@ -17,7 +17,8 @@ from workers.backends.parts.host_memory import process_memory
 from workers.backends.parts.loading import why_not
 from workers.config import CPUConfig
 from workers.errors import BackendUnavailable
-from workers.optimizers import passes
+from workers.optimizers.lowering import Autocast
+from workers.optimizers.work import Skip, Work
 
 ENGINES = ("", "torch", "ipex")
 IPEX = "intel_extension_for_pytorch"
@@ -78,15 +79,15 @@ class CPUBackend(BaseBackend):
         onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         return "" if onednn else "this torch has no oneDNN"
 
-    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
+    def _compile(self, model: nn.Module, work: Work) -> nn.Module:
         if self.engine != "ipex":
             return super()._compile(model, work)
         if work.training:
-            raise passes.Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
+            raise Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
         work.details["compile"] = "IPEX operators"
         ipex = importlib.import_module(IPEX)
-        if isinstance(model, passes.Autocast):
-            return passes.Autocast(ipex.optimize(model.inner, dtype=work.dtype, inplace=False), self, work.dtype)
+        if isinstance(model, Autocast):
+            return Autocast(ipex.optimize(model.inner, dtype=work.dtype, inplace=False), self, work.dtype)
         optimised: nn.Module = ipex.optimize(model, inplace=False)
         return optimised
 

@@ -1,12 +1,14 @@
-"""AMD GPUs from the KFD topology and DRM files the amdgpu driver keeps in sysfs.
+"""AMD GPUs from the KFD topology and DRM files the amdgpu driver keeps in sysfs, and AMD SMI where it is installed.
 
 The order of KFD's GPU nodes is the order HIP counts in. A node the process may not use is unreadable and not counted.
 """
 
 import re
+from pathlib import Path
 
-from cluster.vocabulary import Device, Finding
-from workers.discovery.machine import Machine, PciDevice
+from cluster.vocabulary import Device, Finding, Scalar
+from workers.discovery import amd_smi
+from workers.discovery.machine import Machine
 
 VENDOR = 0x1002
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -44,7 +46,11 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     visible = machine.visible("HIP_VISIBLE_DEVICES")
     if visible is not None:
         devices = [d for d in devices if str(d.index) in visible or d.uuid in visible]
-    return devices, _findings(machine, devices)
+    findings = _findings(machine, devices)
+    if devices and machine.root == Path("/") and amd_smi.installed():
+        devices, said = amd_smi.tell(devices, amd_smi.ask())
+        findings += [f for f in said if f not in findings]
+    return devices, findings
 
 
 def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
@@ -60,7 +66,9 @@ def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
         ]
     if devices and not machine.may_use("dev/kfd"):
         return [Finding("error", "amd", "no access to /dev/kfd", "add this user to the groups render and video")]
-    return [_uncorrected(card, errors) for card in cards if (errors := _memory_errors(machine, card.address))]
+    own = [d.address for d in cards]
+    faulty = [amd_smi.memory_errors(a, errors) for a in own if (errors := _memory_errors(machine, a))]
+    return faulty + [finding for address in own for finding in _heat(machine, address)]
 
 
 def _memory_errors(machine: Machine, address: str) -> int:
@@ -70,13 +78,17 @@ def _memory_errors(machine: Machine, address: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _uncorrected(card: PciDevice, errors: int) -> Finding:
-    return Finding(
-        "error",
-        "amd",
-        f"the card at {card.address} has had {errors} memory errors that ECC could not correct",
-        "reset it or reboot; if they come back, have it replaced",
-    )
+def _heat(machine: Machine, address: str) -> list[Finding]:
+    """Sensors (millidegrees) at or above the critical temperature the driver gives, where it lowers the clock."""
+    hot = []
+    for sensor in machine.glob(f"sys/bus/pci/devices/{address}/hwmon/hwmon*/temp*_input"):
+        now, critical = machine.number(sensor), machine.number(sensor.replace("_input", "_crit"))
+        if now is not None and critical and now >= critical:
+            label = machine.text(sensor.replace("_input", "_label")) or "it"
+            degrees = f"{label} has {now / 1000:.0f} of at most {critical / 1000:.0f} °C"
+            message = f"the card at {address} is too hot: {degrees}"
+            hot.append(Finding("warning", "amd", message, "check fans and inlet temperature"))
+    return hot
 
 
 def _device(machine: Machine, node: str, index: int) -> Device:
@@ -101,7 +113,11 @@ def _device(machine: Machine, node: str, index: int) -> Device:
         unified_memory=gfx in INTEGRATED,
         pci_address=(address := _pci_address(properties)),
         numa_node=machine.numa_node(address) if address else None,
-        properties={"pci_device": f"{pci_id:#06x}", "compute_units": _compute_units(properties)},
+        properties={
+            "pci_device": f"{pci_id:#06x}",
+            "compute_units": _compute_units(properties),
+            **_on_chip(machine, node, properties),
+        },
     )
 
 
@@ -125,6 +141,18 @@ def architecture(version: int) -> str:
 
 def _compute_units(properties: dict[str, str]) -> int:
     return int(properties.get("simd_count", 0)) // max(int(properties.get("simd_per_cu", 1)), 1)
+
+
+def _on_chip(machine: Machine, node: str, properties: dict[str, str]) -> dict[str, Scalar]:
+    """LDS that one workgroup may have, and the largest L2 and L3 (KFD gives sizes in KiB); only what is told."""
+    lds = int(properties.get("lds_size_in_kb", 0))
+    found: dict[str, Scalar] = {"shared_memory_per_block_bytes": lds << 10} if lds else {}
+    caches = [_properties(machine, cache) for cache in machine.glob(f"{node}/caches/*")]
+    for level in ("2", "3"):
+        sizes = [int(c["size"]) for c in caches if c.get("level") == level and c.get("size", "").isdigit()]
+        if any(sizes):
+            found[f"l{level}_bytes"] = max(sizes) << 10
+    return found
 
 
 def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | None]:

@@ -12,6 +12,7 @@ from workers.capability.facts import documented_dtypes
 from workers.device_info import DeviceInfo
 from workers.discovery import discover
 from workers.discovery.machine import Machine
+from workers.discovery.traits import traits
 from workers.discovery.versions import versions
 from workers.selection import ranking
 
@@ -74,6 +75,7 @@ def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceI
     facts: Any = TABLE[device.backend]
     name = "cpu" if device.backend == "cpu" else f"{facts.torch_device}:{number}"
     is_sm = device.architecture.startswith("sm_")
+    dtypes = documented_dtypes(device.backend, device.kind, device.architecture, device.properties)
     return DeviceInfo(
         backend=device.backend,
         device_type=facts.torch_device if device.unavailable_reason else name,
@@ -85,15 +87,16 @@ def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceI
         compute_capability=f"{device.architecture[3:-1]}.{device.architecture[-1]}" if is_sm else "",
         total_memory_bytes=device.total_memory_bytes,
         free_memory_bytes=device.free_memory_bytes,
+        integrated=device.integrated,
         unified_memory=device.unified_memory,
         driver_version=device.driver_version,
         runtime_versions=runtime,
-        supported_dtypes=documented_dtypes(device.backend, device.kind, device.architecture, device.properties),
+        supported_dtypes=dtypes,
         dtypes_from="documented",
         is_available=not device.unavailable_reason,
         unavailable_reason=device.unavailable_reason,
         emulated=device.emulated,
         pci_address=device.pci_address,
         numa_node=device.numa_node,
-        properties=device.properties,
+        properties=device.properties | traits(device, dtypes),
     )

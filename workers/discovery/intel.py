@@ -1,7 +1,10 @@
-"""Intel GPUs from DRM sysfs (drivers xe and i915), in PCI order. A tile is a device, as in Level Zero's FLAT mode."""
+"""Intel GPUs from DRM sysfs (drivers xe and i915) and xpu-smi where it is installed, in PCI order. A tile is a device,
+as in Level Zero's FLAT mode.
+"""
 
 from cluster.vocabulary import Device, Finding
 from workers.discovery import intel_gaudi as gaudi
+from workers.discovery import intel_smi
 from workers.discovery.intel_gaudi import HABANA
 from workers.discovery.machine import Machine
 
@@ -39,8 +42,12 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         devices += _of_card(machine, card, len(devices))
     visible = machine.visible("ZE_AFFINITY_MASK")
     shown = [d for d in devices if visible is None or str(d.index) in visible]
+    findings = _findings(machine, devices)
+    if any(not d.integrated for d in shown):
+        shown, said = intel_smi.tell(shown, machine)
+        findings += said
     gaudis, said = gaudi.find(machine, len(devices))
-    return shown + gaudis, _findings(machine, devices) + said
+    return shown + gaudis, findings + said
 
 
 def _cards(machine: Machine) -> list[str]:

@@ -1,7 +1,7 @@
 """Intel Gaudi through its own tool, hl-smi. Counted and described; no back end of ours computes on it yet."""
 
 from cluster.vocabulary import Device, Finding
-from workers.discovery.machine import Machine, tool_output
+from workers.discovery.machine import Machine, sysfs_address, tool_output
 
 HABANA = 0x1DA3
 FIELDS = ("index", "uuid", "bus_id", "name", "memory.total", "memory.free", "driver_version")
@@ -37,7 +37,7 @@ def devices(said: str, first: int) -> list[Device]:
             driver_version=row["driver_version"],
             architecture="gaudi",
             unavailable_reason=REASON,
-            pci_address=row["bus_id"],
+            pci_address=sysfs_address(row["bus_id"]),
         )
         for row in rows
     ]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TOOL_TIMEOUT_S = 10.0
+TOOL_TIMEOUT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Machine:
 
     def numa_node(self, pci_address: str) -> int | None:
         """Of a PCI function; None where the kernel knows none (-1)."""
-        node = self.number(f"sys/bus/pci/devices/{pci_address.lower()[-12:]}/numa_node")
+        node = self.number(f"sys/bus/pci/devices/{pci_address}/numa_node")
         return node if node is not None and node >= 0 else None
 
     def may_use(self, name: str) -> bool:
@@ -91,6 +91,15 @@ class PciDevice:
     def is_display(self) -> bool:
         """VGA, 3D or display controller (class 03xxxx)."""
         return self.pci_class >> 16 == 0x03
+
+
+def sysfs_address(text: str) -> str:
+    """`00000000:3B:00.0` (NVML) and `3b:00.0` (tools) as the kernel writes both, `0000:3b:00.0`; "" for neither."""
+    parts = text.strip().lower().split(":")
+    if len(parts) not in (2, 3):
+        return ""
+    domain = int(parts[0], 16) if len(parts) == 3 else 0
+    return f"{domain:04x}:{parts[-2]}:{parts[-1]}"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

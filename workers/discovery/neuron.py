@@ -7,7 +7,7 @@ import shutil
 from typing import Any
 
 from cluster.vocabulary import Device, Finding
-from workers.discovery.machine import Machine, PciDevice, tool_output
+from workers.discovery.machine import Machine, PciDevice, sysfs_address, tool_output
 
 VENDOR = 0x1D0F
 # PCI ids of the neuron driver (aws-neuron-driver, neuron_dhal): chip, cores per chip, memory per chip in GiB.
@@ -47,7 +47,7 @@ def devices(told: list[dict[str, Any]], generation: str, machine: Machine) -> li
     """`told` is what neuron-ls prints: a chip with its cores and memory in bytes each; a core has an equal share."""
     found: list[Device] = []
     for chip in told:
-        cores, address = int(chip["nc_count"]), str(chip.get("bdf", ""))
+        cores, address = int(chip["nc_count"]), sysfs_address(str(chip.get("bdf", "")))
         for _ in range(cores):
             found.append(
                 Device(

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from cluster.vocabulary import Device, Finding
-from workers.discovery.machine import Machine
+from workers.discovery.machine import Machine, sysfs_address
 
 VENDOR = 0x10DE
 DRIVER_MARKS = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
@@ -66,7 +66,7 @@ def _is_visible(device: Device, visible: list[str] | None) -> bool:
 
 
 def _device(card: dict[str, Any], said: dict[str, Any], machine: Machine | None) -> Device:
-    total, address = card.get("total_bytes"), str(card.get("pci", "")).lower()
+    total, address = card.get("total_bytes"), sysfs_address(str(card.get("pci", "")))
     return Device(
         backend="nvidia",
         kind=f"nvidia:{model(card['name'], total)}",

@@ -16,7 +16,7 @@ from cluster.vocabulary import Device, Finding
 from workers.discovery.machine import TOOL_TIMEOUT_S, Machine, tool_output
 
 Found = tuple[list[Device], list[Finding]]
-# Longer than any tool inside the child may take, so that a tool's own time-out is told rather than the child's.
+# More than one tool inside the child may take, so that a tool's own time-out is told rather than the child's.
 CHILD_TIMEOUT_S = TOOL_TIMEOUT_S + 2
 
 

@@ -25,6 +25,11 @@ class TorchBuild:
     hip: str = ""
     xpu: str = ""
 
+    def __str__(self) -> str:
+        """`CUDA 12.8`, or `CPUs only`."""
+        named = (("CUDA", self.cuda), ("ROCm", self.hip), ("XPU", self.xpu))
+        return " and ".join(f"{name} {number}" for name, number in named if number) or "CPUs only"
+
 
 def versions() -> dict[str, str]:
     """Python, Polyfleet, and those of TOLD that are installed."""
@@ -51,23 +56,29 @@ def mismatches(devices: Sequence[Device], installed: dict[str, str], build: Torc
     """Hardware this environment's torch cannot use, and extensions built for another torch."""
     if build is None:
         return []
-    present = {d.backend for d in devices if not d.emulated and not d.unavailable_reason}
+    kinds: dict[str, list[str]] = {}
+    for device in devices:
+        if not device.emulated and not device.unavailable_reason:
+            kinds.setdefault(device.backend, []).append(device.kind)
     checks = (
-        ("nvidia", bool(build.cuda), "CUDA"),
-        ("amd", bool(build.hip), "ROCm"),
-        ("intel", bool(build.xpu) or "intel-extension-for-pytorch" in installed, "XPU"),
-        ("neuron", "libneuronxla" in installed, "Neuron"),  # torch-neuronx by name may be an empty placeholder
-        ("tpu", "torch-xla" in installed or "torch_tpu" in installed, "XLA"),
+        ("nvidia", bool(build.cuda), ""),
+        ("amd", bool(build.hip), ""),
+        ("intel", bool(build.xpu) or "intel-extension-for-pytorch" in installed, ""),
+        ("neuron", "libneuronxla" in installed, "torch-neuronx"),  # that by name may be an empty placeholder
+        ("tpu", "torch-xla" in installed or "torch_tpu" in installed, "torch-xla or torch_tpu"),
     )
+    torch = f"torch {installed.get('torch', '?')} in this environment is built for {build}"
     wrong = [
-        _wrong_build(b, title, installed.get("torch", "?")) for b, fits, title in checks if b in present and not fits
+        _wrong_build(b, kinds[b], f"this environment has no {needs}" if needs else torch)
+        for b, fits, needs in checks
+        if b in kinds and not fits
     ]
     return wrong + [f for name in ("torch-xla", "intel-extension-for-pytorch") if (f := _wrong_pair(name, installed))]
 
 
-def _wrong_build(backend: str, title: str, torch: str) -> Finding:
+def _wrong_build(backend: str, kinds: list[str], problem: str) -> Finding:
     return Finding(
-        "error", backend, f"devices found, but torch {torch} in this environment was not built for {title}",
+        "error", backend, f"{', '.join(dict.fromkeys(kinds))} found, but {problem}",
         f"give the pool an environment with the {backend!r} extra",
     )  # fmt: skip
 

@@ -22,7 +22,10 @@ class OptimizationLevel(StrEnum):
         for level in cls:
             if said in (level.value.lower(), ALIASES[level]):
                 return level
-        raise UserError(f"unknown optimisation level {word!r}", nearest(said.upper(), LEVELS + tuple(ALIASES.values())))
+        raise UserError(
+            f"unknown optimisation level {word!r}",
+            nearest(said if said.isalpha() else said.upper(), LEVELS + tuple(ALIASES.values())),
+        )
 
 
 ALIASES = {

@@ -13,7 +13,7 @@ from workers.backends.base import BaseBackend
 from workers.backends.parts.compare import difference, first_tensor
 from workers.backends.parts.precision import name_of, precision_of
 from workers.optimizers.level import OptimizationLevel
-from workers.optimizers.passes import Prepared, Sample
+from workers.optimizers.work import Prepared, Sample
 from workers.tasks import measure, models
 from workers.tasks.context import Context
 from workers.tasks.plain_values import plain

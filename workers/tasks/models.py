@@ -8,7 +8,7 @@ from torch import nn
 
 from cluster.errors import NotFound, UserError
 from workers.backends.parts.placing import tensors_of
-from workers.optimizers.passes import Sample, as_sample
+from workers.optimizers.work import Sample, as_sample
 from workers.tasks.context import Context
 from workers.tasks.entry import load_function, sibling
 

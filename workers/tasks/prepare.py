@@ -11,7 +11,8 @@ from workers.backends.parts.compare import Difference, difference, first_tensor
 from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
 from workers.optimizers.level import OptimizationLevel
-from workers.optimizers.passes import Sample, unwrap
+from workers.optimizers.passes import unwrap
+from workers.optimizers.work import Sample
 from workers.tasks.context import Context
 from workers.tasks.models import make_model, make_sample, parameter_count, tensor_bytes
 

@@ -92,6 +92,11 @@ def test_each_vendor_has_its_way_to_show_devices(backend, devices, shown):
     assert shown.items() <= found.items()
 
 
+def test_a_mig_slice_is_shown_by_its_uuid_and_a_whole_card_by_its_number():
+    found = made(task="run", command=("true",), devices=(1, 100), ranks=1, visible_as={"100": "MIG-aaaa"})
+    assert found["CUDA_VISIBLE_DEVICES"] == "1,MIG-aaaa"
+
+
 @pytest.mark.parametrize(("backend", "emulated"), [("cpu", False), ("apple", False), ("tpu", True)])
 def test_nothing_is_shown_or_hidden_where_there_is_nothing_to_choose(backend, emulated):
     assert not [name for name in made(backend=backend, emulated=emulated) if "VISIBLE" in name or "BOUNDS" in name]

@@ -13,7 +13,7 @@ from workers import backends
 from workers.config import PolyfleetConfig
 from workers.device_info import DeviceInfo
 from workers.errors import OutOfDeviceMemory
-from workers.optimizers import passes
+from workers.optimizers.work import Sample
 
 NAMES = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]
 
@@ -140,12 +140,12 @@ def test_a_sample_elsewhere_or_a_dtype_without_units_is_refused_and_nothing_is_m
 
 
 def test_nested_data_arrives_whole_and_in_its_types(backend):
-    data = {"a": torch.arange(3), "b": [torch.ones(2), ("text", None)], "c": passes.Sample((torch.zeros(1),), {"k": 5})}
+    data = {"a": torch.arange(3), "b": [torch.ones(2), ("text", None)], "c": Sample((torch.zeros(1),), {"k": 5})}
     moved = backend.to_device(data)
     assert moved["a"].device == moved["b"][0].device == moved["c"].args[0].device == backend.device
     assert moved["a"].tolist() == [0, 1, 2]
     assert moved["b"][1] == ("text", None)
-    assert isinstance(moved["c"], passes.Sample)
+    assert isinstance(moved["c"], Sample)
     assert data["a"].device.type == "cpu"
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from workers import backends
-from workers.optimizers.passes import Sample
+from workers.optimizers.work import Sample
 from workers.tasks.context import Context
 from workers.tasks.measure import measure
 
@@ -70,7 +70,7 @@ def test_complex128_whose_imaginary_part_would_vanish_is_not_called_supported():
 
 
 def test_the_highest_level_says_that_the_compiler_is_inherent():
-    prepared = backends.create("xla").prepare(nn.Linear(2, 2), "O2", torch.ones(1, 2))
+    prepared = backends.create("xla").prepare(nn.Linear(2, 2), "O2")
     assert "compile: XLA's own, inherent: each new graph is compiled when it first runs" in prepared.applied
     assert prepared.skipped["channels_last"] == "the model has no 2-d convolution"
 

@@ -8,7 +8,8 @@ from cluster.errors import UserError
 from workers import backends
 from workers.backends.parts.compare import difference, first_tensor
 from workers.optimizers import folding
-from workers.optimizers.passes import as_sample, unwrap
+from workers.optimizers.passes import unwrap
+from workers.optimizers.work import as_sample
 
 
 class TwoHeads(nn.Module):

@@ -17,7 +17,7 @@ def device_info(backend: "BaseBackend") -> DeviceInfo:
     own = {key: value for key, value in told.items() if key in DeviceInfo.model_fields}
     common: dict[str, Scalar] = {
         "collective_backend": backend.collective_backend,
-        "max_shared_memory_bytes": backend.max_shared_memory_bytes(),
+        "shared_memory_per_block_bytes": backend.max_shared_memory_bytes(),
     }
     return DeviceInfo.model_validate(
         {

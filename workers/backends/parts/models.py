@@ -12,8 +12,9 @@ from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import precision_of
 from workers.optimizers import passes
+from workers.optimizers.compiling import inductor
 from workers.optimizers.level import OptimizationLevel
-from workers.optimizers.passes import Prepared
+from workers.optimizers.work import Prepared, Work, as_sample, own_copy
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -95,7 +96,7 @@ class Models:
     def prepare(self, model: nn.Module, level: Level = None, sample_input: Any = None, dtype: Dtype = None) -> Prepared:
         """`prepare_model` with its report."""
         chosen, work = self._work(model, level, sample_input, dtype, training=False)
-        self.report = passes.run(work.backend.to_device(passes.own_copy(model)), chosen, work)
+        self.report = passes.run(work.backend.to_device(own_copy(model)), chosen, work)
         return self.report
 
     def prepare_training(
@@ -120,7 +121,7 @@ class Models:
 
     def _work(
         self, model: nn.Module, level: Level, sample_input: Any, dtype: Dtype, training: bool
-    ) -> tuple[str, passes.Work]:
+    ) -> tuple[OptimizationLevel, Work]:
         """Everything a caller can get wrong is refused here, before anything is copied or moved."""
         if not isinstance(model, nn.Module):
             raise UserError(
@@ -128,11 +129,12 @@ class Models:
             )
         backend = cast("BaseBackend", self)
         chosen = self.optimization_level if level is None else OptimizationLevel.from_string(level)
-        sample = passes.as_sample(sample_input)
+        sample = as_sample(sample_input)
         wanted = precision_of(backend.precision if dtype is None else dtype)
         backend.require_dtype(wanted)
         placing.refuse_elsewhere(sample, backend.device)
-        return chosen.value, passes.Work(backend, wanted, training, backend.to_device(sample))
+        found = Work(backend, wanted, training, backend.to_device(sample), compile_mode=backend.config.compile_mode)
+        return chosen, found
 
     # Hooks
 
@@ -140,9 +142,9 @@ class Models:
         """Why channels-last would not help here, "" when it does."""
         return ""
 
-    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
-        """The compiler of level O2. Raises passes.Skip; leaves its name in work.details["compile"]."""
-        return passes.inductor(model, work)
+    def _compile(self, model: nn.Module, work: Work) -> nn.Module:
+        """The compiler of level O2. Raises Skip; leaves its name in work.details["compile"]."""
+        return inductor(model, work)
 
     def _fit_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Switch off what the moved optimizer was built with and this device cannot do."""

@@ -1,5 +1,6 @@
 """What nvidia, amd and intel share: torch drives them through modules of one shape, torch.cuda and torch.xpu."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,13 @@ class TorchModuleBackend(BaseBackend):
             "free_bytes": free,
             "total_bytes": total,
         }
+
+    def peak_of(self, call: Callable[[], object]) -> int | None:
+        self.synchronize()
+        self._module().reset_peak_memory_stats(self.device)
+        call()
+        self.synchronize()
+        return int(self._module().max_memory_allocated(self.device))
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model, device_ids=[self.device_id])
@@ -86,7 +94,7 @@ class CudaModuleBackend(TorchModuleBackend):
             "uuid": str(getattr(found, "uuid", "")),
             "unified_memory": bool(getattr(found, "is_integrated", False)),
             "multiprocessors": found.multi_processor_count,
-            "l2_cache_bytes": getattr(found, "L2_cache_size", None),
+            "l2_bytes": getattr(found, "L2_cache_size", None),
         }
 
     def _configure(self, later: Later) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from workers.backends.base import BaseBackend, Later, Memory
-from workers.optimizers import passes
+from workers.optimizers.compiling import compiled_with
+from workers.optimizers.work import Work
 
 
 class TorchXLA:
@@ -116,9 +117,12 @@ class XLABackend(BaseBackend):
     def _channels_last_refusal(self, dtype: torch.dtype) -> str:
         return "XLA chooses layouts itself"
 
-    def _compile(self, model: nn.Module, work: passes.Work) -> nn.Module:
-        work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
-        return model
+    def _compile(self, model: nn.Module, work: Work) -> nn.Module:
+        """In inference openxla spares tracing the module anew in each call; the program is XLA's either way."""
+        if work.training or work.sample is None:
+            work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
+            return model
+        return compiled_with(model, work, "openxla")
 
     def _fit_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:

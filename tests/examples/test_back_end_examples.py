@@ -1,0 +1,45 @@
+"""The examples about back ends do what their first lines say, on every back end this process can use."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers import backends
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def as_a_script(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
+    yield
+    for name in ("cross_platform_training", "backend_comparison", "inference_pipeline"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", backends.available())
+def test_the_training_loop_learns_on_every_back_end(name):
+    import cross_platform_training as example
+
+    assert example.train(name, steps=60) < 0.2
+
+
+def test_the_comparison_finds_the_same_answer_on_all_back_ends():
+    import backend_comparison as example
+
+    found = example.compare()
+    assert found.keys() == set(backends.available())
+    assert all(seconds > 0 and difference < 1e-3 for seconds, difference in found.values())
+
+
+def test_the_inference_pipeline_classifies_as_the_model_it_was_given():
+    import inference_pipeline as example
+
+    torch.manual_seed(3)
+    found = example.classify("O1", batches=2)
+    assert len(found) == 16
+    assert all(isinstance(label, int) and 0 <= label < 10 and math.isfinite(label) for label in found)

@@ -1,0 +1,293 @@
+"""The optimiser keeps what is right and no slower, and says of the rest why not. It runs beside torch-xla too."""
+
+import copy
+import math
+import os
+import time
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from cluster.errors import UserError
+from workers import OptimizationLevel, backends, get_available_strategies, get_optimizer
+from workers.backends.cpu import CPUBackend
+from workers.optimizers import history, passes
+from workers.optimizers.optimizer import ModelOptimizer
+from workers.optimizers.timing import interval, race
+from workers.optimizers.trial import model_bytes
+from workers.optimizers.work import Skip, Work, as_sample
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
+NAMES = [name for name in backends.available() if name != "nvidia"]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    """Its own history; and one thread, whose times a busy machine disturbs least."""
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def perceptron():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.narrow(torch.tanh(self.wide(x)))
+
+
+class Blocks(nn.Module):
+    def __init__(self, width=8, depth=3):
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pass_of_a_level_is_applied_or_skipped_with_a_reason_and_the_model_is_untouched(name):
+    model, x = perceptron(), torch.rand(4, 16)
+    before = copy.deepcopy(model.state_dict())
+    optimised, result = get_optimizer(name).optimize(model, "conservative", x)
+    assert (result.success, result.level) == (True, OptimizationLevel.O1)
+    applied = {entry.partition(":")[0] for entry in result.optimizations_applied} - {"placement"}
+    assert applied | set(result.optimizations_skipped) == {p.name for p in passes.of_level("O1")}
+    assert not applied & set(result.optimizations_skipped)
+    assert model.training
+    assert all(torch.equal(v, before[k]) and v.device.type == "cpu" for k, v in model.state_dict().items())
+    with torch.no_grad():
+        have = optimised(backends.create(name).to_device(x)).cpu()
+    torch.testing.assert_close(have, model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_told_is_measured_on_the_sample(name):
+    _, result = get_optimizer(name).optimize(perceptron(), "O1", torch.rand(4, 16))
+    told = result.metrics
+    for key in ("latency_before_s", "latency_after_s", "speedup"):
+        median, low, high = told[key]
+        assert 0 < low <= median <= high
+    assert told["max_rel_error"] <= told["tolerance"] == 1e-3
+    assert told["model_bytes_before"] == 4 * (16 * 32 + 32 + 32 * 8 + 8)
+    assert "model" not in result.to_dict()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lower_precision_is_tried_only_where_the_tolerance_allows_it(name):
+    optimizer = get_optimizer(name)
+    if not optimizer.backend.supports_dtype("bfloat16"):
+        pytest.skip("no native bfloat16")
+    _, plain = optimizer.optimize(perceptron(), "O1", torch.rand(4, 16))
+    assert plain.optimizations_skipped["autocast"] == "the precision asked for is float32"
+    _, strict = optimizer.optimize(perceptron(), "O1", torch.rand(4, 16), tolerance=1e-5)
+    assert "rolled back: off by" in strict.optimizations_skipped["autocast"]
+    _, loose = optimizer.optimize(perceptron(), "O1", torch.rand(4, 16), tolerance=0.1)
+    told = loose.metrics["passes"]
+    assert "autocast" in told
+    if "autocast: bfloat16" in loose.optimizations_applied:
+        assert 1e-5 < loose.metrics["max_rel_error"] <= 0.1
+
+
+class Wrong(CPUBackend):
+    """Its compiler makes programs that are off by a tenth."""
+
+    def _compile(self, model, work):
+        return nn.Sequential(model, Scaled())
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x * 1.1
+
+
+class Slow(CPUBackend):
+    """Its compiler makes programs that wait."""
+
+    def _compile(self, model, work):
+        return nn.Sequential(model, Waiting())
+
+
+class Eager(CPUBackend):
+    """It has no compiler."""
+
+    def _compile(self, model, work):
+        raise Skip("none here")
+
+
+class Waiting(nn.Module):
+    def forward(self, x):
+        time.sleep(0.05)
+        return x
+
+
+class Failing(CPUBackend):
+    """Its compiler makes programs that fail when they run."""
+
+    def _compile(self, model, work):
+        return nn.Sequential(model, nn.Linear(999, 1))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "said"),
+    [(Wrong, "rolled back: off by 0.1 "), (Slow, "is slower"), (Failing, "the model fails with it: mat1 and mat2")],
+)
+def test_a_pass_that_makes_the_model_wrong_slow_or_broken_is_rolled_back_with_its_numbers(vendor, said):
+    x = torch.rand(4, 16)
+    optimised, result = ModelOptimizer(vendor()).optimize(perceptron(), "O2", x)
+    assert said in result.optimizations_skipped["compile"]
+    assert result.success
+    torch.testing.assert_close(optimised(x), perceptron()(x))
+
+
+def test_inductor_at_the_balanced_level_is_right_whether_kept_or_not():
+    x = torch.rand(4, 16)
+    optimised, result = get_optimizer("cpu").optimize(perceptron(), "balanced", x)
+    assert "compile" in result.metrics["passes"] or result.optimizations_skipped["compile"]
+    with torch.no_grad():
+        torch.testing.assert_close(optimised(x), perceptron()(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not in this environment")
+def test_int8_weights_take_a_quarter_of_the_bytes_and_stay_close():
+    torch.manual_seed(2)
+    model, x = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64)).eval(), torch.rand(8, 256)
+    work = Work(backends.create("cpu"), torch.float32, False, as_sample(x))
+    (int8,) = [p for p in passes.PASSES if p.name == "int8_weights"]
+    done = passes.apply(copy.deepcopy(model), [int8], work)
+    assert done.applied[1].startswith("int8_weights: output moved by")
+    assert model_bytes(done.model) < 0.3 * model_bytes(model)
+    with torch.no_grad():
+        torch.testing.assert_close(done.model(x), model(x), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is here")
+def test_without_torchao_quantising_is_skipped_with_the_remedy():
+    work = Work(CPUBackend(), torch.float32, False, as_sample(torch.rand(4, 16)))
+    assert "the extra 'quantize'" in passes.run(perceptron().eval(), "O3", work).skipped["int8_weights"]
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def kept_for_backward(model, x):
+    """Bytes of activations that autograd holds between forward and backward."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        model(x)
+    return sum(kept)
+
+
+def test_activations_are_recomputed_where_a_step_would_not_fit_with_equal_gradients():
+    torch.manual_seed(3)
+    model, x = Blocks(), torch.rand(64, 8)
+    optimizer = ModelOptimizer(Eager())
+    optimised, result = optimizer.optimize(model, "O2", x, for_training=True, memory_bytes=1 << 10)
+    assert "activation_checkpointing: 3 blocks of Block" in result.optimizations_applied
+    assert result.optimizations_skipped["fold_conv_bn"] == "batch norm learns during training"
+    inside = passes.unwrap(optimised)
+    assert kept_for_backward(inside, x) < 0.5 * kept_for_backward(model, x)
+    for have, want in zip(gradients(inside, x), gradients(model, x), strict=True):
+        torch.testing.assert_close(have, want)
+
+
+def test_activations_are_kept_where_the_step_fits():
+    work = Work(CPUBackend(), torch.float32, True, as_sample(torch.rand(4, 8)))
+    (recompute,) = [p for p in passes.PASSES if p.name == "activation_checkpointing"]
+    skipped = passes.apply(Blocks(), [recompute], work).skipped
+    assert skipped["activation_checkpointing"].startswith("not needed: a step takes")
+
+
+def test_without_a_sample_nothing_is_claimed():
+    optimised, result = get_optimizer("cpu").optimize(perceptron(), "O1")
+    assert not result.success
+    assert result.warnings == ["without a sample input nothing was measured, and nothing checked"]
+    assert result.metrics == {}
+    assert isinstance(optimised, nn.Sequential)
+
+
+def test_only_when_asked_is_the_callers_module_itself_changed():
+    model = perceptron()
+    optimised, _ = get_optimizer("cpu").optimize(model, "O1", torch.rand(2, 16), inplace=True)
+    assert passes.unwrap(optimised) is model
+    other, _ = get_optimizer("cpu").optimize(model, "O1", torch.rand(2, 16))
+    assert passes.unwrap(other) is not model
+
+
+def test_bad_input_is_one_clear_error_each():
+    optimizer, x = get_optimizer("cpu"), torch.rand(2, 16)
+    for call, said in (
+        (lambda: optimizer.optimize(lambda x: x, "O1", x), r"must be a torch\.nn\.Module, not function"),
+        (lambda: optimizer.optimize(perceptron(), "O7", x), "unknown optimisation level 'O7'"),
+        (lambda: optimizer.optimize(perceptron(), "agressive", x), "did you mean 'aggressive'"),
+        (lambda: optimizer.optimize(perceptron(), "O1", x, tolerance=2), "tolerance is 2"),
+        (lambda: optimizer.optimize(perceptron(), "O1", x, dtype="int8"), "no precision to compute in"),
+        (lambda: optimizer.optimize(perceptron(), "O1", torch.rand(2, 16, device="meta")), "is on meta"),
+        (lambda: optimizer.optimize(perceptron(), "O1", torch.rand(2, 17)), "the model fails on its sample input"),
+        (lambda: get_optimizer("cudda"), "did you mean 'cuda'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            call()
+
+
+def test_strategies_tell_what_was_measured_here_and_nothing_else():
+    assert {s.measured_speedup for s in get_available_strategies("cpu")} == {None}
+    _, result = get_optimizer("cpu").optimize(perceptron(), "O1", torch.rand(4, 16), tolerance=0.1)
+    if "autocast" not in result.metrics["passes"]:
+        pytest.skip("no lower precision here")
+    told = {s.name: s for s in get_available_strategies("cpu")}
+    assert told["autocast"].measured_speedup == pytest.approx(result.metrics["passes"]["autocast"][0], rel=0.01)
+    assert told["compile"].measured_speedup is None
+    assert told["compile"].applicable_levels == ("O2", "O3")
+    assert told["int8_weights"].requirements[0] == "inference"
+
+
+def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_path, monkeypatch):
+    history.remember("cpu", "2.13", "compile", 2.0)
+    history.path().write_text(history.path().read_text() + '{"kind": "cpu", "pa')
+    history.remember("cpu", "2.13", "compile", 8.0)
+    assert history.speedups("cpu")["compile"] in (2.0, 4.0)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "file" / "below"))
+    history.remember("cpu", "2.13", "compile", 2.0)
+    assert history.speedups("cpu") == {}
+
+
+def test_an_interval_of_twelve_rounds_leaves_out_the_two_extremes_on_each_side():
+    values = [float(n) for n in range(1, 13)]
+    assert interval(values) == (6.5, 3.0, 10.0)  # ranks 3 and 10 of 12: 96 % by binomial(12, 1/2)
+    assert interval([1.0, 2.0, 3.0]) == (2.0, 1.0, 3.0)
+    assert math.isclose(interval([5.0] * 8).median, 5.0)
+
+
+def test_a_race_is_won_by_the_one_that_does_less():
+    raced = race(lambda: time.sleep(0.04), lambda: time.sleep(0.001), lambda: None, rounds=8)
+    assert raced.ratio.low > 1
+    assert not raced.slower
+    assert race(lambda: time.sleep(0.001), lambda: time.sleep(0.04), lambda: None, rounds=8).slower
+
+
+@pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")
+def test_openxla_compiles_on_a_lazy_device():
+    x = torch.rand(4, 16)
+    backend = backends.create("xla")
+    prepared = backend.prepare(perceptron(), "O2", x)
+    assert "compile: openxla" in prepared.applied
+    with torch.no_grad():
+        torch.testing.assert_close(prepared.model(backend.to_device(x)).cpu(), perceptron()(x), rtol=1e-4, atol=1e-5)

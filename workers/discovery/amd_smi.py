@@ -1,0 +1,99 @@
+"""What AMD SMI knows beyond sysfs, where its Python library (of ROCm) is installed: names, drivers, faults, heat.
+
+`ask` is what it says as JSON-like data; `tell` adds that to the devices KFD told of. Not run on hardware so far.
+Source: AMD's reference of the AMD SMI Python API.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from cluster.vocabulary import Device, Finding
+from workers.discovery.machine import sysfs_address
+
+# Fields of amdsmi_get_violation_status that are 1 while something slows the clock.
+SLOWED = {
+    "active_prochot_thrm": "heat (the chip's own alarm)",
+    "active_socket_thrm": "heat of its socket",
+    "active_vr_thrm": "heat of its voltage regulators",
+    "active_hbm_thrm": "heat of its memory",
+}
+
+
+def installed() -> bool:
+    return find_spec("amdsmi") is not None
+
+
+def ask() -> dict[str, Any]:
+    """{"cards": […]}, a card with `pci`, `name`, `driver`, `ecc_uncorrected`, `slowed`; or {"error"}."""
+    try:
+        import amdsmi as smi
+    except Exception as e:  # it loads ROCm's C library at import, and raises what comes when that is of another release
+        return {"error": str(e)}
+    try:
+        smi.amdsmi_init()
+        try:
+            return {"cards": [_ask_card(smi, handle) for handle in smi.amdsmi_get_processor_handles()]}
+        finally:
+            smi.amdsmi_shut_down()
+    except smi.AmdSmiException as e:
+        return {"error": str(e)}
+
+
+def _ask_card(smi: Any, handle: Any) -> dict[str, Any]:
+    def optional(read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return read(handle)
+        except smi.AmdSmiException:  # not every card, driver or virtual machine tells everything
+            return {}
+
+    slowed = optional(smi.amdsmi_get_violation_status) if hasattr(smi, "amdsmi_get_violation_status") else {}
+    return {
+        "pci": smi.amdsmi_get_gpu_device_bdf(handle),
+        "name": optional(smi.amdsmi_get_gpu_asic_info).get("market_name"),
+        "driver": optional(smi.amdsmi_get_gpu_driver_info).get("driver_version"),
+        "ecc_uncorrected": optional(smi.amdsmi_get_gpu_total_ecc_count).get("uncorrectable_count"),
+        "slowed": [field for field in SLOWED if slowed.get(field) in (1, True)],
+    }
+
+
+def tell(devices: Sequence[Device], said: dict[str, Any]) -> tuple[list[Device], list[Finding]]:
+    """Devices with what was said of the card at their address, and faults of cards of ours. Partitions of one card
+    keep what KFD told: they share an address.
+    """
+    if error := said.get("error"):
+        return list(devices), [Finding("info", "amd", f"told by sysfs only: AMD SMI: {error}", "update ROCm")]
+    cards = {sysfs_address(card["pci"]): card for card in said["cards"]}
+    at = Counter(d.pci_address for d in devices)
+    told = [_with(d, cards[d.pci_address]) if d.pci_address in cards and at[d.pci_address] == 1 else d for d in devices]
+    return told, [f for address, card in cards.items() if address in at for f in _faults(address, card)]
+
+
+def _with(device: Device, card: dict[str, Any]) -> Device:
+    name = card.get("name") if device.name.startswith("AMD gfx") else device.name
+    return replace(
+        device, name=name or device.name, driver_version=device.driver_version or str(card.get("driver") or "")
+    )
+
+
+def _faults(address: str, card: dict[str, Any]) -> list[Finding]:
+    found = []
+    if isinstance(errors := card.get("ecc_uncorrected"), int) and errors:
+        found.append(memory_errors(address, errors))
+    if card["slowed"]:
+        causes = " and ".join(SLOWED[field] for field in card["slowed"])
+        message = f"the card at {address} runs below its clock because of {causes}"
+        found.append(Finding("warning", "amd", message, "check fans, inlet temperature and power"))
+    return found
+
+
+def memory_errors(address: str, errors: int) -> Finding:
+    """The one finding of a card whose memory failed, whoever counted."""
+    return Finding(
+        "error",
+        "amd",
+        f"the card at {address} has had {errors} memory errors that ECC could not correct",
+        "reset it or reboot; if they come back, have it replaced",
+    )

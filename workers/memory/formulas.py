@@ -1,0 +1,62 @@
+"""Memory of a transformer from its plain numbers. The derivations are at the properties of TransformerShape."""
+
+from typing import Any
+
+from cluster.errors import UserError, nearest
+from workers.memory.estimate import MemoryEstimate
+from workers.memory.optimizers import Known, known
+from workers.memory.shapes import TransformerShape
+
+BYTES = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "float64": 8, "fp64": 8,
+         "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}  # fmt: skip
+FOUND = "formulas for a transformer with fused attention"
+
+
+def estimate(
+    shape: TransformerShape, batch: int, seq: int | None, dtype: Any, training: bool, optimizer: Any
+) -> MemoryEstimate:
+    element = shape.bytes_per_element if dtype is None else _bytes_of(dtype)
+    tokens = batch * (seq or int(shape.seq))
+    weights = int(shape.weights * element)
+    if not training:
+        live, cached = int(tokens * shape.live_per_token * element), int(tokens * shape.cached_per_token * element)
+        return MemoryEstimate(
+            weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, found_by=FOUND
+        )
+    rule = known(optimizer) if optimizer is not None else Known("", 0, 0)
+    kept = int(tokens * shape.kept_per_token * element)
+    return _training(
+        weights, rule.states * weights, kept, _backward(shape, tokens, element), _step(shape, rule, element)
+    )
+
+
+def _backward(shape: TransformerShape, tokens: int, element: float) -> int:
+    """Backward begins with the gradients of log-softmax and logits; those of one feed-forward are the next largest."""
+    return int(tokens * max(2 * shape.vocab, 2 * shape.feed) * element)
+
+
+def _step(shape: TransformerShape, rule: Known, element: float) -> int:
+    return int(rule.temporaries * shape.largest_weight * element)
+
+
+def _training(weights: int, state: int, kept: int, backward: int, step: int) -> MemoryEstimate:
+    """While backward frees activations it makes gradients, both evenly: the most is live at its start, or at the step,
+    when all gradients are there.
+    """
+    at_backward, at_step = kept + backward, weights + step
+    in_step = at_step > at_backward
+    return MemoryEstimate(
+        weights, weights, state, kept,
+        workspace_bytes=step if in_step else backward,
+        total_bytes=weights + state + max(at_backward, at_step),
+        peak="step" if in_step else "backward",
+        found_by=FOUND,
+    )  # fmt: skip
+
+
+def _bytes_of(dtype: Any) -> int:
+    """Of a word or a torch.dtype."""
+    word = str(dtype).lower().removeprefix("torch.")
+    if word not in BYTES:
+        raise UserError(f"unknown dtype {word!r}", nearest(word, list(BYTES)))
+    return BYTES[word]

@@ -1,0 +1,50 @@
+"""Which bytes are live while torch computes on fake tensors: each storage from when it appears until it is freed."""
+
+import weakref
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts every storage an operation returns while this mode is entered, and forgets it when torch frees it.
+
+    Storages have no address on fake tensors, so they are told apart by identity; a view adds nothing. What a kernel
+    allocates and frees inside one operation is not seen: no Python code runs there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: dict[int, weakref.finalize[Any, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.watch(result)
+        return result
+
+    def watch(self, value: Any) -> int:
+        """Count the storages of the tensors in `value` that are not counted yet; their bytes."""
+        return sum(self._add(t.untyped_storage()) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+    def __enter__(self) -> Self:
+        """`peak` is of the time entered, from what is live now."""
+        self.peak = self.now
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def _add(self, storage: torch.UntypedStorage) -> int:
+        key = id(storage)
+        if key in self._known:
+            return 0
+        size = storage.nbytes()
+        self._known[key] = weakref.finalize(storage, self._drop, key, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        return size
+
+    def _drop(self, key: int, size: int) -> None:
+        del self._known[key]
+        self.now -= size

@@ -1,0 +1,260 @@
+"""One call, or two training steps, of a module on fake tensors, watched: the real peak without the real memory."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
+
+from cluster.errors import UserError
+from workers.backends.parts.placing import map_tensors, tensors_of
+from workers.backends.parts.precision import dtype_of
+from workers.memory.apart import STARTED_HERE, apart
+from workers.memory.composite import TorchsOwn
+from workers.memory.estimate import MemoryEstimate
+from workers.memory.live import LiveBytes
+from workers.memory.optimizers import known
+from workers.optimizers.work import Sample, as_sample
+
+TRACED = "traced on fake tensors"
+COMPILED = f"{TRACED}, as one compiled XLA program"
+# A shape that depends on values has no answer without them.
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    batch: int | None
+    seq: int | None
+    dtype: Any
+    training: bool
+    optimizer: Any
+    loss: Callable[[Any], Any] | None
+    xla: bool
+
+
+@dataclass(slots=True)
+class Seen:
+    """Bytes of the last training step: what forward kept, all gradients, those of them that are views, the peaks."""
+
+    kept: int = 0
+    gradients: int = 0
+    viewed: int = 0
+    forward: int = 0
+    backward: int = 0
+    step: int = 0
+
+
+def estimate(model: Any, sample_input: Any, request: Request) -> MemoryEstimate:
+    """Raises UserError where the module cannot be traced; the caller's module is only read."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"memory of a {type(model).__name__} cannot be estimated",
+            "give a torch.nn.Module, a TransformerShape, or a configuration with a transformer's numbers",
+        )
+    dtype = _floating(request.dtype)
+    sample = _sample(model, sample_input, request)
+    make = _maker(request.optimizer)
+    if not request.training:
+        return _trace(model, sample, dtype, make, request)
+    return apart(lambda: _trace(model, sample, dtype, make, request))
+
+
+def _trace(
+    model: nn.Module, sample: Sample, dtype: torch.dtype | None, make: Callable[[Any], Any] | None, request: Request
+) -> MemoryEstimate:
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), TorchsOwn(), _attention(request.xla):
+            twin, inputs = _twin(model, dtype), _fake_sample(sample, request, dtype)
+            return _train(twin, inputs, make, request) if request.training else _infer(twin, inputs, request.xla)
+    except NEEDS_VALUES as e:
+        raise UserError(
+            f"the model cannot be traced without data: {type(e).__name__} at {e}",
+            "estimate the part before the step that reads values, or give a TransformerShape",
+        ) from e
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as e:
+        if STARTED_HERE in str(e):
+            raise
+        raise UserError(
+            f"the model fails on this sample input: {(str(e) or type(e).__name__).splitlines()[0]}",
+            "give as sample_input what one call of the model takes",
+        ) from e
+
+
+def _infer(model: nn.Module, inputs: Sample, xla: bool) -> MemoryEstimate:
+    live, weights = LiveBytes(), _tensors(model)
+    held = live.watch(weights)
+    live.watch(tensors_of(inputs))
+    model.eval()
+    with torch.no_grad(), live:
+        output = model(*inputs.args, **inputs.kwargs)
+    viewed = _views(tree_leaves(output)) if xla else 0
+    needed, found = live.peak - held, COMPILED if xla else TRACED
+    return MemoryEstimate(
+        held, activations_bytes=needed, workspace_bytes=viewed, total_bytes=held + needed + viewed, found_by=found
+    )
+
+
+def _train(model: nn.Module, inputs: Sample, make: Callable[[Any], Any] | None, request: Request) -> MemoryEstimate:
+    """The first step makes the optimizer's state, the second is the one that counts."""
+    model.train()
+    live, weights = LiveBytes(), _tensors(model)
+    held = live.watch(weights)
+    live.watch(tensors_of(inputs))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise UserError("no weight of the model requires a gradient", "estimate it with mode='inference'")
+    optimizer = make(trained) if make else None
+    _step(model, inputs, optimizer, request.loss, live)
+    state = _bytes(value for kept in optimizer.state.values() for value in kept.values()) if optimizer else 0
+    views: list[int] = []
+    for weight in trained:
+        weight.register_hook(lambda gradient: views.append(_views([gradient])))  # type: ignore[no-untyped-call]
+    seen = _step(model, inputs, optimizer, request.loss, live)
+    seen.viewed = sum(views)
+    return (_compiled if request.xla else _eager)(held, state, seen)
+
+
+def _step(model: nn.Module, inputs: Sample, optimizer: Any, loss: Any, live: LiveBytes) -> Seen:
+    """Zero gradients, forward, backward, step; each phase with its own peak."""
+    seen, before = Seen(), live.now
+    with live:
+        value = _loss(model(*inputs.args, **inputs.kwargs), loss)
+    seen.forward, seen.kept = live.peak, live.now - before
+    with live:
+        value.backward()  # type: ignore[no-untyped-call]
+        del value
+    seen.backward = live.peak
+    seen.gradients = _bytes(p.grad for p in model.parameters())
+    if optimizer is not None:
+        with live:
+            optimizer.step()
+        seen.step = live.peak
+    model.zero_grad()
+    return seen
+
+
+def _eager(weights: int, state: int, seen: Seen) -> MemoryEstimate:
+    peak, total = max(("forward", seen.forward), ("backward", seen.backward), ("step", seen.step), key=lambda p: p[1])
+    there = weights + state + (seen.gradients if peak == "step" else seen.kept)
+    return MemoryEstimate(
+        weights, seen.gradients, state, seen.kept,
+        workspace_bytes=max(total - there, 0), total_bytes=total, peak=peak, found_by=TRACED,
+    )  # fmt: skip
+
+
+def _compiled(weights: int, state: int, seen: Seen) -> MemoryEstimate:
+    """One program makes the whole step. Its arguments, weights and state, are donated: their new values take their
+    place. Gradients are results of it, and a gradient that is a view (a linear layer's, transposed) one beside what it
+    views. Temporaries are what backward holds, its gradients too, or the optimizer's step, with every gradient at hand.
+    Read off XLA's buffer assignments; what the compiler fuses, lays out anew or computes twice is not modelled.
+    """
+    temporaries = max(seen.backward, seen.step - seen.gradients) - weights - state
+    return MemoryEstimate(
+        weights, seen.gradients, state, seen.kept,
+        workspace_bytes=max(seen.viewed + temporaries - seen.kept, 0),
+        total_bytes=weights + state + seen.gradients + seen.viewed + max(temporaries, seen.kept),
+        peak="step", found_by=COMPILED,
+    )  # fmt: skip
+
+
+def _views(values: Any) -> int:
+    """Bytes of the tensors that are views: torch-xla hands both the view and what it views out of a program."""
+    return _bytes(t for t in values if isinstance(t, torch.Tensor) and t._is_view())
+
+
+def _loss(output: Any, loss: Any) -> torch.Tensor:
+    if loss is not None:
+        value = loss(output)
+    elif isinstance(getattr(output, "loss", None), torch.Tensor):
+        value = output.loss
+    else:
+        value = sum(t.mean() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise UserError("the loss is no scalar tensor", "give as loss a function of the model's output that makes one")
+    return value
+
+
+def _attention(xla: bool) -> AbstractContextManager[Any]:
+    """XLA has no fused attention kernel of torch's: there, scores are computed and kept."""
+    return sdpa_kernel(SDPBackend.MATH) if xla else nullcontext()
+
+
+def _twin(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """A copy whose tensors are fake: they have shapes and no memory. Ties stay; the device is the CPU."""
+    fakes = {id(t): _fake(t, dtype) for t in _tensors(model)}
+    try:
+        twin: nn.Module = copy.deepcopy(model, fakes)
+    except (TypeError, RuntimeError) as e:
+        raise UserError(f"the model cannot be copied: {e}", "estimate it before what cannot be copied is added") from e
+    return twin
+
+
+def _fake(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Called in a FakeTensorMode. Contiguous or in the strides of the original, parameters as parameters."""
+    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=wanted, device="cpu")
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+def _sample(model: nn.Module, sample_input: Any, request: Request) -> Sample:
+    """Raises UserError where there is none and the module does not tell, or where it is on another device."""
+    if sample_input is None and getattr(getattr(model, "config", None), "vocab_size", None) and request.seq:
+        sample_input = torch.empty(request.batch or 1, request.seq, dtype=torch.long, device="meta")
+    sample = as_sample(sample_input)
+    if sample is None:
+        raise UserError(
+            "a module is traced, which takes an input",
+            "give sample_input, or seq for a module whose config tells vocab_size",
+        )
+    here = {t.device.type for t in _tensors(model)} | {"meta"}
+    elsewhere = {t.device.type for t in tensors_of(sample)} - here
+    if elsewhere and here != {"meta"}:
+        raise UserError(
+            f"the sample input is on {', '.join(sorted(elsewhere))}, the model on {', '.join(sorted(here - {'meta'}))}",
+            "move one to the other, or give a sample input on the meta device",
+        )
+    return sample
+
+
+def _fake_sample(sample: Sample, request: Request, dtype: torch.dtype | None) -> Sample:
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        shape = list(tensor.shape)
+        if request.batch and shape:
+            shape[0] = request.batch
+        if request.seq and len(shape) == 2 and not tensor.is_floating_point():
+            shape[1] = request.seq
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return torch.empty(shape, dtype=wanted, device="cpu")
+
+    return Sample(map_tensors(sample.args, resized), map_tensors(sample.kwargs, resized))
+
+
+def _maker(optimizer: Any) -> Callable[[Any], Any] | None:
+    if optimizer is None or (callable(optimizer) and not isinstance(optimizer, str)):
+        return optimizer
+    rule = known(optimizer)
+    return lambda weights: getattr(torch.optim, rule.torch_name)(weights, lr=1e-3, **rule.options)
+
+
+def _floating(word: Any) -> torch.dtype | None:
+    if word is None:
+        return None
+    dtype = dtype_of(word)
+    if not dtype.is_floating_point:
+        raise UserError(f"weights are not trained or run in {word}", "give a floating-point dtype, such as bfloat16")
+    return dtype
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _bytes(values: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in values if isinstance(t, torch.Tensor))

@@ -1,0 +1,44 @@
+"""Passes that change no number by more than rounding: memory layout, and batch norms folded into convolutions."""
+
+import torch
+from torch import nn
+
+from workers.optimizers import folding
+from workers.optimizers.work import Skip, Work, first_output, require_close
+
+# How far a pass called safe may move an output: relative to the largest output, and at least this much.
+SAFE_RELATIVE, SAFE_ABSOLUTE = 1e-3, 1e-5
+
+
+def channels_last(model: nn.Module, work: Work) -> nn.Module:
+    if not any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()):
+        raise Skip("the model has no 2-d convolution")
+    reason = work.backend._channels_last_refusal(work.dtype)
+    if reason:
+        raise Skip(reason)
+    if work.sample is None:
+        raise Skip("it cannot be checked without a sample input: a forward that uses view() fails on this layout")
+    want = first_output(model, work.sample)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        require_close(first_output(model, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
+    except (Skip, RuntimeError) as e:
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        raise e if isinstance(e, Skip) else Skip(f"the model fails on it: {str(e).splitlines()[0]}") from e
+    return model
+
+
+def fold_conv_bn(model: nn.Module, work: Work) -> nn.Module:
+    if work.training:
+        raise Skip("batch norm learns during training")
+    try:
+        folded, pairs = folding.fold(model)
+    except folding.NotTraceable as e:
+        raise Skip(f"the model cannot be traced: {e}") from e
+    if not pairs:
+        raise Skip("no convolution is followed by a batch norm alone")
+    if work.sample is not None:
+        want = first_output(model, work.sample)
+        require_close(first_output(folded, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
+    work.details["fold_conv_bn"] = f"{pairs} pair{'s' if pairs > 1 else ''}"
+    return folded

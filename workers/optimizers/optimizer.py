@@ -1,0 +1,250 @@
+"""The optimiser: every pass of a level is tried on the sample input, measured against going on without it, and kept
+only if the result stays right and does not get slower.
+"""
+
+import copy
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from cluster.errors import UserError
+from workers.backends.parts import placing
+from workers.backends.parts.precision import precision_of
+from workers.optimizers import history, passes, trial
+from workers.optimizers.level import OptimizationLevel
+from workers.optimizers.result import OptimizationResult, OptimizationStrategy
+from workers.optimizers.timing import Race, race
+from workers.optimizers.work import Sample, Skip, Work, as_sample
+
+if TYPE_CHECKING:
+    from workers.backends.base import BaseBackend
+    from workers.config import PolyfleetConfig
+
+# How far a result may be from the float32 model, relative to its largest value, where the caller says nothing: as far
+# as rounding in that precision takes it, and for quantised weights as far as those are.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+QUANTIZED = ("int8_weights", "fp8_linear")
+
+
+def get_optimizer(name: "str | None" = None, config: "PolyfleetConfig | None" = None) -> "ModelOptimizer":
+    """The optimiser of a back end by its name, or of the best that is here. Raises as `get_backend` does."""
+    from workers.selection.factory import get_backend
+
+    return ModelOptimizer(get_backend(name, config))
+
+
+def get_available_strategies(name: "str | None" = None) -> list[OptimizationStrategy]:
+    """Every pass, with what it was measured to bring on this machine's devices of that back end."""
+    return get_optimizer(name).get_available_strategies()
+
+
+class ModelOptimizer:
+    """Optimises models for one device."""
+
+    def __init__(self, backend: "BaseBackend"):
+        self.backend = backend
+
+    def get_available_strategies(self) -> list[OptimizationStrategy]:
+        measured = history.speedups(self.backend.get_device_info(self.backend.device_id).kind)
+        return [
+            OptimizationStrategy(
+                p.name,
+                p.description,
+                tuple(level.value for level in OptimizationLevel if level >= p.first),
+                p.requires,
+                measured.get(p.name),
+            )
+            for p in passes.PASSES
+        ]
+
+    def optimize(
+        self,
+        model: nn.Module,
+        level: "str | OptimizationLevel" = OptimizationLevel.O2,
+        sample_input: Any = None,
+        *,
+        dtype: "str | torch.dtype | None" = None,
+        tolerance: float | None = None,
+        for_training: bool = False,
+        memory_bytes: int | None = None,
+        inplace: bool = False,
+    ) -> tuple[nn.Module, OptimizationResult]:
+        """(the optimised model on the device, what was done, left and measured).
+
+        `tolerance` is the largest error allowed, relative to the largest value of the float32 model's output (for
+        training: of each gradient too). With a tolerance and no `dtype`, a lower precision the device has is tried as
+        well. `memory_bytes` is what a training step may take (default: what is free). With `inplace` the caller's
+        module itself is placed and changed; a compiled or lowered model is a wrapper around it even then.
+
+        Raises UserError for what cannot be optimised; nothing is changed then.
+        """
+        chosen = OptimizationLevel.from_string(level)
+        if tolerance is not None and not 0 <= tolerance < 1:
+            raise UserError(f"tolerance is {tolerance!r}", "give a relative error of at least 0 and below 1")
+        work = self._work(model, sample_input, dtype, tolerance, for_training, memory_bytes)
+        if work.sample is None:
+            return self._unmeasured(model, chosen, work, inplace)
+        with self.backend:
+            done = _Trials(model, work, tolerance).run(chosen)
+            final = done.build(model) if inplace else done.current
+            return final, done.result(final, chosen)
+
+    def _work(
+        self,
+        model: nn.Module,
+        sample_input: Any,
+        dtype: Any,
+        tolerance: float | None,
+        training: bool,
+        memory: int | None,
+    ) -> Work:
+        if not isinstance(model, nn.Module):
+            raise UserError(
+                f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself"
+            )
+        sample = as_sample(sample_input)
+        placing.refuse_elsewhere(sample, self.backend.device)
+        wanted = precision_of(dtype or self.backend.precision)
+        self.backend.require_dtype(wanted)
+        if dtype is None and wanted == torch.float32 and tolerance is not None:
+            wanted = self._lower_precision()
+        given: Sample | None = self.backend.to_device(sample)
+        return Work(self.backend, wanted, training, given, memory, self.backend.config.compile_mode)
+
+    def _lower_precision(self) -> torch.dtype:
+        native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
+        return native[0] if native else torch.float32
+
+    def _unmeasured(
+        self, model: nn.Module, level: OptimizationLevel, work: Work, inplace: bool
+    ) -> tuple[nn.Module, OptimizationResult]:
+        mine = _on_device(model if inplace else copy.deepcopy(model), work)
+        done = passes.run(mine, level, work)
+        told = "without a sample input nothing was measured, and nothing checked"
+        return done.model, OptimizationResult(False, done.model, level, done.applied, done.skipped, [told])
+
+
+class _Trials:
+    """The passes kept so far, and what was measured of each. A candidate is always built from a fresh copy."""
+
+    def __init__(self, model: nn.Module, work: Work, tolerance: float | None):
+        self.model, self.work, self.tolerance = model, work, tolerance
+        self.kept: list[passes.Pass] = []
+        self.skipped: dict[str, str] = {}
+        self.races: dict[str, Race] = {}
+        self.details: dict[str, str] = {}
+        self.compile_s = 0.0
+        self.warnings: list[str] = []
+        self.kind = work.backend.get_device_info(work.backend.device_id).kind
+        try:
+            self.base = self.build(copy.deepcopy(model))
+        except (TypeError, RuntimeError) as e:
+            raise UserError(f"the model cannot be copied: {e}", "keep tensors that need gradients out of it") from e
+        self.want = self._reference()
+        self.current, self.error = self.base, trial.apart(self._outcome(self.base), self.want)
+
+    def run(self, level: OptimizationLevel) -> "_Trials":
+        for one in sorted(passes.of_level(level), key=lambda p: p.first):
+            try:
+                self._try(one)
+            except Skip as e:
+                self.skipped[one.name] = str(e)
+        return self
+
+    def build(self, mine: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
+        """The kept passes, and one more, over a model that is ours. Raises Skip where that one does not apply."""
+        wanted = [*self.kept, *([extra] if extra else [])]
+        self.work.details, self.work.compile_mode = {}, self.work.backend.config.compile_mode
+        done = passes.apply(_on_device(mine, self.work), wanted, self.work)
+        if extra is not None and extra.name in done.skipped:
+            raise Skip(done.skipped[extra.name])
+        if done.skipped:
+            raise Skip("; ".join(f"{name} fails beside it: {reason}" for name, reason in done.skipped.items()))
+        self.details = dict(self.work.details)
+        return done.model
+
+    def _try(self, one: passes.Pass) -> None:
+        if one.name == "max_autotune" and not any(p.name == "compile" for p in self.kept):
+            raise Skip("the compiler was not kept")
+        begun = perf_counter()
+        candidate = self.build(copy.deepcopy(self.model), one)
+        have = self._outcome(candidate)
+        built_s = perf_counter() - begun
+        error = trial.apart(have, self.want)
+        if not error.max_rel <= (limit := self._limit(one)):
+            raise Skip(f"rolled back: off by {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
+        calls = trial.call_of(self.current, self.work), trial.call_of(candidate, self.work)
+        raced = race(*calls, self.work.backend.synchronize)
+        self.races[one.name] = raced
+        self._remember(one.name, raced.ratio.median)
+        # What saves memory may cost time: that is its purpose.
+        if raced.slower and one.name != "activation_checkpointing":
+            low, high = raced.ratio.low, raced.ratio.high
+            raise Skip(f"rolled back: {raced.ratio.median:.2f} times the speed ({low:.2f} to {high:.2f}) is slower")
+        self.kept.append(one)
+        self.current, self.error = candidate, error
+        if one.name in ("compile", "max_autotune"):
+            self.compile_s += built_s
+
+    def _limit(self, one: passes.Pass) -> float:
+        if self.tolerance is not None:
+            return self.tolerance
+        lossy = [TOLERANCE[self.work.dtype]] if any(p.name == "autocast" for p in (*self.kept, one)) else []
+        lossy += [5e-2] if any(p.name in QUANTIZED for p in (*self.kept, one)) else []
+        return max([TOLERANCE[torch.float32], *lossy])
+
+    def _reference(self) -> list[torch.Tensor]:
+        """Of the caller's model in float32, untouched, on the same device."""
+        plain = _on_device(copy.deepcopy(self.model).float(), self.work)
+        sample = self.work.sample
+        assert sample is not None
+        as_float = placing.map_tensors(sample, lambda t: t.float() if t.is_floating_point() else t)
+        exact = Work(self.work.backend, torch.float32, self.work.training, as_float)
+        return self._outcome(plain, exact)
+
+    def _outcome(self, model: nn.Module, work: Work | None = None) -> list[torch.Tensor]:
+        try:
+            return trial.outcome(model, work or self.work)
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
+            said = str(e).strip().splitlines()
+            if model is getattr(self, "base", model) or work is not None:
+                raise UserError(f"the model fails on its sample input: {said[0] if said else e!r}",
+                                "give an input that the model takes") from e  # fmt: skip
+            raise Skip(f"the model fails with it: {said[0] if said else repr(e)}") from e
+
+    def _remember(self, name: str, speedup: float) -> None:
+        history.remember(self.kind, str(torch.__version__), name, speedup)
+
+    def result(self, final: nn.Module, level: OptimizationLevel) -> OptimizationResult:
+        names = [p.name for p in passes.PASSES if p in self.kept]
+        applied = ["placement", *(f"{n}: {self.details[n]}" if n in self.details else n for n in names)]
+        whole = race(
+            trial.call_of(self.base, self.work), trial.call_of(final, self.work), self.work.backend.synchronize
+        )
+        metrics = {
+            "latency_before_s": list(whole.first_s),
+            "latency_after_s": list(whole.second_s),
+            "speedup": list(whole.ratio),
+            "max_abs_error": self.error.max_abs,
+            "max_rel_error": self.error.max_rel,
+            "tolerance": max((self._limit(p) for p in self.kept), default=self.tolerance or TOLERANCE[torch.float32]),
+            "model_bytes_before": trial.model_bytes(self.base),
+            "model_bytes_after": trial.model_bytes(final),
+            **self._peaks(final),
+            "compile_s": self.compile_s,
+            "passes": {name: list(raced.ratio) for name, raced in self.races.items()},
+        }
+        return OptimizationResult(True, final, level, applied, self.skipped, self.warnings, metrics)
+
+    def _peaks(self, final: nn.Module) -> dict[str, int | None]:
+        return {
+            f"peak_bytes_{when}": self.work.backend.peak_of(trial.call_of(model, self.work))
+            for when, model in (("before", self.base), ("after", final))
+        }
+
+
+def _on_device(model: nn.Module, work: Work) -> nn.Module:
+    placing.move_module(model, work.backend.device)
+    return model if work.training else model.eval()

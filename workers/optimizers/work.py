@@ -1,0 +1,90 @@
+"""What optimisation works on: a model, one call's inputs, the back end, and the words for what was and was not done."""
+
+import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from cluster.errors import UserError
+from workers.backends.parts.compare import Difference, difference, first_tensor
+
+if TYPE_CHECKING:
+    from workers.backends.base import BaseBackend
+
+
+class Prepared(NamedTuple):
+    """A model ready to use, what was done to it (`name` or `name: detail`), and what was not (name -> reason)."""
+
+    model: nn.Module
+    applied: list[str]
+    skipped: dict[str, str]
+
+
+class Skip(Exception):
+    """Raised by a pass that does not apply; its text is the reason the user reads."""
+
+
+class Sample(NamedTuple):
+    """One call's inputs."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Work:
+    """What a pass may look at. `sample` is one call's inputs on the device, or None.
+
+    `memory_bytes` is what training may take (None: all that is free); `compile_mode` is for torch.compile.
+    """
+
+    backend: "BaseBackend"
+    dtype: torch.dtype
+    training: bool
+    sample: "Sample | None" = None
+    memory_bytes: int | None = None
+    compile_mode: str = "default"
+    details: dict[str, str] = field(default_factory=dict)
+
+
+def as_sample(value: Any) -> Sample | None:
+    """What a sample factory returned: a tuple or list is positional arguments, a dict with string keys keyword ones,
+    else one argument.
+    """
+    if value is None or isinstance(value, Sample):
+        return value
+    if isinstance(value, dict):
+        return Sample((), value)
+    return Sample(tuple(value), {}) if isinstance(value, tuple | list) else Sample((value,), {})
+
+
+def first_output(model: nn.Module, sample: Sample) -> torch.Tensor:
+    """In eval mode and without gradients, so that looking changes nothing."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return first_tensor(model(*sample.args, **sample.kwargs))
+    finally:
+        model.train(training)
+
+
+def require_close(have: torch.Tensor, want: torch.Tensor, relative: float, absolute: float = 0.0) -> Difference:
+    """Raises Skip when a pass moved the output by more than `relative` of its largest value, and than `absolute`."""
+    moved = difference(have, want)
+    limit = max(absolute, relative * moved.largest)
+    if not moved.max_abs <= limit:
+        raise Skip(f"rolled back: the output moved by {moved.max_abs:.2g}, more than {limit:.2g}")
+    return moved
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A deep copy in eval mode. Raises UserError where the model cannot be copied."""
+    try:
+        return copy.deepcopy(model).eval()
+    except (TypeError, RuntimeError) as e:
+        raise UserError(
+            f"the model cannot be copied: {e}", "keep tensors that need gradients out of its attributes"
+        ) from e
