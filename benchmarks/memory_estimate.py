@@ -30,7 +30,8 @@ MIB = 2**20
 
 def main() -> int:
     arguments = parse()
-    places = {"eager": sys.executable} | ({"xla": str(arguments.xla_python)} if arguments.xla_python else {})
+    eager = {} if arguments.xla_alone else {"eager": sys.executable}
+    places = eager | ({"xla": str(arguments.xla_python)} if arguments.xla_python else {})
     before, rows = machine.load(), []
     for execution, python in places.items():
         for model in arguments.only or MODELS:
@@ -60,6 +61,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all numbers here, as JSON")
     parser.add_argument("--xla-python", type=Path, metavar="PYTHON", help="an interpreter that has torch-xla")
+    parser.add_argument("--xla-alone", action="store_true", help="leave the eager cases out")
     parser.add_argument("--only", nargs="*", choices=MODELS, help="these models alone")
     return parser.parse_args()
 

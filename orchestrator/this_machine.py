@@ -35,6 +35,11 @@ def node() -> Data:
     }
 
 
+def libraries() -> list[Data]:
+    """Rows of workers.libraries."""
+    return _asked("workers.libraries")
+
+
 def findings() -> list[Data]:
     """What `doctor` tells: of hardware, drivers and limits, and of vendors' libraries that do not load here."""
     from workers.discovery import discover

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from workers.discovery.hardware import HardwareProfile as HardwareProfile
     from workers.errors import BackendUnavailable as BackendUnavailable
     from workers.errors import OutOfDeviceMemory as OutOfDeviceMemory
+    from workers.libraries.registry import get_library as get_library
+    from workers.libraries.registry import list_libraries as list_libraries
     from workers.memory.estimate import MemoryEstimate as MemoryEstimate
     from workers.memory.estimate import estimate_memory as estimate_memory
     from workers.memory.shapes import TransformerShape as TransformerShape
@@ -54,6 +56,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "errors": ("BackendUnavailable", "OutOfDeviceMemory"),
     "memory.estimate": ("MemoryEstimate", "estimate_memory"),
     "memory.shapes": ("TransformerShape",),
+    "libraries.registry": ("get_library", "list_libraries"),
     "optimizers.level": ("OptimizationLevel",),
     "optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
     "optimizers.result": ("OptimizationResult", "OptimizationStrategy"),

@@ -72,9 +72,10 @@ def kept_and_peak(place: Place, name: str, mode: str, small: bool) -> tuple[int,
     model.train(optimizer is not None)
     for _ in range(STEPS):
         set_back()
-        call(model, sample, optimizer)
+        output = call(model, sample, optimizer)  # held: what nobody holds a lazy device does not compute
         place.wait()
         peak = status("VmHWM")
+        del output
         model.zero_grad()
     place.wait()
     trim()

@@ -96,25 +96,23 @@ def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
 
 def backends(
     local: Local = False,
-    libraries: Annotated[
-        bool, typer.Option("--libraries", help="Execution libraries of this machine's torch.")
-    ] = False,
+    libraries: Annotated[bool, typer.Option("--libraries", help="Execution libraries torch has here.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Every back end: its devices with their memory, or why it cannot be used; and the one to take."""
     from orchestrator import this_machine
-    from orchestrator.show.fleet import backends as shown
+    from orchestrator.show import fleet as show
 
-    if local or not _fleet_here():
+    if libraries or local or not _fleet_here():
         with waiting("asking torch"):
-            found = this_machine.backends()
-        emit(found, output, shown)
-    else:
-        from orchestrator.client import connect
-        from orchestrator.inventory import backend_rows
+            found = this_machine.libraries() if libraries else this_machine.backends()
+        emit(found, output, show.libraries if libraries else show.backends)
+        return
+    from orchestrator.client import connect
+    from orchestrator.inventory import backend_rows
 
-        with connect(progress=say) as client:
-            emit(backend_rows(client.nodes()), output, shown)
+    with connect(progress=say) as client:
+        emit(backend_rows(client.nodes()), output, show.backends)
 
 
 def doctor(local: Local = False, output: Output = Format.TABLE) -> None:

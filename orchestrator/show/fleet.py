@@ -82,6 +82,28 @@ def _backend_device(device: Data) -> tuple[Any, ...]:
     return ("", "", device["device"], device["kind"], device["name"], *sizes, device["reason"])
 
 
+def libraries(rows: list[Data]) -> Grid:
+    """A line per execution library; ON is empty where a running process has no switch for it."""
+    columns = ("", "LIBRARY", "NAME", "FOR", "VERSION", "ON", "SWITCHED", "BUILD", "NOTE")
+    return grid(columns, (_library_line(row) for row in rows))
+
+
+def _library_line(row: Data) -> tuple[Any, ...]:
+    mark, state = "✓" if row["available"] else "✗", {True: "yes", False: "no", None: ""}[row["enabled"]]
+    made = " ".join(row["flags"])
+    return (
+        mark,
+        row["name"],
+        row["display_name"],
+        row["devices"],
+        row["version"],
+        state,
+        row["switch"],
+        made,
+        row["reason"],
+    )
+
+
 def findings(rows: list[Data]) -> Grid:
     columns = ("LEVEL", "NODE", "SUBJECT", "WHAT", "WHAT TO DO")
     return grid(

@@ -1,6 +1,5 @@
 """One call, or two training steps, of a module on fake tensors, watched: the real peak without the real memory."""
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,14 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from cluster.errors import UserError
-from workers.backends.parts.placing import map_tensors, tensors_of
+from workers.backends.parts.placing import tensors_of
 from workers.backends.parts.precision import dtype_of
 from workers.memory.apart import STARTED_HERE, apart
 from workers.memory.composite import TorchsOwn
 from workers.memory.estimate import MemoryEstimate
 from workers.memory.live import LiveBytes
 from workers.memory.optimizers import known
-from workers.optimizers.work import Sample, as_sample
+from workers.memory.twins import fake_sample, sample_for, tensors_in, twin_of
+from workers.optimizers.work import Sample
 
 TRACED = "traced on fake tensors"
 COMPILED = f"{TRACED}, as one compiled XLA program"
@@ -59,7 +59,7 @@ def estimate(model: Any, sample_input: Any, request: Request) -> MemoryEstimate:
             "give a torch.nn.Module, a TransformerShape, or a configuration with a transformer's numbers",
         )
     dtype = _floating(request.dtype)
-    sample = _sample(model, sample_input, request)
+    sample = sample_for(model, sample_input, request.batch, request.seq)
     make = _maker(request.optimizer)
     if not request.training:
         return _trace(model, sample, dtype, make, request)
@@ -71,7 +71,7 @@ def _trace(
 ) -> MemoryEstimate:
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), TorchsOwn(), _attention(request.xla):
-            twin, inputs = _twin(model, dtype), _fake_sample(sample, request, dtype)
+            twin, inputs = twin_of(model, dtype), fake_sample(sample, request.batch, request.seq, dtype)
             return _train(twin, inputs, make, request) if request.training else _infer(twin, inputs, request.xla)
     except NEEDS_VALUES as e:
         raise UserError(
@@ -88,7 +88,7 @@ def _trace(
 
 
 def _infer(model: nn.Module, inputs: Sample, xla: bool) -> MemoryEstimate:
-    live, weights = LiveBytes(), _tensors(model)
+    live, weights = LiveBytes(), tensors_in(model)
     held = live.watch(weights)
     live.watch(tensors_of(inputs))
     model.eval()
@@ -104,7 +104,7 @@ def _infer(model: nn.Module, inputs: Sample, xla: bool) -> MemoryEstimate:
 def _train(model: nn.Module, inputs: Sample, make: Callable[[Any], Any] | None, request: Request) -> MemoryEstimate:
     """The first step makes the optimizer's state, the second is the one that counts."""
     model.train()
-    live, weights = LiveBytes(), _tensors(model)
+    live, weights = LiveBytes(), tensors_in(model)
     held = live.watch(weights)
     live.watch(tensors_of(inputs))
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -186,56 +186,6 @@ def _attention(xla: bool) -> AbstractContextManager[Any]:
     return sdpa_kernel(SDPBackend.MATH) if xla else nullcontext()
 
 
-def _twin(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """A copy whose tensors are fake: they have shapes and no memory. Ties stay; the device is the CPU."""
-    fakes = {id(t): _fake(t, dtype) for t in _tensors(model)}
-    try:
-        twin: nn.Module = copy.deepcopy(model, fakes)
-    except (TypeError, RuntimeError) as e:
-        raise UserError(f"the model cannot be copied: {e}", "estimate it before what cannot be copied is added") from e
-    return twin
-
-
-def _fake(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Called in a FakeTensorMode. Contiguous or in the strides of the original, parameters as parameters."""
-    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=wanted, device="cpu")
-    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-
-
-def _sample(model: nn.Module, sample_input: Any, request: Request) -> Sample:
-    """Raises UserError where there is none and the module does not tell, or where it is on another device."""
-    if sample_input is None and getattr(getattr(model, "config", None), "vocab_size", None) and request.seq:
-        sample_input = torch.empty(request.batch or 1, request.seq, dtype=torch.long, device="meta")
-    sample = as_sample(sample_input)
-    if sample is None:
-        raise UserError(
-            "a module is traced, which takes an input",
-            "give sample_input, or seq for a module whose config tells vocab_size",
-        )
-    here = {t.device.type for t in _tensors(model)} | {"meta"}
-    elsewhere = {t.device.type for t in tensors_of(sample)} - here
-    if elsewhere and here != {"meta"}:
-        raise UserError(
-            f"the sample input is on {', '.join(sorted(elsewhere))}, the model on {', '.join(sorted(here - {'meta'}))}",
-            "move one to the other, or give a sample input on the meta device",
-        )
-    return sample
-
-
-def _fake_sample(sample: Sample, request: Request, dtype: torch.dtype | None) -> Sample:
-    def resized(tensor: torch.Tensor) -> torch.Tensor:
-        shape = list(tensor.shape)
-        if request.batch and shape:
-            shape[0] = request.batch
-        if request.seq and len(shape) == 2 and not tensor.is_floating_point():
-            shape[1] = request.seq
-        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return torch.empty(shape, dtype=wanted, device="cpu")
-
-    return Sample(map_tensors(sample.args, resized), map_tensors(sample.kwargs, resized))
-
-
 def _maker(optimizer: Any) -> Callable[[Any], Any] | None:
     if optimizer is None or (callable(optimizer) and not isinstance(optimizer, str)):
         return optimizer
@@ -250,10 +200,6 @@ def _floating(word: Any) -> torch.dtype | None:
     if not dtype.is_floating_point:
         raise UserError(f"weights are not trained or run in {word}", "give a floating-point dtype, such as bfloat16")
     return dtype
-
-
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 def _bytes(values: Any) -> int:

@@ -16,7 +16,6 @@ from workers.backends.cpu import CPUBackend
 from workers.optimizers import history, passes
 from workers.optimizers.optimizer import ModelOptimizer
 from workers.optimizers.timing import interval, race
-from workers.optimizers.trial import model_bytes
 from workers.optimizers.work import Skip, Work, as_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
@@ -159,19 +158,6 @@ def test_inductor_at_the_balanced_level_is_right_whether_kept_or_not():
     assert "compile" in result.metrics["passes"] or result.optimizations_skipped["compile"]
     with torch.no_grad():
         torch.testing.assert_close(optimised(x), perceptron()(x), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not in this environment")
-def test_int8_weights_take_a_quarter_of_the_bytes_and_stay_close():
-    torch.manual_seed(2)
-    model, x = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64)).eval(), torch.rand(8, 256)
-    work = Work(backends.create("cpu"), torch.float32, False, as_sample(x))
-    (int8,) = [p for p in passes.PASSES if p.name == "int8_weights"]
-    done = passes.apply(copy.deepcopy(model), [int8], work)
-    assert done.applied[1].startswith("int8_weights: output moved by")
-    assert model_bytes(done.model) < 0.3 * model_bytes(model)
-    with torch.no_grad():
-        torch.testing.assert_close(done.model(x), model(x), rtol=0.05, atol=0.02)
 
 
 @pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is here")

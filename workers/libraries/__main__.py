@@ -1,0 +1,56 @@
+"""`python -m workers.libraries [--json]`: every library, whether it is here, and how it is switched."""
+
+import json
+import os
+import sys
+from typing import Any
+
+from workers.libraries import build
+from workers.libraries.library import Library
+from workers.libraries.registry import LIBRARIES
+
+
+def rows() -> list[dict[str, Any]]:
+    """name, display_name, requires_gpu, devices, required_libraries, available, reason, version, flags, enabled (None
+    without a switch), switch (`in process`, `fresh process`, `launcher` or ``).
+    """
+    return [_row(library) for library in LIBRARIES.values()]
+
+
+def _row(library: Library) -> dict[str, Any]:
+    reason = library.unavailable_reason()
+    return {
+        "name": library.name,
+        "display_name": library.display_name,
+        "requires_gpu": library.requires_gpu,
+        "devices": list(library.devices),
+        "required_libraries": list(library.required_libraries),
+        "available": not reason,
+        "reason": reason,
+        "version": "" if reason else library.version(),
+        "flags": build.flags(library.settings),
+        "enabled": library.switch.read() if library.switch is not None and not reason else None,
+        "switch": how(library),
+        "provable": library.seen is not None and not reason,
+    }
+
+
+def how(library: Library) -> str:
+    if library.switch is not None:
+        return "in process"
+    return "launcher" if library.launcher else "fresh process" if library.fresh.get(False) else ""
+
+
+def main() -> None:
+    found = rows()
+    if "--json" in sys.argv:
+        os.write(1, json.dumps(found).encode())
+        return
+    for row in found:
+        mark = "yes" if row["available"] else "no"
+        told = row["reason"] or " ".join(filter(None, (row["version"], row["switch"] and f"({row['switch']})")))
+        sys.stdout.write(f"{mark:4}{row['name']:12}{row['display_name']:36}{told}\n")
+
+
+if __name__ == "__main__":
+    main()
