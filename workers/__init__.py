@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from workers.backends.neuron import NeuronBackend as NeuronBackend
     from workers.backends.nvidia import NVIDIABackend as NVIDIABackend
     from workers.backends.tpu import TPUBackend as TPUBackend
+    from workers.capability.matrix import Capabilities as Capabilities
+    from workers.capability.matrix import capabilities as capabilities
     from workers.config import PolyfleetConfig as PolyfleetConfig
     from workers.device_info import DeviceInfo as DeviceInfo
     from workers.discovery.hardware import HardwareDetector as HardwareDetector
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from workers.selection.memory_check import create_with_memory_check as create_with_memory_check
     from workers.selection.summary import print_backend_summary as print_backend_summary
     from workers.selection.types import BackendType as BackendType
+    from workers.validation.report import ValidationReport as ValidationReport
+    from workers.validation.validate import validate as validate
 
 NAMES: dict[str, tuple[str, ...]] = {
     "backends.amd": ("AMDBackend",),
@@ -50,6 +54,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "backends.neuron": ("NeuronBackend",),
     "backends.nvidia": ("NVIDIABackend",),
     "backends.tpu": ("TPUBackend",),
+    "capability.matrix": ("Capabilities", "capabilities"),
     "config": ("PolyfleetConfig",),
     "device_info": ("DeviceInfo",),
     "discovery.hardware": ("HardwareDetector", "HardwareProfile"),
@@ -71,6 +76,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "selection.memory_check": ("create_with_memory_check",),
     "selection.summary": ("print_backend_summary",),
     "selection.types": ("BackendType",),
+    "validation.report": ("ValidationReport",),
+    "validation.validate": ("validate",),
 }
 _MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
 __all__ = sorted(_MODULE_OF)

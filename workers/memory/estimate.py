@@ -12,7 +12,6 @@ from workers.memory.shapes import TransformerShape
 
 MODES = ("inference", "training")
 EXECUTIONS = ("eager", "xla")
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,12 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         parts = ("weights", "gradients", "optimizer_state", "activations", "kv_cache", "workspace")
-        told = ", ".join(f"{p.replace('_', ' ')} {n / GIB:.2f}" for p in parts if (n := getattr(self, f"{p}_bytes")))
-        return f"{self.total_bytes / GIB:.2f} GiB at its peak, in {self.peak} ({told}); {self.found_by}"
+        told = ", ".join(f"{p.replace('_', ' ')} {_size(n)}" for p in parts if (n := getattr(self, f"{p}_bytes")))
+        return f"{_size(self.total_bytes)} at its peak, in {self.peak} ({told}); {self.found_by}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
 
 
 def estimate_memory(

@@ -26,6 +26,7 @@ SUITES = {
     "memory": tuple((HERE.parent / "memory").glob("test_*.py")),
     "examples": (HERE.parents[1] / "examples" / "test_back_end_examples.py",),
     "libraries": (HERE.parent / "libraries" / "test_libraries.py",),
+    "capability": (HERE.parent / "capability" / "test_matrix.py", HERE.parent / "validation" / "test_validate.py"),
     "choosing": (HERE.parent / "selection" / "test_factory.py",),
     "the tasks": (TASKS / "test_train.py", TASKS / "test_prepare.py", TASKS / "test_benchmark.py"),
 }
