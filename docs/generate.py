@@ -2,7 +2,8 @@
 
     python docs/generate.py [--check] [--into FOLDER]
 
-cli.md from Typer, rest.md from FastAPI's OpenAPI, states.md from the state table, spec.md from the JSON Schemas.
+cli.md from Typer, rest.md from FastAPI's OpenAPI, states.md from the state table, spec.md from the JSON Schemas,
+config.md from PolyfleetConfig.
 """
 
 import argparse
@@ -10,16 +11,18 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
 import typer.main
 
+import workers.config
 from orchestrator.cli.errors import EXIT_CODES
 from orchestrator.cli.main import NAME, app
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.schemas import schema_of
 from orchestrator.server.app import make_app
 from orchestrator.server.facade import Facade
+from workers.config import PolyfleetConfig
 
 REFERENCE = Path(__file__).parent / "reference"
 MADE = "<!-- Written by docs/generate.py from the code: change the code, then run it again. -->"
@@ -132,6 +135,33 @@ def spec() -> Iterator[str]:
                 yield from (f"### {name}", "", described.get("description", ""), "", *properties(described))
 
 
+def configuration() -> Iterator[str]:
+    places = [line[4:] for line in (workers.config.__doc__ or "").splitlines()[2:5]]
+    yield from ("# Configuration", "", MADE, "", "```", *places, "```", "")
+    yield from (
+        "Arguments win over the environment, that over the file. Options take effect while their back end is entered "
+        "(`with get_backend(...)`), and are set back after.",
+        "",
+    )
+    fields = PolyfleetConfig.model_fields
+    sections = {n: f.annotation for n, f in fields.items() if hasattr(f.annotation, "model_fields")}
+    rest_of = {n: f for n, f in fields.items() if n not in sections}
+    yield from ("## General", "", *table(("option", "default", ""), map(option, rest_of.items())))
+    for name, model in sections.items():
+        yield from (f"## {name}", "", *table(("option", "default", ""), map(option, model.model_fields.items())))
+
+
+def option(item: tuple[str, Any]) -> tuple[str, str, str]:
+    name, field = item
+    default = "" if field.default in (None, ()) else f"`{field.default}`".replace("'", "")
+    values = ", ".join(f"`{v}`" for part in (field.annotation, *get_args(field.annotation)) for v in words(part))
+    return f"`{name}`", default, field.description + (f": {values}" if values else "")
+
+
+def words(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
 def properties(schema: Data) -> Iterator[str]:
     required = schema.get("required", [])
     rows = (
@@ -167,7 +197,7 @@ def type_of(schema: Data) -> str:
     return words.get(schema.get("type", "any"), schema.get("type", "any"))
 
 
-PAGES = {"cli.md": cli, "rest.md": rest, "states.md": states, "spec.md": spec}
+PAGES = {"cli.md": cli, "config.md": configuration, "rest.md": rest, "states.md": states, "spec.md": spec}
 
 
 def main() -> int:

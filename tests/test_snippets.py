@@ -26,7 +26,7 @@ from orchestrator.cli.main import app
 from orchestrator.spec import load_job, parse_job
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "README.md", *sorted((ROOT / "docs").glob("[bg]*s/*.md"))]
 BLOCK = re.compile(
     r"^(?P<mark><!-- not run: .+ -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )

@@ -12,6 +12,7 @@ class Level(StrEnum):
     O0 = "O0"
     O1 = "O1"
     O2 = "O2"
+    O3 = "O3"
 
 
 def benchmark(

@@ -162,7 +162,6 @@ class _Trials:
             raise Skip(done.skipped[extra.name])
         if done.skipped:
             raise Skip("; ".join(f"{name} fails beside it: {reason}" for name, reason in done.skipped.items()))
-        self.details = dict(self.work.details)
         return done.model
 
     def _try(self, one: passes.Pass) -> None:
@@ -184,6 +183,7 @@ class _Trials:
             low, high = raced.ratio.low, raced.ratio.high
             raise Skip(f"rolled back: {raced.ratio.median:.2f} times the speed ({low:.2f} to {high:.2f}) is slower")
         self.kept.append(one)
+        self.details = dict(self.work.details)
         self.current, self.error = candidate, error
         if one.name in ("compile", "max_autotune"):
             self.compile_s += built_s

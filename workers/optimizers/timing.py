@@ -8,8 +8,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 ROUNDS, WARMUP = 12, 2
-# A pass that is slower by less than this is not worth undoing: rounding of clocks and caches.
-NOISE = 0.03
 ROUND_S, LONGEST_S = 2e-3, 50e-3
 
 
@@ -31,8 +29,8 @@ class Race:
 
     @property
     def slower(self) -> bool:
-        """The second is slower beyond noise: not even the best bound of its speed-up comes near 1."""
-        return self.ratio.high < 1 - NOISE
+        """The second is slower beyond noise: not even the best bound of its speed-up comes up to 1."""
+        return self.ratio.high < 1
 
 
 def race(first: Callable[[], Any], second: Callable[[], Any], wait: Callable[[], None], rounds: int = ROUNDS) -> Race:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from workers import backends
+from workers.config import PolyfleetConfig
 from workers.tasks.measure import measure
 
 pytestmark = [
@@ -68,3 +69,29 @@ def test_the_highest_level_compiles_and_computes_the_same():
     assert "compile: inductor" in prepared.applied, prepared.skipped
     with torch.no_grad():
         torch.testing.assert_close(prepared.model(backend.to_device(x)).cpu(), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_the_configured_fraction_of_the_memory_is_the_most_a_process_gets():
+    config = PolyfleetConfig(nvidia={"memory_fraction": 0.01})
+    backend = backends.create("nvidia", config=config)
+    with backend, pytest.raises(torch.OutOfMemoryError):
+        torch.empty(backend.max_memory_bytes() * 2, dtype=torch.uint8, device=backend.device)
+    assert torch.empty(1 << 20, device=backend.device).numel() == 1 << 20
+
+
+def test_growing_segments_are_used_when_configured():
+    with backends.create("nvidia", config=PolyfleetConfig(nvidia={"memory_growth": True})) as backend:
+        backend.empty_cache()
+        held = backend.allocate(64 << 20)
+        assert any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot())
+        backend.free(held)
+
+
+def test_tf32_changes_what_a_product_in_float32_loses():
+    x = torch.rand(512, 512, device="cuda")
+    exact = (x.double() @ x.double()).float()
+    errors = {}
+    for allowed in (True, False):
+        with backends.create("nvidia", config=PolyfleetConfig(nvidia={"allow_tf32": allowed})):
+            errors[allowed] = float((x @ x - exact).abs().max())
+    assert errors[True] > 10 * errors[False]
