@@ -169,6 +169,11 @@ def section(config: "PolyfleetConfig | VendorConfig | None", backend: str) -> Ve
     return found
 
 
+def libraries_of(config: "PolyfleetConfig | VendorConfig | None") -> LibrariesConfig:
+    """A vendor's section alone switches no library."""
+    return LibrariesConfig() if isinstance(config, VendorConfig) else (config or PolyfleetConfig()).libraries
+
+
 def file() -> Path:
     """The configuration file, which need not exist unless POLYFLEET_CONFIG_FILE names it."""
     named = os.environ.get("POLYFLEET_CONFIG_FILE")

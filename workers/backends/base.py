@@ -17,9 +17,10 @@ from cluster.errors import UserError
 from workers.backends.parts import describing, placing, random_state
 from workers.backends.parts.models import Models
 from workers.backends.parts.precision import dtype_of, every_dtype, name_of, precision_of
-from workers.config import PolyfleetConfig, VendorConfig, section
+from workers.config import PolyfleetConfig, VendorConfig, libraries_of, section
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable, OutOfDeviceMemory
+from workers.libraries.configured import apply
 from workers.optimizers.level import OptimizationLevel
 
 Memory = dict[str, int | None]
@@ -29,9 +30,9 @@ Later = Callable[..., Any]
 class BaseBackend(Models, ABC):
     """One device of one vendor in this process.
 
-    `config` is a PolyfleetConfig, of which the vendor's section is used. The options of the section, and the choice of
-    the device, take effect while the back end is entered as a context manager; leaving gives back what entering changed
-    and frees caches. Raises BackendUnavailable with the reason where no such device can be used.
+    `config` is a PolyfleetConfig, of which the vendor's section and the libraries are used. Their options, and the
+    choice of the device, take effect while the back end is entered as a context manager; leaving gives back what
+    entering changed and frees caches. Raises BackendUnavailable with the reason where no such device can be used.
     """
 
     BACKEND_NAME: ClassVar[str] = ""
@@ -50,6 +51,7 @@ class BaseBackend(Models, ABC):
     ):
         self.optimization_level = OptimizationLevel.from_string(optimization_level)
         self.config = section(config, self.BACKEND_NAME)
+        self.libraries = libraries_of(config)
         if reason := self.unavailable_reason():
             raise BackendUnavailable(self.BACKEND_NAME, reason)
         self.device_id = self._checked(device_id)
@@ -230,6 +232,7 @@ class BaseBackend(Models, ABC):
         try:
             self._enter(self._stacks[-1].callback)
             self._configure(self._stacks[-1].callback)
+            self._stacks[-1].enter_context(apply(self.libraries))
         except BaseException:
             self._leave()
             raise

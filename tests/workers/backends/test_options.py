@@ -14,6 +14,7 @@ from cluster.errors import UserError
 from workers import backends
 from workers.backends.parts import switches
 from workers.config import PolyfleetConfig
+from workers.optimizers.work import Skip
 
 
 def cpu(**options):
@@ -60,6 +61,30 @@ def test_tf32_is_allowed_or_not_and_then_as_before(allowed):
     for change, given in reversed(undo):
         change(*given)
     assert state() == before
+
+
+def test_libraries_are_on_and_off_as_configured():
+    config = PolyfleetConfig(libraries={"disabled": ["mkldnn", "mha"]})
+    with backends.create("cpu", config=config):
+        assert not torch.backends.mkldnn.enabled
+        assert not torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mkldnn.enabled
+    assert torch.backends.mha.get_fastpath_enabled()
+    with (
+        pytest.raises(UserError, match="did you mean 'onednn'"),
+        backends.create("cpu", config=PolyfleetConfig(libraries={"disabled": ["onednm"]})),
+    ):
+        pass
+
+
+def test_the_compilers_mode_is_that_of_the_option():
+    class Recording(backends.load("cpu")):
+        def _compile(self, model, work):
+            raise Skip(f"mode {work.compile_mode}")
+
+    backend = Recording(PolyfleetConfig(cpu={"compile_mode": "max-autotune"}))
+    assert backend.prepare(nn.Linear(2, 2), "O2").skipped["compile"] == "mode max-autotune"
+    assert Recording().prepare(nn.Linear(2, 2), "O2").skipped["compile"] == "mode default"
 
 
 def test_a_variable_is_set_for_a_while(monkeypatch):
