@@ -76,13 +76,10 @@ class Checkpoints:
             **self._agents.call(node, "verify_checkpoint", reference.path, timeout_s=VERIFY_S),
         }
 
-    def plan(self, ref: str, kind: str) -> "dict[str, Any]":
+    def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
         """What a device of `kind` would keep, convert or refuse."""
         node, reference = self._locate(ref)
-        backend, _, model = kind.partition(":")
-        planned: dict[str, Any] = self._agents.call(
-            node, "plan_checkpoint", reference.path, backend, model == "emulated"
-        )
+        planned: dict[str, Any] = self._agents.call(node, "plan_checkpoint", reference.path, kind, count)
         return planned
 
     def newest(self, reader: str, folder: Reference) -> "dict[str, Any] | None":

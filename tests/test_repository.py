@@ -21,7 +21,7 @@ OF_WORKERS = (
     "workers.errors",
     "workers.discovery",
     "workers.selection.ranking",
-    "workers.checkpoint.manifest",
+    "workers.checkpoint.format.manifest",
     "workers.checkpoint.inspect",
 )
 AGENT_FROM = "orchestrator/runtime/"

@@ -172,8 +172,8 @@ class Agent:
     def verify_checkpoint(self, path: str) -> dict[str, Any]:
         return self._checkpoints.verify(path)
 
-    def plan_checkpoint(self, path: str, backend: str, emulated: bool) -> dict[str, Any]:
-        return self._checkpoints.plan(path, backend, emulated)
+    def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
+        return self._checkpoints.plan(path, kind, count)
 
     def _watch_fences(self) -> None:
         """While the controller is silent for a third of a lease, ask Ray's key-value store who owns the job."""

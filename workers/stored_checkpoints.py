@@ -28,8 +28,8 @@ class StoredCheckpoints:
         Of a folder every byte of the newest is read: one that rotted must not end the job that could go on from the one
         before. Raises DamagedCheckpoint when there are some and none is sound.
         """
+        from workers.checkpoint.format.manifest import NAME
         from workers.checkpoint.inspect import latest
-        from workers.checkpoint.manifest import NAME
 
         if not self._storage.exists(path):
             return ""
@@ -53,13 +53,13 @@ class StoredCheckpoints:
             raise CheckpointError(found["problems"][0], "resume from an older checkpoint, or copy this one again")
         return self._relative(found)
 
-    def plan(self, path: str, backend: str, emulated: bool) -> "dict[str, Any]":
-        """What would be converted, and what cannot follow, on a device of that backend. Raises NotFound."""
+    def plan(self, path: str, kind: str, count: int) -> "dict[str, Any]":
+        """What would be converted, and what cannot follow, on devices of that kind. Raises NotFound."""
         from workers.checkpoint.inspect import plan
 
         if not self.has(path):
             raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
-        return plan(self._storage.resolve(path), backend, emulated)
+        return plan(self._storage.resolve(path), kind, count)
 
     def _relative(self, row: "dict[str, Any]") -> "dict[str, Any]":
         path = self._storage.root.joinpath(row["path"]).relative_to(self._storage.root)

@@ -73,12 +73,11 @@ def _verified(data: Data) -> Stack:
 
 
 def _planned(data: Data) -> Stack:
-    emulated = " (emulated)" if data["target"]["emulated"] else ""
     head = {
         "step": data["step"],
         "size": size(data["bytes"]),
         "saved on": data["source"]["kind"] or data["source"]["backend"],
-        "moves to": data["target"]["backend"] + emulated,
+        "moves to": f"{data['target']['count']} × {data['target']['kind']}",
         "can move": data["ok"],
     }
     return Stack((facts(head), *_what_follows(data)))

@@ -242,12 +242,11 @@ class RecordingService:
         }  # fmt: skip
 
     def checkpoint_plan(self, ref, to_kind):
-        backend, _, model = to_kind.partition(":")
         line = {"dtype": "float64", "tensors": 2, "bytes": 8 << 20, "action": "convert", "to": "float32"}
         return {
             "step": 1,
             "source": {"backend": "cpu", "kind": "cpu"},
-            "target": {"backend": backend, "emulated": model == "emulated"},
+            "target": {"backend": to_kind.partition(":")[0], "kind": to_kind, "count": 1},
             "bytes": 9 << 20,
             "ok": True,
             "dtypes": [line | {"may_lose": True, "reason": "tpu has no float64", "example": "model/weight"}],

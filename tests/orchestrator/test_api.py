@@ -160,7 +160,7 @@ def test_hostile_names_do_not_act_in_a_notebook(o, live):
 def test_checkpoints_are_listed_checked_and_moved(o):
     assert o.checkpoints.list("xla", "a/")[0]["pool"] == "xla"
     assert o.checkpoints.verify("cpu:a")["ok"] is True
-    assert o.checkpoints.plan("cpu:a", "tpu:v5e")["target"] == {"backend": "tpu", "emulated": False}
+    assert o.checkpoints.plan("cpu:a", "tpu:v5e")["target"] == {"backend": "tpu", "kind": "tpu:v5e", "count": 1}
     assert o.checkpoints.copy("cpu:a", "xla:b")["target"] == "xla:b"
 
 

@@ -189,7 +189,7 @@ def test_checkpoints_are_found_described_and_verified_by_their_path_in_the_stora
     assert agent.resolve_checkpoint(newest) == newest
     assert agent.describe_checkpoint(newest)["step"] == 2
     assert agent.verify_checkpoint(newest)["ok"]
-    assert agent.plan_checkpoint(newest, "tpu", True)["ok"]
+    assert agent.plan_checkpoint(newest, "tpu:emulated", 1)["ok"]
     assert agent.has_checkpoint(newest)
     assert not agent.has_checkpoint("jobs/j")
 

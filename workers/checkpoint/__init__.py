@@ -1,12 +1,18 @@
-"""Checkpoints that cross vendors: plain safetensors and a manifest, verified, never pickled. The format: manifest.py.
+"""Checkpoints that cross vendors: plain safetensors and a manifest, verified, never pickled. format/manifest.py has the
+format, docs/checkpoint-format.md the same in prose.
 
-Importing this imports no torch; `save`, `load` and `open_checkpoint` do when they are first asked for.
+Importing this imports no torch; what needs it does when it is first asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workers.checkpoint.background import Saver as Saver
+    from workers.checkpoint.background import Saving as Saving
+    from workers.checkpoint.disk.pins import pin as pin
+    from workers.checkpoint.disk.pins import unpin as unpin
+    from workers.checkpoint.format.manifest import DamagedCheckpoint as DamagedCheckpoint
     from workers.checkpoint.inspect import Latest as Latest
     from workers.checkpoint.inspect import describe as describe
     from workers.checkpoint.inspect import latest as latest
@@ -14,24 +20,27 @@ if TYPE_CHECKING:
     from workers.checkpoint.inspect import verify as verify
     from workers.checkpoint.loading import Loaded as Loaded
     from workers.checkpoint.loading import load as load
-    from workers.checkpoint.manifest import DamagedCheckpoint as DamagedCheckpoint
     from workers.checkpoint.opening import OpenCheckpoint as OpenCheckpoint
     from workers.checkpoint.opening import open_checkpoint as open_checkpoint
     from workers.checkpoint.planning import plan as plan
     from workers.checkpoint.policy import LossyLoad as LossyLoad
+    from workers.checkpoint.pruning import prune as prune
     from workers.checkpoint.report import Report as Report
     from workers.checkpoint.saving import Saved as Saved
     from workers.checkpoint.saving import save as save
 
 _WHERE = {
+    **dict.fromkeys(("Saver", "Saving"), "background"),
+    **dict.fromkeys(("pin", "unpin"), "disk.pins"),
+    "prune": "pruning",
+    "DamagedCheckpoint": "format.manifest",
     **dict.fromkeys(("Latest", "describe", "latest", "list_checkpoints", "verify"), "inspect"),
     **dict.fromkeys(("Loaded", "load"), "loading"),
     **dict.fromkeys(("OpenCheckpoint", "open_checkpoint"), "opening"),
-    **dict.fromkeys(("Saved", "save"), "saving"),
-    "DamagedCheckpoint": "manifest",
+    "plan": "planning",
     "LossyLoad": "policy",
     "Report": "report",
-    "plan": "planning",
+    **dict.fromkeys(("Saved", "save"), "saving"),
 }
 __all__ = sorted(_WHERE)
 

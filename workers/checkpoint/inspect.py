@@ -9,13 +9,14 @@ from typing import Any
 
 from cluster.errors import NotFound
 from cluster.plain import to_plain
-from workers.checkpoint.checks import read_manifest, tensor_bytes
-from workers.checkpoint.folders import below, newest_first, step_of
-from workers.checkpoint.manifest import NAME, DamagedCheckpoint, Manifest, Producer
+from workers.checkpoint.disk.pins import is_pinned
+from workers.checkpoint.disk.reader import Progress, Reader
+from workers.checkpoint.format.checks import read_manifest, tensor_bytes
+from workers.checkpoint.format.folders import below, newest_first, step_of
+from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest, Producer
+from workers.checkpoint.format.words import few
 from workers.checkpoint.planning import plan as plan
-from workers.checkpoint.reader import Reader
 from workers.checkpoint.report import Skipped
-from workers.checkpoint.words import few
 from workers.errors import CheckpointError
 
 
@@ -40,6 +41,8 @@ def describe(path: str | Path) -> dict[str, Any]:
         "producer": to_plain(manifest.producer),
         "bytes": manifest.size_bytes(),
         "files": len(manifest.files),
+        "world": manifest.world.size,
+        "pinned": is_pinned(folder),
         "entries": {name: {"kind": entry.kind, "type": entry.type} for name, entry in manifest.entries.items()},
         **_contents(manifest),
     }
@@ -53,12 +56,12 @@ def list_checkpoints(root: str | Path) -> list[dict[str, Any]]:
     return [_listed(folder) for folder in below(Path(root))]
 
 
-def verify(path: str | Path) -> dict[str, Any]:
+def verify(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
     """Read every byte: {"path", "step", "ok", "bytes", "chunks", "problems": [sentences]}. Raises NotFound only."""
     folder = checkpoint_folder(path)
     try:
         with Reader(folder) as reader:
-            problems = [fault.message for fault in reader.faults()]
+            problems = [fault.message for fault in reader.faults(progress)]
             size_bytes = reader.manifest.size_bytes()
             chunks = sum(len(file.xxh3_128) for file in reader.manifest.files.values())
             step = reader.manifest.step
@@ -113,7 +116,7 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _contents(manifest: Manifest) -> dict[str, Any]:
-    stored = {name: tensor for name, tensor in manifest.tensors.items() if not tensor.alias_of}
+    stored = manifest.stored()
     size_bytes: Counter[str] = Counter()
     count: Counter[str] = Counter()
     for tensor in stored.values():

@@ -1,7 +1,7 @@
-"""Load: choose a checkpoint, bring everything into memory verified and converted, and only then touch live objects."""
+"""Load: choose a checkpoint, check everything and prove its bytes, and only then touch live objects."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,25 @@ import torch
 from torch import nn
 
 from cluster.errors import NotFound
-from workers.checkpoint import xla
-from workers.checkpoint.capture import kind_of
-from workers.checkpoint.folders import newest_first, step_of
-from workers.checkpoint.inspect import Latest, latest
-from workers.checkpoint.manifest import NAME
-from workers.checkpoint.modules import stage_modules
-from workers.checkpoint.optimizer import stage_optimizer
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.format.folders import newest_first, step_of
+from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
+from workers.checkpoint.format.words import closest
 from workers.checkpoint.policy import Policy
-from workers.checkpoint.reader import Reader
-from workers.checkpoint.report import Report
-from workers.checkpoint.staging import Apply, Stage
-from workers.checkpoint.values import check_kind, plain, stage_rng, stage_stateful, stage_tree
-from workers.checkpoint.words import closest
+from workers.checkpoint.report import Report, Skipped
+from workers.checkpoint.state import xla
+from workers.checkpoint.state.capture import kind_of
+from workers.checkpoint.state.modules import stage_modules
+from workers.checkpoint.state.optimizer import stage_optimizer
+from workers.checkpoint.state.staging import Apply, Stage
+from workers.checkpoint.state.values import check_kind, plain, stage_rng, stage_stateful, stage_tree
 from workers.errors import CheckpointError
 
+VERIFY = ("chunks", "full", "none")
 ORDER = ("stateful", "module", "optimizer", "tree", "rng")
 """In which live objects are changed: foreign code, which alone may still fail, first; random state last."""
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,12 @@ def load(
     *,
     step: "int | str" = "latest",
     device: "torch.device | str | None" = None,
-    dtype: "str | Mapping[Any, Any]" = "keep",
+    dtype: "str | Mapping[Any, Any] | Callable[[str, str], Any]" = "keep",
     supported_dtypes: "Iterable[Any] | None" = None,
     on_lossy: str = "error",
+    verify: str = "chunks",
+    rank: int = 0,
+    progress: Progress | None = None,
 ) -> Loaded:
     """Load the newest sound checkpoint of a root, the one of a step, or the one at a path.
 
@@ -55,24 +60,56 @@ def load(
     value. Modules keep their device and dtype, and a stored tensor of another dtype is converted. Plain entries that
     `into` does not name are returned too; other entries are left out and named in the report.
 
-    `dtype`: "keep"; "native" converts what the device cannot hold; a mapping converts as it says. `on_lossy` is
-    "error", "warn" or "allow" for conversions that change values. Raises CheckpointError before anything live changed.
+    `dtype`: "keep"; "native" converts what the device cannot hold; a mapping from dtypes or names (with `*`) to dtypes;
+    or a function of name and stored dtype. `on_lossy` is "error", "warn" or "allow" for conversions that change values.
+    `verify`: "chunks" proves the hashes of all that is loaded, "full" of the whole checkpoint, "none" nothing. `rank`
+    tells the random streams of ranks apart where they are derived. Raises CheckpointError before anything live changed.
     """
     policy = Policy(dtype, supported_dtypes, on_lossy)
-    chosen = _choose(Path(root_or_path), step)
-    with Reader(chosen.path) as reader:
-        report = Report(str(chosen.path), reader.manifest.step, reader.manifest.producer, list(chosen.skipped))
-        loading = _Loading(Stage(reader, policy, report, torch.device(device or "cpu")), into)
+    if verify not in VERIFY:
+        raise CheckpointError(f"verify is {verify!r}", f"use one of {', '.join(VERIFY)}")
+    path = Path(root_or_path)
+    if os.path.lexists(path / NAME) or step != "latest":
+        return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
+    skipped: list[Skipped] = []
+    for folder in newest_first(path):
+        try:
+            return _load(folder, skipped, policy, into, device, verify, rank, progress)
+        except DamagedCheckpoint as e:
+            skipped.append(Skipped(str(folder), e.message))
+    raise _none_sound(path, skipped)
+
+
+def _load(
+    folder: Path,
+    skipped: list[Skipped],
+    policy: Policy,
+    into: Mapping[str, Any] | None,
+    device: "torch.device | str | None",
+    verify: str,
+    rank: int,
+    progress: Progress | None,
+) -> Loaded:
+    with Reader(folder) as reader:
+        report = Report(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
+        stage = Stage(reader, policy, report, torch.device(device or "cpu"))
+        loading = _Loading(stage, into, rank)
+        stage.rescale()
+        if verify != "none":
+            stage.prove(progress, everything=verify == "full")
+        if policy.on_lossy == "error":
+            stage.rehearse()
+            policy.judge(report)
+        loading.apply()
     policy.judge(report)
-    loading.apply()
     return Loaded(report.step, loading.state, report)
 
 
 class _Loading:
-    """All entries staged: `state` is what load returns, `apply` changes the live objects in it."""
+    """All entries staged: `state` is what load returns, `apply` fills it and changes the live objects in it."""
 
-    def __init__(self, stage: Stage, into: Mapping[str, Any] | None):
-        self._stage = stage
+    def __init__(self, stage: Stage, into: Mapping[str, Any] | None, rank: int):
+        self._stage, self._rank = stage, rank
         self._entries = stage.reader.manifest.entries
         self._into = dict.fromkeys(self._entries) if into is None else into
         for name in self._into:
@@ -85,7 +122,11 @@ class _Loading:
             self._stage_entry(name)
 
     def apply(self) -> None:
+        """New tensors first, then foreign code, which alone may still refuse, then all that is live."""
+        self._stage.fill_new()
         for kind in ORDER:
+            if kind == "module":
+                self._stage.fill_live()
             if kind == "rng" and "xla" in self._live.device_types():
                 xla.settle()  # it moves the device's random stream, so it comes before that is set
             for apply in self._applies[kind]:
@@ -109,23 +150,28 @@ class _Loading:
             case "stateful":
                 return [stage_stateful(self._stage, name, live)]
             case "rng":
-                return [stage_rng(self._stage, name, self._live.device_types())]
+                return [stage_rng(self._stage, name, self._live.device_types(), self._rank)]
             case "tree":
                 return [stage_tree(self._stage, name, live)]
         return []  # modules are staged together, for their ties
 
 
-def _choose(path: Path, step: "int | str") -> Latest:
+def _named(path: Path, step: "int | str") -> Path:
+    """The checkpoint at a path, or that of a step below it."""
     if os.path.lexists(path / NAME):
-        return Latest(path, step_of(path))
-    if step == "latest":
-        found = latest(path)
-        if found is None:
-            raise NotFound(f"no checkpoint in {path}", "save one first, or name another folder")
-        return found
+        return path
     folders = newest_first(path)
     chosen = next((folder for folder in folders if step_of(folder) == step), None)
     if chosen is None:
         steps = sorted({step_of(folder) for folder in folders})
         raise NotFound(f"no checkpoint of step {step} in {path}", f"there are: {', '.join(map(str, steps)) or 'none'}")
-    return Latest(chosen, step_of(chosen))
+    return chosen
+
+
+def _none_sound(root: Path, skipped: list[Skipped]) -> Exception:
+    if not skipped:
+        return NotFound(f"no checkpoint in {root}", "save one first, or name another folder")
+    return DamagedCheckpoint(
+        f"none of the {len(skipped)} checkpoints in {root} is sound; the newest: {skipped[0].reason}",
+        "copy one again from its source, or name another folder to begin anew",
+    )

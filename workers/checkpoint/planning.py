@@ -1,59 +1,132 @@
-"""Before a checkpoint moves: what the target keeps, converts and refuses, and what cannot follow."""
+"""Before a checkpoint moves: what the target keeps, converts and refuses, whether it fits, and what cannot follow."""
 
+import math
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from cluster.accelerators import TABLE, backend_name
-from workers.checkpoint.checks import read_manifest, tensor_bytes
-from workers.checkpoint.manifest import RANDOM, Manifest
+from cluster.accelerators import EMULATED, TABLE, backend_name
+from cluster.errors import UserError
+from workers.capability.facts import table
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.format.checks import tensor_bytes
+from workers.checkpoint.format.chunks import CHUNK_BYTES
+from workers.checkpoint.format.dtypes import DTYPES
+from workers.checkpoint.format.manifest import RANDOM, Manifest, TensorEntry
 from workers.checkpoint.targets import NOTES, Fate, fate, lacking
 
 HOST_STREAMS = ("python", "numpy", "cpu")
+SAMPLE_CHUNKS = 8
+"""Read and hashed to tell how fast the rest will be: 64 MiB at most."""
 
 
-def plan(path: str | Path, backend: str, emulated: bool = False) -> dict[str, Any]:
-    """What loading with dtype="native" would do on a backend's device. `emulated`: XLA on the CPU in place of a TPU.
+def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
+    """What loading with dtype="native" would do on `count` devices of kind `to` ("tpu:v5e", "tpu:emulated", "amd").
 
-    {"step", "source", "target", "bytes", "ok", "dtypes": [{"dtype", "tensors", "bytes", "action", "to", "may_lose",
-    "reason", "example"}], "random": {stream: "continued" | "derived: …"}}; `ok` is False where a dtype is refused.
+    "ok" is False where a dtype is refused or the devices are known to be too small; "memory"."fits" is `replicated`
+    (each device holds all), `sharded`, `no` or `unknown`; "cannot_follow" has a sentence for each thing that stays
+    behind; "read" is measured on a sample, here and now. Raises UserError for an unknown back end.
     """
-    manifest = read_manifest(Path(path))
-    name = backend_name(backend)
-    dtypes = _dtypes(manifest, name, emulated)
+    if count < 1:
+        raise UserError(f"count is {count}", "plan for at least one device")
+    kind = _spelled(to)
+    with Reader(Path(path)) as reader:
+        manifest, read = reader.manifest, _sample(reader)
+    lacks = lacking(kind)
+    fates = {name: fate(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
+    dtypes = _dtypes(manifest, fates, kind)
+    memory = _memory(manifest, fates, kind, count)
+    random = _random(manifest, TABLE[kind.partition(":")[0]].torch_device)
     return {
         "step": manifest.step,
-        "source": {"backend": manifest.producer.backend, "kind": manifest.producer.kind},
-        "target": {"backend": name, "emulated": emulated},
+        "source": {"backend": manifest.producer.backend, "kind": manifest.producer.kind, "world": manifest.world.size},
+        "target": {"backend": kind.partition(":")[0], "kind": kind, "count": count},
         "bytes": manifest.size_bytes(),
-        "ok": all(line["action"] != "refuse" for line in dtypes),
+        "ok": all(line["action"] != "refuse" for line in dtypes) and memory["fits"] != "no",
         "dtypes": dtypes,
-        "random": _random(manifest, TABLE[name].torch_device),
+        "memory": memory,
+        "reshard": _reshard(manifest, count),
+        "read": read,
+        "random": random,
+        "cannot_follow": _left_behind(dtypes, memory, random),
     }
 
 
-def _dtypes(manifest: Manifest, backend: str, emulated: bool) -> list[dict[str, Any]]:
-    """Random states and numpy arrays stay on the host whatever the target, so they are not counted."""
+def _spelled(to: str) -> str:
+    backend, colon, model = to.partition(":")
+    return backend_name(backend) + colon + model
+
+
+def _moving(manifest: Manifest) -> dict[str, TensorEntry]:
+    """Random states and numpy arrays stay on the host whatever the target, so they do not count."""
     states = f"{RANDOM}/ranks/"
-    names: dict[str, list[str]] = defaultdict(list)
-    for name, tensor in manifest.tensors.items():
-        if not tensor.alias_of and tensor.role not in ("rng", "array") and not name.startswith(states):
-            names[tensor.dtype].append(name)
-    lacks = lacking(backend, emulated)
-    return [_line(manifest, dtype, held, fate(dtype, lacks), backend) for dtype, held in sorted(names.items())]
-
-
-def _line(manifest: Manifest, dtype: str, names: list[str], fate: Fate, backend: str) -> dict[str, Any]:
     return {
-        "dtype": dtype,
-        "tensors": len(names),
-        "bytes": sum(tensor_bytes(manifest.tensors[name]) for name in names),
-        "action": fate.action,
-        "to": fate.to,
-        "may_lose": fate.may_lose,
-        "reason": fate.reason or NOTES.get(backend, {}).get(dtype, ""),
-        "example": names[0],
+        name: tensor
+        for name, tensor in manifest.stored().items()
+        if tensor.role not in ("rng", "array") and not name.startswith(states)
     }
+
+
+def _dtypes(manifest: Manifest, fates: dict[str, Fate], kind: str) -> list[dict[str, Any]]:
+    """One line per dtype and what becomes of it: tensors with a scale, and states, may fare differently."""
+    groups: dict[tuple[str, Fate], list[str]] = defaultdict(list)
+    for name, found in fates.items():
+        groups[manifest.tensors[name].dtype, found].append(name)
+    notes = NOTES.get(kind.partition(":")[0], {})
+    return [
+        {
+            "dtype": dtype,
+            "tensors": len(names),
+            "bytes": sum(tensor_bytes(manifest.tensors[name]) for name in names),
+            "action": found.action,
+            "to": found.to,
+            "may_lose": found.may_lose,
+            "reason": found.reason or notes.get(dtype, ""),
+            "example": names[0],
+        }
+        for (dtype, found), names in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].to))
+    ]
+
+
+def _memory(manifest: Manifest, fates: dict[str, Fate], kind: str, count: int) -> dict[str, Any]:
+    """Weights and states only: what a step needs besides is not in a checkpoint."""
+    tensors = manifest.tensors
+    needed_bytes = sum(math.prod(tensors[name].shape) * DTYPES[found.to].bytes for name, found in fates.items())
+    device_bytes = _device_bytes(kind)
+    fits = "unknown"
+    if device_bytes is not None:
+        each_bytes = -(-needed_bytes // count)
+        fits = "replicated" if needed_bytes <= device_bytes else "sharded" if each_bytes <= device_bytes else "no"
+    return {"needed_bytes": needed_bytes, "device_bytes": device_bytes, "fits": fits}
+
+
+def _device_bytes(kind: str) -> int | None:
+    """Of the smallest model that the kind may mean; None where nothing is written."""
+    if ":" not in kind or kind.endswith(f":{EMULATED}"):
+        return None
+    rows = [row for name, row in table().items() if name == kind or name.startswith(f"{kind}-")]
+    sizes = [row.memory_gb / row.devices_per_card for row in rows if row.memory_gb]
+    return int(min(sizes) * 1e9) if sizes else None
+
+
+def _reshard(manifest: Manifest, count: int) -> dict[str, Any]:
+    cut = [name for name, tensor in manifest.stored().items() if len(tensor.shards) > 1]
+    return {"from": manifest.world.size, "mesh": list(manifest.world.mesh), "to": count, "tensors_cut": len(cut)}
+
+
+def _sample(reader: Reader) -> dict[str, Any]:
+    """How fast this machine reads and hashes this checkpoint: warm or cold, as it lies now."""
+    chunks = list(reader.all_chunks())[:SAMPLE_CHUNKS]
+    size_bytes = sum(
+        min(CHUNK_BYTES, reader.manifest.files[file].bytes - index * CHUNK_BYTES) for file, index in chunks
+    )
+    started_s = time.perf_counter()
+    reader.prove(chunks)
+    taken_s = time.perf_counter() - started_s
+    rate = size_bytes / taken_s if size_bytes else 0.0
+    whole_s = reader.manifest.size_bytes() / rate if rate else 0.0
+    return {"sample_bytes": size_bytes, "bytes_per_s": rate, "estimated_s": whole_s}
 
 
 def _random(manifest: Manifest, device_type: str) -> dict[str, str]:
@@ -66,6 +139,7 @@ def _of_ranks(manifest: Manifest, device_type: str) -> dict[str, str]:
     ranks = entry.tree.get("ranks") if entry and isinstance(entry.tree, dict) else None
     if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
         return {}
+
     fates = {f"rank {i}": rank.get("device_type") for i, rank in enumerate(ranks)}
     return {
         rank: "continued"
@@ -87,3 +161,17 @@ def _of_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
     else:
         streams[device_type] = "continued"
     return streams
+
+
+def _left_behind(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: dict[str, str]) -> list[str]:
+    refused = [f"{d['tensors']} tensors of {d['dtype']}: {d['reason']}" for d in dtypes if d["action"] == "refuse"]
+    broken = [f"random numbers of {name}: {fate}" for name, fate in random.items() if fate != "continued"]
+    small = (
+        [
+            f"{memory['needed_bytes'] / 2**30:.1f} GiB of state do not fit on devices of"
+            f" {memory['device_bytes'] / 2**30:.1f} GiB"
+        ]
+        if memory["fits"] == "no"
+        else []
+    )
+    return refused + broken + small

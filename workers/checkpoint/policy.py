@@ -1,14 +1,17 @@
 """Which dtype a tensor gets on load, where it may go, and how much loss is accepted."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 
-from workers.checkpoint.dtypes import DTYPES, dtype_name
+from workers.checkpoint.format.dtypes import DTYPES, dtype_name
+from workers.checkpoint.format.manifest import TensorEntry
+from workers.checkpoint.format.words import few
 from workers.checkpoint.report import Report
 from workers.checkpoint.targets import fate, lacking_beyond, lacking_on
-from workers.checkpoint.words import few
 from workers.errors import CheckpointError
 
+Dtypes = str | Mapping[object, object] | Callable[[str, str], object]
 ON_LOSSY = ("error", "warn", "allow")
 
 
@@ -17,34 +20,42 @@ class LossyLoad(UserWarning):
 
 
 class Policy:
-    """`dtype` is "keep", "native" or a mapping from stored dtype to wanted. `supported`: the device's own floating and
-    complex dtypes, where it was asked; integers are held everywhere."""
+    """`dtype` is "keep", "native", a mapping or a function; `supported` the device's own floating and complex dtypes,
+    where it was asked; integers are held everywhere. A mapping's keys are dtypes, or names of tensors with `*` in them.
+    """
 
-    def __init__(self, dtype: "str | Mapping[object, object]", supported: Iterable[object] | None, on_lossy: str):
+    def __init__(self, dtype: Dtypes, supported: Iterable[object] | None, on_lossy: str):
         if on_lossy not in ON_LOSSY:
             raise CheckpointError(f"on_lossy is {on_lossy!r}", f"use one of {', '.join(ON_LOSSY)}")
         if isinstance(dtype, str) and dtype not in ("keep", "native"):
             raise CheckpointError(
-                f"dtype is {dtype!r}", 'use "keep", "native" or a mapping such as {"float32": "bfloat16"}'
+                f"dtype is {dtype!r}", 'use "keep", "native", a function or a mapping such as {"float32": "bfloat16"}'
             )
         self.on_lossy = on_lossy
         self._native = dtype == "native"
-        self._mapping = {} if isinstance(dtype, str) else {dtype_name(k): dtype_name(v) for k, v in dtype.items()}
+        self._asked: Callable[[str, str], object] = dtype if callable(dtype) else lambda _, stored: stored
+        mapping = {} if isinstance(dtype, str) or callable(dtype) else dtype
+        self._mapping = {dtype_name(k): _known(v) for k, v in mapping.items()}
+        for key in self._mapping:
+            if not _is_pattern(key):
+                _known(key)
         self._supported = None if supported is None else frozenset(dtype_name(d) for d in supported)
-        unknown = [name for name in (*self._mapping, *self._mapping.values()) if name not in DTYPES]
-        if unknown:
-            raise CheckpointError(f"dtype names {unknown[0]!r}", f"known: {', '.join(DTYPES)}")
 
-    def wanted(self, name: str, stored: str, device_type: str) -> str:
+    def wanted(self, name: str, tensor: TensorEntry, device_type: str) -> str:
         """The dtype `name` gets on a device. Raises CheckpointError where the device cannot hold it."""
         lacks = self._lacks(device_type)
-        wanted = self._mapping.get(stored, stored)
-        decided = fate(wanted, lacks)
+        wanted = self._chosen(name, tensor.dtype)
+        decided = fate(tensor, wanted, lacks)
         if decided.action == "keep":
             return wanted
         if decided.action == "convert" and self._native:
             return decided.to
         raise CheckpointError(f"{name} is {wanted}: {decided.reason}", _remedy(decided.action, wanted, decided.to))
+
+    def _chosen(self, name: str, stored: str) -> str:
+        patterns = (to for key, to in self._mapping.items() if _is_pattern(key) and fnmatchcase(name, key))
+        by_mapping = next(patterns, self._mapping.get(stored, ""))
+        return by_mapping or _known(self._asked(name, stored))
 
     def admit(self, name: str, live: str, device_type: str) -> None:
         """Raises CheckpointError where a live tensor's own dtype cannot be filled on its device."""
@@ -66,10 +77,21 @@ class Policy:
         sentence = f"loading step {report.step} would lose values: {few(lines, '; ')}"
         if self.on_lossy == "error":
             raise CheckpointError(sentence, 'pass on_lossy="warn" or "allow" to accept it')
-        warnings.warn(LossyLoad(sentence), stacklevel=3)
+        warnings.warn(LossyLoad(sentence), stacklevel=4)
 
     def _lacks(self, device_type: str) -> Mapping[str, str]:
         return lacking_on(device_type) if self._supported is None else lacking_beyond(self._supported)
+
+
+def _known(dtype: object) -> str:
+    name = dtype_name(dtype)
+    if name not in DTYPES:
+        raise CheckpointError(f"dtype names {name!r}", f"known: {', '.join(DTYPES)}")
+    return name
+
+
+def _is_pattern(key: str) -> bool:
+    return "/" in key or "*" in key
 
 
 def _remedy(action: str, dtype: str, to: str) -> str:

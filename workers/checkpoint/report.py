@@ -4,17 +4,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.plain import to_plain
-from workers.checkpoint.manifest import Producer
+from workers.checkpoint.format.manifest import Producer
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a conversion did to values. `max_abs_error` is over those finite before and after."""
+    """What a conversion did to values. Errors are of those finite before and after, the relative one not of zeros."""
 
     values_changed: int = 0
     new_inf: int = 0
     new_nan: int = 0
     max_abs_error: float = 0.0
+    max_rel_error: float = 0.0
+
+    def __add__(self, other: "Change") -> "Change":
+        return Change(
+            self.values_changed + other.values_changed,
+            self.new_inf + other.new_inf,
+            self.new_nan + other.new_nan,
+            max(self.max_abs_error, other.max_abs_error),
+            max(self.max_rel_error, other.max_rel_error),
+        )
 
 
 @dataclass(frozen=True, slots=True)

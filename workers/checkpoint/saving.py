@@ -3,41 +3,110 @@
 1  .part-step-…/ is made and its shards written and fsynced      nobody looks at a folder of that name
 2  it is renamed to step-…/ and the root fsynced                 without a manifest it is not a checkpoint yet
 3  the manifest is written beside, fsynced, renamed, fsynced     the rename is the commit: before it old, after it new
-4  older checkpoints beyond `keep` go, manifest first            only now, and never the one just written
+4  older checkpoints beyond `keep` go, manifest first            only now, once the new one was read back and verified
+
+With many ranks each writes its own shards in step 1, and rank 0 does the rest.
 """
 
 import os
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from cluster.plain import from_plain, to_plain
 from cluster.version import VERSION as POLYFLEET
-from workers.checkpoint import bits, manifest
-from workers.checkpoint.capture import Capture, capture
-from workers.checkpoint.dtypes import DTYPES, dtype_name
-from workers.checkpoint.files import Files
-from workers.checkpoint.manifest import FileEntry, Manifest, Producer, TensorEntry
-from workers.checkpoint.retention import PART, refuse_older_attempt, remove_checkpoint, retain
-from workers.checkpoint.shards import SHARD_BYTES, Blob, split, write_shard
+from workers.checkpoint.disk.files import Files, write_file
+from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
+from workers.checkpoint.disk.locking import only_writer
+from workers.checkpoint.disk.retention import PART, refuse_older_attempt, remove_checkpoint, retain
+from workers.checkpoint.disk.writer import Arena, Progress, write_shards
+from workers.checkpoint.format import manifest
+from workers.checkpoint.format.dtypes import dtype_name
+from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer, Stored, TensorEntry, World
+from workers.checkpoint.state import bits, sharded
+from workers.checkpoint.state.capture import Capture, capture
+from workers.checkpoint.state.pieces import pieces
+from workers.checkpoint.state.together import Together, together
 from workers.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from workers.checkpoint.background import Saving
+
+Part = tuple[dict[str, FileEntry], dict[str, TensorEntry]]
+_CANNOT = "free disk space, or check the folder's permissions"
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """`notes` has what could not be tidied away: the checkpoint itself is complete."""
+    """`notes` has what could not be tidied away: the checkpoint itself is complete. `blocked_s` is how long the caller
+    was held up, `seconds` how long it took until all was durable."""
 
     path: Path
     step: int
     bytes: int
     seconds: float
     notes: tuple[str, ...] = ()
+    blocked_s: float = 0.0
+
+
+class Prepared:
+    """A checkpoint whose content is settled: named, described, laid out. `arena` holds a copy, if one was taken."""
+
+    def __init__(self, root: Path, step: int, state: Mapping[str, Any], producer: Producer, ranks: Together):
+        self.ranks = ranks
+        held = capture(state)
+        self.notes = tuple(held.notes)
+        mine = _mine(held, ranks)
+        self.bytes = sum(tensor.nbytes for tensor in mine.values())
+        stem = "shard-{:05d}" if ranks.size == 1 else f"shard-r{ranks.rank:05d}-{{:05d}}"
+        self.layouts = lay_out(pieces(mine), SHARD_BYTES, f"{stem}.safetensors")
+        self.tensors = _describe(held, mine, self.layouts)
+        self.manifest = Manifest(step, "", producer, {}, {}, held.entries, _world(held, ranks))
+        self.root = root
+        self.name = ranks.from_first(f"step-{step:08d}-{os.urandom(4).hex()}")
+        self.arena: Arena | None = None
+
+    def snapshot(self, arena: Arena) -> None:
+        """From here on the live tensors may change."""
+        arena.take(self.layouts)
+        self.arena = arena
+
+
+@overload
+def save(
+    root: str | os.PathLike[str],
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None = None,
+    attempt: str | None = None,
+    kind: str = "",
+    asynchronous: Literal[False] = False,
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> Saved: ...
+
+
+@overload
+def save(
+    root: str | os.PathLike[str],
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None = None,
+    attempt: str | None = None,
+    kind: str = "",
+    asynchronous: Literal[True],
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> "Saving": ...
 
 
 def save(
@@ -48,103 +117,165 @@ def save(
     keep: int | None = None,
     attempt: str | None = None,
     kind: str = "",
+    asynchronous: bool = False,
+    progress: Progress | None = None,
     files: Files | None = None,
-) -> Saved:
-    """Write a checkpoint of `state` below `root` and return once it is durable.
+) -> "Saved | Saving":
+    """Write a checkpoint of `state` below `root` and return once it is durable: Saved. With `asynchronous`, return a
+    Saving once a copy is taken; a save still under way is waited for first, and its error raised here.
 
     An entry of `state` is a module, an optimizer, anything with state_dict and load_state_dict, nested values and
-    tensors, or `"rng": True`. `keep` retains that many newest checkpoints. `attempt` is `job.epoch`: an attempt older
-    than one that saved here is refused. `kind` is the device kind. Raises CheckpointError; then `root` is as it was.
+    tensors, or `"rng": True`. `keep` retains that many newest checkpoints, pinned ones apart. `attempt` is `job.epoch`:
+    an attempt older than one that saved here is refused. `kind` is the device kind. If any tensor is a DTensor, every
+    rank calls it, with the same `root` on a shared file system. Raises CheckpointError; then `root` is as it was.
     """
-    started_s = time.perf_counter()
+    if asynchronous:
+        from workers.checkpoint.background import SHARED
+
+        return SHARED.save(root, step, state, keep=keep, attempt=attempt, kind=kind, progress=progress, files=files)
+    prepared = prepare(Path(root), step, state, keep=keep, attempt=attempt, kind=kind)
+    saved = write(prepared, keep, progress, files or Files())
+    return replace(saved, blocked_s=saved.seconds)
+
+
+def prepare(
+    root: Path, step: int, state: Mapping[str, Any], *, keep: int | None, attempt: str | None, kind: str
+) -> Prepared:
+    """Everything that can be refused without writing. Raises CheckpointError, on every rank."""
     _check_arguments(step, keep)
     producer = _producer(attempt, kind)
-    held = capture(state)
-    writer = _Writer(Path(root), step, files or Files())
+    ranks = together(state)
+    return ranks.all_or_none(lambda: Prepared(root, step, state, producer, ranks))
+
+
+def write(prepared: Prepared, keep: int | None, progress: Progress | None, files: Files) -> Saved:
+    """Write and commit. Raises CheckpointError, with nothing of this checkpoint left behind."""
+    started_s, root, ranks = time.perf_counter(), prepared.root, prepared.ranks
+    folder = root / prepared.name
     try:
-        writer.root.mkdir(parents=True, exist_ok=True)
-        _check_space(writer.root, step, held)
-        refuse_older_attempt(writer.root, producer)
-        described = writer.write(held, producer)
+        with only_writer(root) if ranks.first else nullcontext():
+            described = _write(prepared, files, progress)
+            notes = retain(files, root, keep, folder) if ranks.first and keep is not None else ()
     except OSError as e:
-        raise CheckpointError(
-            f"cannot save step {step} in {root}: {e.strerror or e}",
-            "free disk space, or check the folder's permissions",
-        ) from e
-    notes = () if keep is None else retain(writer.files, writer.root, keep, newest=writer.folder)
-    return Saved(writer.folder, step, described.size_bytes(), time.perf_counter() - started_s, notes)
+        step = prepared.manifest.step
+        raise CheckpointError(f"cannot save step {step} in {root}: {e.strerror or e}", _CANNOT) from e
+    seconds = time.perf_counter() - started_s
+    return Saved(folder, described.step, described.size_bytes(), seconds, (*prepared.notes, *notes))
 
 
-class _Writer:
-    """One checkpoint being written."""
-
-    def __init__(self, root: Path, step: int, files: Files):
-        name = f"step-{step:08d}-{os.urandom(4).hex()}"
-        self.root = root
-        self.step = step
-        self.files = files
-        self.folder = root / name
-        self.aside = root / f"{PART}{name}"
-
-    def write(self, held: Capture, producer: Producer) -> Manifest:
-        """Raises OSError, with nothing of this checkpoint left behind."""
-        try:
-            self.files.make_folder(self.aside)
-            described = self._write_shards(held, producer)
-            self.files.sync_folder(self.aside)
-            self.files.rename(self.aside, self.folder)
-            self.files.sync_folder(self.root)
-            self._commit(described)
-        except BaseException:
-            for folder in (self.aside, self.folder):
+def _write(prepared: Prepared, files: Files, progress: Progress | None) -> Manifest:
+    root, ranks = prepared.root, prepared.ranks
+    aside, folder = root / f"{PART}{prepared.name}", root / prepared.name
+    try:
+        ranks.first_does(lambda: _begin(prepared, files, aside))
+        shards = ranks.all_or_none(lambda: write_shards(files, aside, prepared.layouts, prepared.arena, progress))
+        parts = _gathered(ranks, shards, prepared.tensors)
+        return ranks.first_does(lambda: _commit(prepared, files, aside, folder, parts)) or prepared.manifest
+    except BaseException:
+        if ranks.first:
+            for there in (aside, folder):
                 with suppress(OSError):  # the first error is the one to tell
-                    remove_checkpoint(self.files, folder)
-            raise
-        return described
-
-    def _write_shards(self, held: Capture, producer: Producer) -> Manifest:
-        tensors = bits.to_cpu(held.tensors)
-        blobs = (_blob(name, tensor) for name, tensor in tensors.items())
-        shards: dict[str, FileEntry] = {}
-        entries: dict[str, TensorEntry] = {}
-        for number, shard in enumerate(split(blobs, SHARD_BYTES), start=1):
-            file = f"shard-{number:05d}.safetensors"
-            shards[file], offsets = write_shard(self.files, self.aside / file, shard)
-            for blob in shard:
-                entries[blob.name] = _describe(held, tensors, blob.name, file, offsets[blob.name])
-        entries |= {name: TensorEntry(role, alias_of=stored) for name, (stored, role) in held.ties.items()}
-        created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        return Manifest(self.step, created, producer, shards, entries, held.entries)
-
-    def _commit(self, described: Manifest) -> None:
-        part = self.folder / f".{manifest.NAME}.part"
-        file = self.files.create(part)
-        try:
-            self.files.write(file, manifest.dump(described))
-            self.files.close_durably(file)
-        finally:
-            file.close()
-        self.files.rename(part, self.folder / manifest.NAME)
-        self.files.sync_folder(self.folder)
+                    remove_checkpoint(files, there)
+        raise
 
 
-def _blob(name: str, tensor: torch.Tensor) -> Blob:
-    dtype = DTYPES[dtype_name(tensor.dtype)]
-    data = bits.to_bytes(tensor)
-    return Blob(name, dtype.code, tuple(tensor.shape) if dtype.safetensors else (len(data),), data)
+def _begin(prepared: Prepared, files: Files, aside: Path) -> None:
+    root = prepared.root
+    _check_space(root, prepared.manifest.step, prepared.bytes * prepared.ranks.size)
+    refuse_older_attempt(root, prepared.manifest.producer)
+    files.make_folder(aside)
 
 
-def _describe(held: Capture, tensors: dict[str, torch.Tensor], name: str, file: str, offset: int) -> TensorEntry:
-    live, tensor = held.tensors[name], tensors[name]
+def _gathered(ranks: Together, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
+    """What every rank wrote and where, on every rank."""
+    if ranks.size == 1:
+        return [(shards, tensors)]
+    mine = [{name: to_plain(entry) for name, entry in part.items()} for part in (shards, tensors)]
+    return [
+        (from_plain(dict[str, FileEntry], files), from_plain(dict[str, TensorEntry], entries))
+        for files, entries in ranks.gathered(mine)
+    ]
+
+
+def _commit(
+    prepared: Prepared,
+    files: Files,
+    aside: Path,
+    folder: Path,
+    parts: "list[Part]",
+) -> Manifest:
+    created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    shards = {name: entry for part, _ in parts for name, entry in part.items()}
+    described = replace(
+        prepared.manifest, created=created, files=shards, tensors=_joined([tensors for _, tensors in parts])
+    )
+    files.sync_folder(aside)
+    files.rename(aside, folder)
+    files.sync_folder(prepared.root)
+    write_manifest(files, folder, described)
+    return described
+
+
+def write_manifest(files: Files, folder: Path, described: Manifest) -> None:
+    """The rename in here is what makes `folder` a checkpoint."""
+    part = folder / f".{manifest.NAME}.part"
+    write_file(files, part, manifest.dump(described))
+    files.rename(part, folder / manifest.NAME)
+    files.sync_folder(folder)
+
+
+def _mine(held: Capture, ranks: Together) -> dict[str, torch.Tensor]:
+    """What this rank writes: its parts of sharded tensors, and on rank 0 all others."""
+    mine = {}
+    for name, tensor in held.own().items():
+        if not sharded.is_sharded(tensor):
+            if ranks.first:
+                mine[name] = tensor
+        elif sharded.is_mine(tensor, name) and (sharded.local(tensor).numel() or not tensor.numel()):
+            mine[name] = sharded.local(tensor)
+    return mine
+
+
+def _describe(held: Capture, mine: dict[str, torch.Tensor], layouts: list[Layout]) -> dict[str, TensorEntry]:
+    """All tensors in the order of the state; those another rank writes without a place yet."""
+    places = {
+        piece.key: Stored(layout.file, offset)
+        for layout in layouts
+        for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
+    }
+    entries = {name: _entry(held, name, places.get(name)) for name in held.tensors}
+    return entries | {name: TensorEntry(role, alias_of=stored) for name, (stored, role) in held.ties.items()}
+
+
+def _entry(held: Capture, name: str, place: Stored | None) -> TensorEntry:
+    tensor = held.tensors[name]
+    box = sharded.box_of(tensor) if place else None
+    place = replace(place, start=box.start, shape=box.shape) if place and box else place
+    base, view = held.views.get(name, ("", None))
     return TensorEntry(
         role=held.roles[name],
         dtype=dtype_name(tensor.dtype),
         shape=tuple(tensor.shape),
-        file=file,
-        offset=offset,
-        device=str(live.device),
-        layout=bits.memory_order(tensor),
+        shards=(place,) if place else (),
+        device=str(tensor.device),
+        layout=() if view or sharded.is_sharded(tensor) else bits.memory_order(tensor),
+        scale=held.scales.get(name, ""),
+        alias_of=base,
+        view=view,
     )
+
+
+def _joined(parts: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
+    """The same tensors as every rank described them, with the places of all."""
+    return {
+        name: replace(entry, shards=tuple(s for part in parts if name in part for s in part[name].shards))
+        for name, entry in parts[0].items()
+    }
+
+
+def _world(held: Capture, ranks: Together) -> World:
+    cut = next((tensor for tensor in held.tensors.values() if sharded.is_sharded(tensor)), None)
+    return World(ranks.size, *(sharded.mesh_of(cut) if cut is not None else ()))
 
 
 def _producer(attempt: str | None, kind: str) -> Producer:
@@ -154,8 +285,7 @@ def _producer(attempt: str | None, kind: str) -> Producer:
     return Producer(POLYFLEET, torch.__version__, kind.partition(":")[0], kind, job, int(epoch or 0))
 
 
-def _check_space(root: Path, step: int, held: Capture) -> None:
-    needed_bytes = sum(tensor.nbytes for tensor in held.tensors.values())
+def _check_space(root: Path, step: int, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(root).free
     if needed_bytes > free_bytes:
         raise CheckpointError(

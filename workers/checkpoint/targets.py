@@ -1,13 +1,16 @@
-"""What a target lacks, and what a tensor becomes there: documented or measured facts, no probing, no torch.
+"""What a target lacks, and what a tensor becomes there: documented or probed facts, no probing here, no torch.
 
 Sources: torch_xla 2.8.1 on its CPU runtime, measured (complex128, fp8 flavours); pytorch#122602 (MPS has no float64);
-vendors' dtype tables for TPU and Neuron. A device at hand is better asked: pass its `supported_dtypes` to `load`.
+workers.capability for models of devices. A device at hand is better asked: pass its `supported_dtypes` to `load`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workers.checkpoint.dtypes import COMPLEX, FLOATS, FP8
+from cluster.accelerators import EMULATED, backend_name
+from workers.capability.matrix import capabilities
+from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, FP8
+from workers.checkpoint.format.manifest import TensorEntry
 
 _XLA = {
     "complex128": "XLA silently drops its imaginary part",
@@ -42,11 +45,14 @@ NOTES: dict[str, dict[str, str]] = {
 
 _INSTEAD: dict[str, tuple[str, ...]] = {
     "float64": ("float32",),
-    "float16": ("float32",),
-    "bfloat16": ("float32",),
-    **dict.fromkeys(FP8, ("bfloat16", "float32")),
+    "float16": ("bfloat16", "float32"),
+    "bfloat16": ("float16", "float32"),
+    **dict.fromkeys(FP8, ("bfloat16", "float16", "float32")),
 }
-"""First choice first. Complex and integers have no stand-in: half of their meaning would go."""
+"""First choice first: of the same size, as people run models there; a state that an optimizer sums up goes to float32.
+Complex and integers have no stand-in: half of their meaning would go."""
+
+_LOSES = {("float64", "float32"), ("float16", "bfloat16"), ("bfloat16", "float16")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +65,22 @@ class Fate:
     may_lose: bool = False
 
 
-def lacking(backend: str, emulated: bool) -> Mapping[str, str]:
-    """Dtypes a backend cannot hold, with the reason. `emulated`: XLA on the CPU instead of a TPU."""
-    return _XLA if emulated and backend == "tpu" else _LACKS.get(backend, {})
+def lacking(kind: str) -> Mapping[str, str]:
+    """Dtypes a kind does not compute with natively, with the reason. What nobody knows is not among them.
+
+    Raises UserError for an unknown back end, naming the nearest.
+    """
+    backend, _, model = kind.partition(":")
+    name = backend_name(backend)
+    if name == "tpu" and model == EMULATED:
+        return _XLA
+    known = capabilities(f"{name}:{model}" if model else name)
+    found = {
+        dtype: f"{told.value} on {known.kind} ({told.source})"
+        for dtype, told in known.dtypes.items()
+        if told.value in ("absent", "emulated")
+    }
+    return {**found, **_LACKS.get(name, {})}
 
 
 def lacking_on(device_type: str) -> Mapping[str, str]:
@@ -74,11 +93,27 @@ def lacking_beyond(supported: frozenset[str]) -> Mapping[str, str]:
     return {name: "the target does not support it" for name in (*FLOATS, *COMPLEX) if name not in supported}
 
 
-def fate(dtype: str, lacks: Mapping[str, str]) -> Fate:
+def fate(tensor: TensorEntry, dtype: str, lacks: Mapping[str, str]) -> Fate:
+    """Of `tensor`, where it is wanted as `dtype`."""
     if dtype not in lacks:
         return Fate("keep", dtype)
-    to = next((name for name in _INSTEAD.get(dtype, ()) if name not in lacks), "")
+    flavour = _other_flavour(dtype) if tensor.scale else ""
+    if flavour and flavour not in lacks:
+        return Fate("convert", flavour, f"{lacks[dtype]}; its scale makes up for the flavour", may_lose=True)
+    choices = _INSTEAD.get(dtype, ())
+    if tensor.role in ("optimizer", "master"):
+        choices = tuple(name for name in choices if name == "float32")
+    to = next((name for name in choices if name not in lacks), "")
     if to:
-        return Fate("convert", to, lacks[dtype], may_lose=dtype == "float64")
+        return Fate("convert", to, lacks[dtype], may_lose=(dtype, to) in _LOSES)
     why = f"{lacks[dtype]}, and nothing there holds " + ("a complex number" if dtype in COMPLEX else "its values")
     return Fate("refuse", dtype, why)
+
+
+def _other_flavour(dtype: str) -> str:
+    if dtype not in FP8 or dtype == "float8_e8m0fnu":
+        return ""
+    stem = dtype.removesuffix("fnuz").removesuffix("fn")
+    if dtype.endswith("fnuz"):
+        return f"{stem}fn" if stem.endswith("e4m3") else stem
+    return f"{stem}fnuz"

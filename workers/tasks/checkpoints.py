@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.errors import PolyfleetError, UserError
 from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import load, save
-from workers.checkpoint.manifest import RANDOM
+from workers.checkpoint.format.manifest import RANDOM
 
 if TYPE_CHECKING:
     from workers.tasks.context import Context

@@ -42,7 +42,7 @@ def test_reading_routes_answer_with_what_the_service_knows(live):
         )
         assert client.get("/v1/checkpoints/show", params={"ref": "cpu:x"}).json()["step"] == 1
         planned = client.get("/v1/checkpoints/plan", params={"ref": "cpu:x", "to_kind": "tpu:v5e"}).json()
-        assert planned["target"] == {"backend": "tpu", "emulated": False}
+        assert planned["target"] == {"backend": "tpu", "kind": "tpu:v5e", "count": 1}
         assert client.post("/v1/checkpoints/verify", json={"ref": "cpu:x"}).json()["ok"] is True
         assert client.post("/v1/jobs/hello/cancel", json={}).json()["state"] == "CANCELLED"
 

@@ -7,7 +7,7 @@ from orchestrator.show.checkpoints import checkpoints, report
 PLAN = {
     "step": 7,
     "source": {"backend": "cpu", "kind": "cpu"},
-    "target": {"backend": "tpu", "emulated": True},
+    "target": {"backend": "tpu", "kind": "tpu:emulated", "count": 1},
     "bytes": 5 << 20,
     "ok": True,
     "dtypes": [
@@ -27,7 +27,7 @@ def lines(shown):
 
 def test_a_plan_is_a_table_of_dtypes_and_names_what_cannot_go_on():
     assert lines(report(PLAN)) == [
-        *("step 7", "size 5.0 MiB", "saved on cpu", "moves to tpu (emulated)", "can move yes", ""),
+        *("step 7", "size 5.0 MiB", "saved on cpu", "moves to 1 × tpu:emulated", "can move yes", ""),
         "DTYPE TENSORS BYTES ACTION TO MAY LOSE REASON",
         "float64 2 4.0 MiB convert float32 yes no float64 there",
         *("", "random numbers of xla: derived: saved on cpu"),

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from workers.checkpoint import list_checkpoints, load, save, verify
-from workers.checkpoint.files import Files
-from workers.checkpoint.manifest import NAME
-from workers.checkpoint.retention import LEFTOVER_AGE_S
+from workers.checkpoint.disk.files import Files, Writing
+from workers.checkpoint.disk.retention import LEFTOVER_AGE_S
+from workers.checkpoint.format.manifest import NAME
 from workers.errors import CheckpointError
 
 
@@ -97,7 +97,7 @@ def test_everything_is_durable_before_the_manifest_appears_and_nothing_old_goes_
     log: list[tuple[str, ...]] = []
 
     def note(name: str, arguments: tuple[Any, ...]) -> None:
-        paths = [Path(getattr(a, "name", a)) for a in arguments if not isinstance(a, bytes | memoryview)]
+        paths = [a.path if isinstance(a, Writing) else a for a in arguments if isinstance(a, Writing | Path)]
         log.append((name, *(path.name for path in paths)))
 
     save(tmp_path, 1, state(1))
@@ -106,12 +106,12 @@ def test_everything_is_durable_before_the_manifest_appears_and_nothing_old_goes_
     assert [entry for entry in log if entry[0] != "write"] == [
         ("make_folder", f".part-{new}"),
         ("create", "shard-00001.safetensors"),
-        ("close_durably", "shard-00001.safetensors"),
+        ("finish", "shard-00001.safetensors"),
         ("sync_folder", f".part-{new}"),
         ("rename", f".part-{new}", new),
         ("sync_folder", tmp_path.name),
         ("create", f".{NAME}.part"),
-        ("close_durably", f".{NAME}.part"),
+        ("finish", f".{NAME}.part"),
         ("rename", f".{NAME}.part", NAME),
         ("sync_folder", new),
         ("remove", NAME),

@@ -10,7 +10,7 @@ import torch
 
 from cluster.errors import NotFound
 from workers.checkpoint import DamagedCheckpoint, latest, list_checkpoints, load, open_checkpoint, save, verify
-from workers.checkpoint.manifest import LARGEST_BYTES, NAME, digest_of
+from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, digest_of
 from workers.errors import CheckpointError
 
 SHARD = "shard-00001.safetensors"
@@ -154,6 +154,10 @@ def tensor(data, name="model/middle.weight"):
     return data["tensors"][name]
 
 
+def place(data, name="model/middle.weight"):
+    return tensor(data, name)["shards"][0]
+
+
 LIES = {
     "a path that climbs": (
         lambda d: d["files"].update({"../x.safetensors": d["files"].pop(SHARD)}),
@@ -166,7 +170,7 @@ LIES = {
     "too many hashes": (lambda d: d["files"][SHARD]["xxh3_128"].append("0"), f"file '{SHARD}' has 2 chunk hashes"),
     "a size in words": (lambda d: d["files"][SHARD].update(bytes="many"), "Manifest.files"),
     "an unlisted file": (
-        lambda d: tensor(d).update(file="other.safetensors"),
+        lambda d: place(d).update(file="other.safetensors"),
         "is in file 'other.safetensors', which is",
     ),
     "an absurd shape": (lambda d: tensor(d).update(shape=[2**40, 2**40]), "model/middle.weight' claims"),
@@ -174,11 +178,11 @@ LIES = {
     "a negative shape": (lambda d: tensor(d).update(shape=[-8, -8]), "has the impossible shape [-8, -8]"),
     "a larger dtype": (lambda d: tensor(d).update(dtype="complex128"), "overlap in file"),
     "a shared offset": (
-        lambda d: tensor(d).update(offset=tensor(d, "model/middle.bias")["offset"]),
+        lambda d: place(d).update(offset=place(d, "model/middle.bias")["offset"]),
         "tensors 'model/middle.bias' and 'model/middle.weight' overlap",
     ),
-    "a negative offset": (lambda d: tensor(d).update(offset=-4), "bytes from -4 on"),
-    "an offset beyond": (lambda d: tensor(d).update(offset=2**40), "bytes from 1099511627776 on"),
+    "a negative offset": (lambda d: place(d).update(offset=-4), "bytes from -4 on"),
+    "an offset beyond": (lambda d: place(d).update(offset=2**40), "bytes from 1099511627776 on"),
     "a strange dtype": (lambda d: tensor(d).update(dtype="object"), "has the unknown dtype 'object'"),
     "a strange role": (lambda d: tensor(d).update(role="thief"), "has the unknown role 'thief'"),
     "a strange layout": (lambda d: tensor(d).update(layout=[0, 0]), "has layout [0, 0] for 2 dimensions"),
@@ -200,9 +204,9 @@ def test_a_manifest_that_lies_is_refused(change, said, root, tied, image):
 
 
 def test_a_manifest_of_a_newer_version_is_not_guessed_at(root):
-    lie(second(root), lambda d: d.update(version=2))
+    lie(second(root), lambda d: d.update(version=3))
     with pytest.raises(
-        CheckpointError, match="has format version 2, this Polyfleet reads version 1; read it with a newer"
+        CheckpointError, match="has format version 3, this Polyfleet reads version 2; read it with a newer"
     ):
         load(second(root))
 

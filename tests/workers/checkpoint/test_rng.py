@@ -3,8 +3,9 @@ import random
 import numpy as np
 import torch
 
+from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import load, save
-from workers.checkpoint.rng import CONTINUED, derived_seed, restore_rng
+from workers.checkpoint.state.rng import CONTINUED, restore_rng
 
 
 def draws() -> list[float]:
@@ -38,10 +39,12 @@ def test_a_stream_that_cannot_follow_is_derived_and_said(tmp_path):
     saved["torch"] = {"cuda": torch.zeros(16, dtype=torch.uint8)}  # as if it had been saved on another kind of device
     said = restore_rng(saved, 5, {"cpu"})["cpu"]
     first = torch.rand(3)
-    assert said == "derived from (seed, step, device type): saved on cuda"
+    assert said == "derived from (seed, rank, step, device type): saved on cuda"
     restore_rng(saved, 5, {"cpu"})
     assert torch.equal(torch.rand(3), first)
     restore_rng(saved, 6, {"cpu"})
+    assert not torch.equal(torch.rand(3), first)
+    restore_rng(saved, 5, {"cpu"}, rank=1)
     assert not torch.equal(torch.rand(3), first)
 
 
@@ -53,6 +56,7 @@ def test_a_state_of_another_form_is_derived_and_said(tmp_path):
 
 
 def test_derived_seeds_are_the_same_everywhere_and_fit_every_device():
-    assert derived_seed(0, 100, "xla") == 2819756033236849853
-    assert len({derived_seed(s, n, d) for s in (0, 1) for n in (0, 1) for d in ("cpu", "xla")}) == 8
-    assert derived_seed(2**64 - 1, 10**12, "cuda") < 2**63
+    assert derived_seed(0, 0, 100, "xla") == 2457748805780944455
+    seeds = {derived_seed(s, r, n, d) for s in (0, 1) for r in (0, 1) for n in (0, 1) for d in ("cpu", "xla")}
+    assert len(seeds) == 16
+    assert derived_seed(2**64 - 1, 7, 10**12, "cuda") < 2**63

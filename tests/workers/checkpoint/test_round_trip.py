@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from workers.checkpoint import load, open_checkpoint, save
-from workers.checkpoint.dtypes import DTYPES
+from workers.checkpoint.format.dtypes import DTYPES
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from workers.checkpoint import load, save
-from workers.checkpoint.manifest import DamagedCheckpoint
-from workers.checkpoint.tree import decode, encode, refuse
+from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.tree import decode, encode, refuse
 from workers.errors import CheckpointError
 
 VALUES = [

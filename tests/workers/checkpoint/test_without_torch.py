@@ -18,10 +18,10 @@ from workers.checkpoint import describe, list_checkpoints, plan, save, verify
 TORCH_FREE = """
 import json, sys
 from workers.checkpoint import describe, latest, list_checkpoints, plan, verify
-import workers.checkpoint.inspect, workers.checkpoint.manifest
+import workers.checkpoint.inspect, workers.checkpoint.format.manifest
 root = sys.argv[1]
 path = latest(root).path
-print(json.dumps([describe(path), verify(path), list_checkpoints(root), plan(path, "tpu", False)]) and "answered")
+print(json.dumps([describe(path), verify(path), list_checkpoints(root), plan(path, "tpu")]) and "answered")
 print([name for name in ("torch", "ray", "safetensors") if name in sys.modules])
 """
 
@@ -65,6 +65,8 @@ def test_a_summary_says_who_saved_it_and_what_is_in_it(saved):
         },
         "bytes": (saved / "shard-00001.safetensors").stat().st_size,
         "files": 1,
+        "world": 1,
+        "pinned": False,
         "entries": {
             "model": {"kind": "module", "type": "Tied"},
             "extra": {"kind": "tree", "type": ""},
@@ -106,14 +108,15 @@ def test_a_folder_of_checkpoints_is_not_one(saved):
         verify(saved.parent)
 
 
-def actions(path: Path, backend: str, emulated: bool = False) -> dict[str, str]:
-    return {line["dtype"]: f"{line['action']} {line['to']}" for line in plan(path, backend, emulated)["dtypes"]}
+def actions(path: Path, kind: str) -> dict[str, str]:
+    return {line["dtype"]: f"{line['action']} {line['to']}" for line in plan(path, kind)["dtypes"]}
 
 
 def test_a_plan_says_what_each_target_keeps_converts_and_refuses(saved):
     kept = {name: f"keep {name}" for name in ("complex64", "float32", "float64", "float8_e4m3fnuz", "int64")}
-    assert actions(saved, "cpu") == actions(saved, "nvidia") == actions(saved, "amd") == kept
-    assert actions(saved, "xla", emulated=True) == kept | {"float8_e4m3fnuz": "convert bfloat16"}
+    assert actions(saved, "nvidia") == actions(saved, "amd") == kept
+    assert actions(saved, "cpu") == kept | {"float8_e4m3fnuz": "convert bfloat16"}  # held, but not computed with
+    assert actions(saved, "xla:emulated") == kept | {"float8_e4m3fnuz": "convert bfloat16"}
     assert actions(saved, "tpu") == kept | {
         "complex64": "refuse complex64",
         "float64": "convert float32",
@@ -125,7 +128,11 @@ def test_a_plan_says_what_each_target_keeps_converts_and_refuses(saved):
 def test_a_plan_gives_its_reasons_and_what_cannot_follow(saved):
     planned = plan(saved, "tpu")
     lines = {line["dtype"]: line for line in planned["dtypes"]}
-    assert (planned["ok"], planned["step"], planned["source"]) == (False, 1200, {"backend": "cpu", "kind": "cpu"})
+    assert (planned["ok"], planned["step"], planned["source"]) == (
+        False,
+        1200,
+        {"backend": "cpu", "kind": "cpu", "world": 1},
+    )
     assert lines["float64"]["reason"] == "a TPU has no float64 (XLA on the CPU keeps it)"
     assert (lines["float64"]["tensors"], lines["float64"]["bytes"]) == (1, 16)  # the array stays with numpy
     assert (lines["float64"]["may_lose"], lines["float8_e4m3fnuz"]["may_lose"]) == (True, False)

@@ -51,7 +51,7 @@ def test_training_moves_to_xla_and_back_as_if_it_had_stayed(side, tmp_path):
     model, optimizer = side.build(seed=1)
     losses = [side.step(model, optimizer, number) for number in range(4)]
     saved = save(tmp_path, 4, side.state(model, optimizer), kind="cpu")
-    assert plan(saved.path, "tpu", emulated=True)["ok"]
+    assert plan(saved.path, "tpu:emulated")["ok"]
 
     there = on_xla([str(SIDE), str(tmp_path), "4", "8"])
     assert there.pop("torch") != torch.__version__
@@ -64,7 +64,7 @@ def test_training_moves_to_xla_and_back_as_if_it_had_stayed(side, tmp_path):
             "python": "continued",
             "numpy": "continued",
             "cpu": "continued",
-            "xla": "derived from (seed, step, device type): saved on cpu",
+            "xla": "derived from (seed, rank, step, device type): saved on cpu",
         },
         "resumed": 4,
         "devices": {"step": "cpu", "exp_avg": "xla", "exp_avg_sq": "xla"},

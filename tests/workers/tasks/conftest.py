@@ -16,12 +16,17 @@ from workers.messages import Order
 
 ROOT = Path(__file__).parents[3]
 CHILD = """
-import json, os, pathlib, sys, importlib
+import json, os, pathlib, sys, importlib, traceback
+from workers.attempt.child import leave
 from workers.tasks.context import Context
 folder = pathlib.Path(os.environ["POLYFLEET_ATTEMPT_DIR"])
 order = json.loads((folder / "order.json").read_text())
 context = Context.from_attempt(folder, int(os.environ["RANK"]), order)
-result = importlib.import_module("workers.tasks." + order["task"]).main(context)
+try:
+    result = importlib.import_module("workers.tasks." + order["task"]).main(context)
+except Exception:
+    traceback.print_exc()
+    leave(1)
 (folder / f"result-{context.rank}.json").write_text(json.dumps(result, allow_nan=False))
 """
 

@@ -100,7 +100,7 @@ def test_an_older_attempt_may_not_save_over_a_newer_one(tmp_path):
 
 def test_a_plan_says_that_random_numbers_go_on_only_on_the_same_type_of_device(tmp_path):
     path = context(tmp_path).checkpoint.save(1, {"model": nn.Linear(2, 2)})
-    here, there = plan(path, "cpu"), plan(path, "tpu", emulated=True)
+    here, there = plan(path, "cpu"), plan(path, "tpu:emulated")
     assert here["random"] == {"rank 0": "continued"}
     assert there["random"] == {"rank 0": "seeded anew: saved on cpu, the target draws on xla"}
     assert sum(line["tensors"] for line in there["dtypes"]) == 2

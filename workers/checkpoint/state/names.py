@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.checkpoint.dtypes import DTYPES, dtype_name
+from workers.checkpoint.format.dtypes import DTYPES, dtype_name
+from workers.checkpoint.state.sharded import is_sharded
 from workers.errors import CheckpointError
 
 _TRANSPARENT = (
@@ -91,8 +92,8 @@ def extra_states(module: nn.Module) -> dict[str, nn.Module]:
 def check_plain(name: str, tensor: torch.Tensor) -> None:
     """Raises CheckpointError for a tensor that is more than a block of numbers: its bytes would not be all of it."""
     why = ""
-    if type(tensor) not in (torch.Tensor, nn.Parameter):
-        why = f"a {type(tensor).__name__} (sharded, quantized or not yet initialized)"
+    if type(tensor) not in (torch.Tensor, nn.Parameter) and not is_sharded(tensor):
+        why = f"a {type(tensor).__name__} (quantized, wrapped or not yet initialized)"
     elif tensor.layout != torch.strided:
         why = f"{str(tensor.layout).removeprefix('torch.')} (sparse)"
     elif tensor.is_quantized:

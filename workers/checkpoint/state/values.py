@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from workers.checkpoint.rng import rehearse, restore_rng
-from workers.checkpoint.staging import Apply, Stage
+from workers.checkpoint.state.rng import rehearse, restore_rng
+from workers.checkpoint.state.staging import Apply, Stage
 from workers.errors import CheckpointError
 
 
@@ -26,12 +26,11 @@ def plain(stage: Stage, name: str) -> Any:
     """An entry as values: a module as {tensor name: tensor}, ties as one object; the others as they were described."""
     entry = stage.entry(name)
     if entry.kind == "rng":
-        return stage.value(entry.tree, stage.stored)
+        return stage.value(entry.tree, stage.now)
     if entry.kind != "module":
         return stage.value(entry.tree)
-    tensors = stage.reader.manifest.tensors
-    own = [n for n, t in tensors.items() if n.startswith(f"{name}/") and t.role in ("parameter", "buffer")]
-    return {n.removeprefix(f"{name}/"): stage.placed(n, stage.wanted(n, stage.device), stage.device) for n in own}
+    own = stage.reader.manifest.own(name)
+    return {n.removeprefix(f"{name}/"): stage.made(n, stage.wanted(n, stage.device), stage.device) for n in own}
 
 
 def stage_stateful(stage: Stage, name: str, live: Any) -> Apply:
@@ -52,11 +51,11 @@ def stage_tree(stage: Stage, name: str, live: Any) -> Apply:
     )
 
 
-def stage_rng(stage: Stage, name: str, device_types: set[str]) -> Apply:
-    saved = stage.value(stage.entry(name).tree, stage.stored)
+def stage_rng(stage: Stage, name: str, device_types: set[str], rank: int) -> Apply:
+    saved = stage.value(stage.entry(name).tree, stage.now)
     rehearse(saved)
     used = {stage.device.type, *device_types}
-    return lambda: stage.report.random.update(restore_rng(saved, stage.report.step, used))
+    return lambda: stage.report.random.update(restore_rng(saved, stage.report.step, used, rank))
 
 
 def _refill(live: dict[Any, Any], value: dict[Any, Any]) -> None:

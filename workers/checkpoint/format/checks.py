@@ -14,9 +14,10 @@ from typing import Any
 
 from cluster.errors import UserError
 from cluster.plain import from_plain
-from workers.checkpoint.chunks import chunk_count
-from workers.checkpoint.dtypes import DTYPES
-from workers.checkpoint.manifest import (
+from workers.checkpoint.format.boxes import Box, tiles, whole
+from workers.checkpoint.format.chunks import chunk_count
+from workers.checkpoint.format.dtypes import DTYPES, FLOATS
+from workers.checkpoint.format.manifest import (
     FILE,
     FORMAT,
     KINDS,
@@ -27,9 +28,11 @@ from workers.checkpoint.manifest import (
     DamagedCheckpoint,
     FileEntry,
     Manifest,
+    Stored,
     TensorEntry,
     digest_of,
 )
+from workers.checkpoint.format.versions import READ, upgraded
 from workers.errors import CheckpointError
 
 
@@ -37,7 +40,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of `folder`, whole and believable. Raises DamagedCheckpoint naming the file or tensor at fault."""
     data = read_json(folder)
     try:
-        manifest = from_plain(Manifest, data)
+        manifest = from_plain(Manifest, upgraded(data))
     except UserError as e:
         raise DamagedCheckpoint(f"{folder / NAME}: {e.message}") from None
     if fault := _fault(manifest):
@@ -57,7 +60,7 @@ def read_json(folder: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{path} is not a {FORMAT} manifest")
     if data.get("digest") != digest:
         raise DamagedCheckpoint(f"{path} does not match its own digest")
-    if data.get("version") != VERSION:
+    if data.get("version") not in READ:
         raise CheckpointError(
             f"{path} has format version {data.get('version')}, this Polyfleet reads version {VERSION}",
             "read it with a newer Polyfleet",
@@ -83,6 +86,15 @@ def tensor_bytes(tensor: TensorEntry) -> int:
     return math.prod(tensor.shape) * DTYPES[tensor.dtype].bytes
 
 
+def box_of(tensor: TensorEntry, stored: Stored) -> Box:
+    """Where a stored box lies in its tensor."""
+    return Box(stored.start, stored.shape) if stored.start else whole(tensor.shape)
+
+
+def box_bytes(tensor: TensorEntry, stored: Stored) -> int:
+    return box_of(tensor, stored).count * DTYPES[tensor.dtype].bytes
+
+
 def _fault(manifest: Manifest) -> str:
     if manifest.step < 0:
         return f"step {manifest.step} is negative"
@@ -90,7 +102,7 @@ def _fault(manifest: Manifest) -> str:
         if fault := _file_fault(name, file):
             return f"file {name!r} {fault}"
     for name, tensor in manifest.tensors.items():
-        if fault := _tie_fault(manifest, tensor) if tensor.alias_of else _tensor_fault(manifest, tensor):
+        if fault := _tensor_fault(manifest, tensor):
             return f"tensor {name!r} {fault}"
     for name, entry in manifest.entries.items():
         if entry.kind not in KINDS:
@@ -108,33 +120,72 @@ def _file_fault(name: str, file: FileEntry) -> str:
     return ""
 
 
+def _tensor_fault(manifest: Manifest, tensor: TensorEntry) -> str:
+    if tensor.role not in ROLES:
+        return f"has the unknown role {tensor.role!r}"
+    if tensor.alias_of:
+        return _tie_fault(manifest, tensor)
+    if fault := _form_fault(tensor):
+        return fault
+    if tensor.scale and manifest.tensors.get(tensor.scale, tensor).dtype not in FLOATS:
+        return f"is scaled by {tensor.scale!r}, which is no stored floating tensor"
+    faults = (_stored_fault(manifest, tensor, stored) for stored in tensor.shards)
+    return next(filter(None, faults), "") or _tiling_fault(tensor)
+
+
 def _tie_fault(manifest: Manifest, tensor: TensorEntry) -> str:
     target = manifest.tensors.get(tensor.alias_of)
     if target is None or target.alias_of:
         return f"is tied to {tensor.alias_of!r}, which is not stored"
-    return "" if tensor.role in ROLES else f"has the unknown role {tensor.role!r}"
+    if tensor.view is None:
+        return ""
+    view, sizes = tensor.view, tensor.shape
+    if fault := _form_fault(tensor):
+        return fault
+    if tensor.dtype != target.dtype or len(view.strides) != len(sizes) or min(view.offset, 0, *view.strides) < 0:
+        return f"is no view of {tensor.alias_of!r}"
+    last = view.offset + sum((size - 1) * stride for size, stride in zip(sizes, view.strides, strict=True))
+    if math.prod(sizes) and last >= math.prod(target.shape):
+        return f"views element {last} of {tensor.alias_of!r}, which has {math.prod(target.shape)}"
+    return ""
 
 
-def _tensor_fault(manifest: Manifest, tensor: TensorEntry) -> str:
-    if tensor.role not in ROLES:
-        return f"has the unknown role {tensor.role!r}"
+def _form_fault(tensor: TensorEntry) -> str:
     if tensor.dtype not in DTYPES:
         return f"has the unknown dtype {tensor.dtype!r}"
-    if tensor.file not in manifest.files:
-        return f"is in file {tensor.file!r}, which is not listed"
     if len(tensor.shape) > 64 or any(not 0 <= size < 2**63 for size in tensor.shape):
         return f"has the impossible shape {list(tensor.shape)[:65]}"
     if tensor.layout and sorted(tensor.layout) != list(range(len(tensor.shape))):
         return f"has layout {list(tensor.layout)} for {len(tensor.shape)} dimensions"
-    size_bytes, file_bytes = tensor_bytes(tensor), manifest.files[tensor.file].bytes
-    if tensor.offset < 0 or tensor.offset + size_bytes > file_bytes:
-        return f"claims {size_bytes} bytes from {tensor.offset} on, its file has {file_bytes}"
     return ""
 
 
+def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> str:
+    if stored.file not in manifest.files:
+        return f"is in file {stored.file!r}, which is not listed"
+    if stored.start and not whole(tensor.shape).holds(box_of(tensor, stored)):
+        return f"has a shard from {list(stored.start)} of shape {list(stored.shape)}, outside {list(tensor.shape)}"
+    size_bytes, file_bytes = box_bytes(tensor, stored), manifest.files[stored.file].bytes
+    if stored.offset < 0 or stored.offset + size_bytes > file_bytes:
+        return f"claims {size_bytes} bytes from {stored.offset} on, its file has {file_bytes}"
+    return ""
+
+
+def _tiling_fault(tensor: TensorEntry) -> str:
+    if not tensor.shards:
+        return "is stored nowhere"
+    if len(tensor.shards) == 1 and not tensor.shards[0].start:
+        return ""
+    return tiles(whole(tensor.shape), [box_of(tensor, stored) for stored in tensor.shards])
+
+
 def _overlap(manifest: Manifest) -> str:
-    stored = [(t.file, t.offset, tensor_bytes(t), name) for name, t in manifest.tensors.items() if not t.alias_of]
-    for before, after in pairwise(sorted(place for place in stored if place[2])):
+    places = sorted(
+        (stored.file, stored.offset, box_bytes(tensor, stored), name)
+        for name, tensor in manifest.stored().items()
+        for stored in tensor.shards
+    )
+    for before, after in pairwise(place for place in places if place[2]):
         if before[0] == after[0] and before[1] + before[2] > after[1]:
             return f"tensors {before[3]!r} and {after[3]!r} overlap in file {after[0]!r}"
     return ""

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint import bits
-from workers.checkpoint.dtypes import dtype_name
-from workers.checkpoint.manifest import DamagedCheckpoint
-from workers.checkpoint.modules import Live
-from workers.checkpoint.staging import Apply, Stage
-from workers.checkpoint.words import few
+from workers.checkpoint.format.dtypes import dtype_name
+from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.words import few
+from workers.checkpoint.state import bits, sharded
+from workers.checkpoint.state.modules import Live
+from workers.checkpoint.state.staging import Apply, Stage
 from workers.errors import CheckpointError
 
 IMPLEMENTATION = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
@@ -62,7 +62,10 @@ def stage_optimizer(stage: Stage, entry: str, optimizer: torch.optim.Optimizer, 
     slots: dict[str, dict[str, Any]] = {}
     for names, group in zip(groups, optimizer.param_groups, strict=True):
         on_device = bool(group.get("capturable") or group.get("fused"))
-        slots |= {name: saved.slots(name, live.kept[name], on_device) for name in names if name in saved.state}
+        for name in names:
+            if name in saved.state:
+                held = optimizer.state.get(live.kept[name], {})
+                slots[name] = saved.slots(name, live.kept[name], held, on_device)
 
     def apply() -> None:
         for group, names, wanted in zip(optimizer.param_groups, groups, options, strict=True):
@@ -97,24 +100,40 @@ class _Saved:
                 f"entry {self._entry!r}: parameters of one live group had different options when saved",
                 "group the parameters as they were",
             )
-        options = self._stage.value(found[0], self._stage.stored) if found else {}
+        options = self._stage.value(found[0], self._stage.now) if found else {}
         return {key: value for key, value in options.items() if key not in IMPLEMENTATION}
 
-    def slots(self, name: str, parameter: torch.Tensor, on_device: bool) -> dict[str, Any]:
-        """State of one parameter, where and as the live optimizer wants it."""
+    def slots(self, name: str, parameter: torch.Tensor, held: dict[str, Any], on_device: bool) -> dict[str, Any]:
+        """State of one parameter, where and as the live optimizer wants it; in the tensors it has, if they suit."""
         stage, stored = self._stage, self._stage.dtype(name)
         followed = dtype_name(parameter.dtype) if dtype_name(parameter.dtype) != stored else ""
 
         def place(slot: str, tensor: str) -> torch.Tensor:
+            device, dtype = parameter.device, bits.torch_dtype(stage.dtype(tensor))
             if slot == "step":
-                device = parameter.device if on_device else torch.device("cpu")
-                return stage.placed(tensor, bits.torch_dtype(stage.dtype(tensor)), device)
-            follows = followed and stage.dtype(tensor) == stored
-            return stage.placed(
-                tensor, parameter.dtype if follows else stage.wanted(tensor, parameter.device), parameter.device
-            )
+                device = device if on_device else torch.device("cpu")
+            elif followed and stage.dtype(tensor) == stored:
+                dtype = parameter.dtype
+            else:
+                dtype = stage.wanted(tensor, device)
+            return _placed(stage, tensor, dtype, device, held.get(slot), parameter)
 
         return {slot: stage.value(tree, partial(place, slot)) for slot, tree in self.state[name].items()}
+
+
+def _placed(
+    stage: Stage, name: str, dtype: torch.dtype, device: torch.device, held: Any, parameter: torch.Tensor
+) -> torch.Tensor:
+    """The tensor a slot gets: the one that is there, one cut like its parameter, or a new one."""
+    shape = stage.shape(name)
+    there = isinstance(held, torch.Tensor) and (held.dtype, held.device, tuple(held.shape)) == (dtype, device, shape)
+    if not there and sharded.is_sharded(parameter) and shape == tuple(parameter.shape):
+        held, there = sharded.empty_like(parameter, dtype), True
+    if not there:
+        return stage.made(name, dtype, device)
+    stage.into(name, sharded.local(held), sharded.box_of(held))
+    kept: torch.Tensor = held
+    return kept
 
 
 def _check_same(entry: str, live: set[str], stored: set[str]) -> None:

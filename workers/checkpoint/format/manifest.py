@@ -1,13 +1,13 @@
-"""The checkpoint format, version 1.
+"""The checkpoint format, version 2. docs/checkpoint-format.md has it in prose, for those who write their own reader.
 
     step-00001200-3f9a2c1b/       immutable: the name is the step and a random id, and never used again
-        shard-00001.safetensors   plain safetensors of at most 1 GiB (a larger tensor has a shard of its own)
+        shard-00001.safetensors   plain safetensors of about 2 GiB (a larger tensor has a shard of its own)
         MANIFEST.json             written last: a folder without a valid one is no checkpoint
 
 MANIFEST.json is the JSON of `Manifest` below, and `digest` is the SHA-256 of its canonical form: keys sorted, no white
 space, ASCII, without `digest` itself. Tensors lie in the shards in logical order (C-contiguous, little-endian), under
-the same names as here. Everything that is not a tensor is an entry's JSON `tree`; tree.py lists its typed leaves, and
-checks.py what a manifest may not say. Nothing is pickled.
+the same names as here. Everything that is not a tensor is an entry's JSON `tree`; tree.py lists its typed leaves,
+checks.py what a manifest may not say, and versions.py how version 1 is read. Nothing is pickled.
 """
 
 import hashlib
@@ -20,14 +20,15 @@ from cluster.plain import to_plain
 from workers.errors import CheckpointError
 
 FORMAT = "polyfleet-checkpoint"
-VERSION = 1
+VERSION = 2
 RANDOM = "random"
 """The entry in which a job keeps the random state of its ranks: {"seed", "ranks": [{"device_type", …}, …]}."""
 
 NAME = "MANIFEST.json"
 FOLDER = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
-FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\.safetensors")
-ROLES = ("parameter", "buffer", "optimizer", "rng", "tensor", "array")
+FILE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.))*\.safetensors")
+"""Also the names that others give their files, where they were taken over as they are; never a path."""
+ROLES = ("parameter", "buffer", "optimizer", "master", "rng", "tensor", "array")
 KINDS = ("module", "optimizer", "stateful", "rng", "tree")
 LARGEST_BYTES = 256 << 20
 """Of a manifest: room for the names of a million tensors and the chunk hashes of some 20 TB."""
@@ -61,23 +62,55 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """One tensor, named `entry/name`. A tie has only `role` and `alias_of`, the name under which the tensor is stored.
+class Stored:
+    """A box of a tensor in a shard: it begins at `start` of the global tensor and has `shape`; both () for all of it.
 
-    `offset` counts from the beginning of the file, so that a tensor is read without reading the shard's header.
-    `layout` is the order of the dimensions in memory, outermost first, where it was not the usual one: (0, 2, 3, 1) is
-    channels_last. `device` is where the tensor was. `dtype` is torch's name, also where the shard holds raw U8 bytes.
-    A role of `array` is a numpy array, which stays one, on the host.
+    `offset` counts bytes from the beginning of the file, so that a box is read without reading the shard's header.
+    """
+
+    file: str
+    offset: int
+    start: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor that shared memory with a stored one: `strides` and `offset` count elements of that, flattened."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor, named `entry/name`; `dtype` is torch's name, also where the shard holds raw U8 bytes.
+
+    A tie has only `role` and `alias_of`, the name under which the same object is stored; a tensor that merely shared
+    memory with that one has `dtype`, `shape` and `view`, too. `layout` is the order of the dimensions in memory,
+    outermost first, where it was not the usual one: (0, 2, 3, 1) is channels_last; strides follow from it and the
+    shape. `device` is where the tensor was, `scale` the tensor that multiplies an fp8 one. A role of `array` is a numpy
+    array, which stays one, on the host; `master` a float32 copy that an optimizer updates in place of a parameter.
     """
 
     role: str
     dtype: str = ""
     shape: tuple[int, ...] = ()
-    file: str = ""
-    offset: int = 0
+    shards: tuple[Stored, ...] = ()
     device: str = ""
     layout: tuple[int, ...] = ()
+    scale: str = ""
     alias_of: str = ""
+    view: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Ranks that saved together, and sizes and names of the dimensions of their mesh, if they had one."""
+
+    size: int = 1
+    mesh: tuple[int, ...] = ()
+    dims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +136,24 @@ class Manifest:
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
     entries: dict[str, Entry]
+    world: World = World()
     format: str = FORMAT
     version: int = VERSION
     digest: str = field(default="", compare=False)
 
     def resolve(self, name: str) -> str:
-        """The name under which `name` is stored: itself, or its tie."""
-        return self.tensors[name].alias_of or name
+        """The name under which `name` is stored: itself, or its tie. A view has a name of its own."""
+        entry = self.tensors[name]
+        return name if entry.view else entry.alias_of or name
+
+    def stored(self) -> dict[str, TensorEntry]:
+        """Tensors that have bytes of their own."""
+        return {name: tensor for name, tensor in self.tensors.items() if not tensor.alias_of}
+
+    def own(self, entry: str) -> list[str]:
+        """Names of a module entry's parameters and buffers, ties included."""
+        mine = (n for n in self.tensors if n.startswith(f"{entry}/"))
+        return [n for n in mine if self.tensors[n].role in ("parameter", "buffer")]
 
     def size_bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
@@ -130,7 +174,12 @@ def dump(manifest: Manifest) -> bytes:
     return json.dumps(data, indent=1, allow_nan=False).encode("ascii")
 
 
+_NOTHING: tuple[Any, ...] = (None, "", [], ())
+
+
 def _telling(tensor: dict[str, Any]) -> dict[str, Any]:
-    if tensor["alias_of"]:
-        return {key: tensor[key] for key in ("role", "alias_of")}
-    return {key: value for key, value in tensor.items() if key != "alias_of" and (key != "layout" or value)}
+    told = {key: value for key, value in tensor.items() if value not in _NOTHING or key == "role"}
+    if "shards" in told:
+        told["shape"] = tensor["shape"]  # () is a number's
+        told["shards"] = [{k: v for k, v in s.items() if v not in _NOTHING} for s in told["shards"]]
+    return told

@@ -4,10 +4,12 @@ import os
 import time
 from pathlib import Path
 
-from workers.checkpoint.checks import read_json
-from workers.checkpoint.files import Files
-from workers.checkpoint.folders import is_committed, is_complete, newest_first, step_of
-from workers.checkpoint.manifest import NAME, Producer
+from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.pins import is_pinned
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.format.checks import read_json
+from workers.checkpoint.format.folders import is_committed, is_complete, newest_first, step_of
+from workers.checkpoint.format.manifest import NAME, Producer
 from workers.errors import CheckpointError
 
 LEFTOVER_AGE_S = 3600
@@ -16,10 +18,17 @@ PART = ".part-"
 
 
 def retain(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]:
-    """Keep `newest` and the `keep - 1` newest other complete ones. Answers with what could not be deleted."""
+    """Keep `newest`, the `keep - 1` newest other complete ones, and those pinned.
+
+    Before anything older goes, every byte of `newest` is read back from the disk and compared. Answers with what could
+    not be deleted, and why.
+    """
     notes = []
     try:
-        doomed = _superfluous(root, keep, newest) + _leftovers(root)
+        doomed = superfluous(root, keep, newest)
+        if doomed and (fault := first_fault(newest)):
+            doomed, notes = [], [f"nothing older was deleted: {fault}"]
+        doomed += _leftovers(root)
     except OSError as e:
         return (f"older checkpoints in {root} were not looked through: {e.strerror or e}",)
     for folder in doomed:
@@ -58,10 +67,20 @@ def refuse_older_attempt(root: Path, producer: Producer) -> None:
             )
 
 
-def _superfluous(root: Path, keep: int, newest: Path) -> list[Path]:
+def first_fault(folder: Path) -> str:
+    """What is wrong with a checkpoint, "" where every byte is as it was saved."""
+    try:
+        with Reader(folder) as reader:
+            return next((fault.message for fault in reader.faults()), "")
+    except CheckpointError as e:
+        return e.message
+
+
+def superfluous(root: Path, keep: int, newest: Path) -> list[Path]:
+    """What `keep` would let go, newest first; those pinned do not count."""
     kept, doomed = 1, []
     for folder in newest_first(root):
-        if folder == newest:
+        if folder == newest or is_pinned(folder):
             continue
         if kept >= keep:
             doomed.append(folder)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.manifest import DamagedCheckpoint
+from workers.checkpoint.format.manifest import DamagedCheckpoint
 from workers.errors import CheckpointError
 
 DEEPEST = 100

@@ -1,9 +1,8 @@
-"""Random state: exact on the same device type, otherwise derived from (seed, step, device type) and said so.
+"""Random state: exact on the same device type, otherwise derived from (seed, rank, step, device type) and said so.
 
 No device's stream can be carried to another type: XLA keeps one integer, CUDA a seed and an offset, the CPU 5056 bytes.
 """
 
-import hashlib
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.checkpoint import xla
-from workers.checkpoint.manifest import DamagedCheckpoint
+from workers.backends.parts.random_state import derived_seed
+from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.state import xla
 
 CONTINUED = "continued"
 
@@ -28,13 +28,13 @@ def capture_rng(device_types: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def restore_rng(saved: dict[str, Any], step: int, device_types: Iterable[str]) -> dict[str, str]:
+def restore_rng(saved: dict[str, Any], step: int, device_types: Iterable[str], rank: int = 0) -> dict[str, str]:
     """Set all streams; answers per stream `continued` or `derived: why`."""
     random.setstate(_python_state(saved))
     np.random.set_state(saved["numpy"])
     done = {"python": CONTINUED, "numpy": CONTINUED}
     for device_type in sorted({"cpu", *device_types}):
-        done[device_type] = _continue_or_derive(saved, step, device_type)
+        done[device_type] = _continue_or_derive(saved, step, rank, device_type)
     return done
 
 
@@ -49,29 +49,23 @@ def rehearse(saved: Any) -> None:
         raise DamagedCheckpoint(f"the random state in the manifest is malformed: {e!r}") from None
 
 
-def derived_seed(seed: int, step: int, device_type: str) -> int:
-    """The same for the same arguments everywhere, and another for any other; below 2^63, as torch_xla wants it."""
-    digest = hashlib.sha256(f"{seed}/{step}/{device_type}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
 def _python_state(saved: dict[str, Any]) -> tuple[Any, ...]:
     python = saved["python"]
     return python["version"], tuple(int(word) for word in python["words"]), python["gauss"]
 
 
-def _continue_or_derive(saved: dict[str, Any], step: int, device_type: str) -> str:
+def _continue_or_derive(saved: dict[str, Any], step: int, rank: int, device_type: str) -> str:
     state = saved["torch"].get(device_type)
     if state is not None and _same_form(state, _get(device_type)):
         _set(device_type, state)
         return CONTINUED
-    _seed(device_type, derived_seed(saved["seed"], step, device_type))
+    _seed(device_type, derived_seed(saved["seed"], rank, step, device_type))
     why = (
         f"saved on {', '.join(sorted(saved['torch']))}"
         if state is None
         else "this torch keeps its state in another form"
     )
-    return f"derived from (seed, step, device type): {why}"
+    return f"derived from (seed, rank, step, device type): {why}"
 
 
 def _same_form(a: Any, b: Any) -> bool:

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from workers.checkpoint.checks import read_json
-from workers.checkpoint.manifest import FOLDER, NAME
+from workers.checkpoint.format.checks import read_json
+from workers.checkpoint.format.manifest import FOLDER, NAME
 from workers.errors import CheckpointError
 
 

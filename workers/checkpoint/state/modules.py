@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.checkpoint import bits, names
-from workers.checkpoint.dtypes import dtype_name
-from workers.checkpoint.names import Slot
-from workers.checkpoint.staging import Apply, Stage
-from workers.checkpoint.values import check_kind
-from workers.checkpoint.words import closest, few
+from workers.checkpoint.format.dtypes import dtype_name
+from workers.checkpoint.format.words import closest, few
+from workers.checkpoint.state import bits, names, sharded
+from workers.checkpoint.state.names import Slot
+from workers.checkpoint.state.staging import Apply, Stage
+from workers.checkpoint.state.values import check_kind
 from workers.errors import CheckpointError
 
 
@@ -54,21 +54,27 @@ def _stage_tensor(stage: Stage, live: Live, stored: str, slots: list[Slot]) -> A
         _check_tie(slot, kept, stored)
     live.kept[stored] = kept
     stage.policy.admit(stored, dtype_name(kept.dtype), kept.device.type)
-    tensor = stage.converted(stored, kept.dtype, kept.device)
+    stage.into(stored, sharded.local(kept), sharded.box_of(kept))
     stage.report.retied.update({slot.name: stored for slot in apart})
+    _note_unshared(stage, stored, kept, live)
 
     def apply() -> None:
         for slot in apart:
             slot.replace(kept)
-        with torch.no_grad():
-            bits.copy_bits(kept, tensor)
 
     return apply
 
 
+def _note_unshared(stage: Stage, stored: str, kept: torch.Tensor, live: Live) -> None:
+    """A view is a tensor of its own here unless the live model shares the memory, too: that is worth a line."""
+    entry = stage.reader.entry(stored)
+    base = live.kept.get(entry.alias_of) if entry.view else None
+    if base is not None and not bits.share_memory(base, kept):
+        stage.report.notes.append(f"{stored} shared memory with {entry.alias_of} when saved, and does not here")
+
+
 def _check_names(stage: Stage, entry: str, live: set[str]) -> None:
-    tensors = stage.reader.manifest.tensors
-    stored = {n for n, t in tensors.items() if n.startswith(f"{entry}/") and t.role in ("parameter", "buffer")}
+    stored = set(stage.reader.manifest.own(entry))
     missing, extra = sorted(live - stored), sorted(stored - live)
     if missing or extra:
         sides = (("live model", missing), ("checkpoint", extra))
@@ -94,11 +100,15 @@ def _check_live_ties(stage: Stage, places: dict[str, list[Slot]]) -> None:
     for stored, slots in places.items():
         for slot in slots:
             other = first.setdefault(id(slot.tensor), stored)
-            if other != stored and bits.to_bytes(stage.stored(other)) != bits.to_bytes(stage.stored(stored)):
+            if other != stored and not _same_bits(stage.now(other), stage.now(stored)):
                 raise CheckpointError(
                     f"{other} and {stored} are one tensor in the live model and two different ones in the checkpoint",
                     "untie them in the model before loading",
                 )
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(bits.movable(a), bits.movable(b))
 
 
 def _check_tie(slot: Slot, kept: torch.Tensor, stored: str) -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from workers.checkpoint import names, optimizer, tree
-from workers.checkpoint.manifest import Entry
-from workers.checkpoint.rng import capture_rng
+from workers.checkpoint.format import tree
+from workers.checkpoint.format.dtypes import FP8, dtype_name
+from workers.checkpoint.format.manifest import Entry, View
+from workers.checkpoint.state import aliases, names, optimizer
+from workers.checkpoint.state.rng import capture_rng
 from workers.errors import CheckpointError
 
 ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -19,13 +21,23 @@ ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(slots=True)
 class Capture:
-    """`tensors` are still on their devices. `ties`: name -> (stored name, role). `_stored`: object id -> name."""
+    """`tensors` are still on their devices. `ties`: name -> (stored name, role). `views`: name -> (stored name, how).
+
+    `scales`: fp8 tensor -> the tensor that multiplies it. `_stored`: object id -> name.
+    """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     ties: dict[str, tuple[str, str]] = field(default_factory=dict)
+    views: dict[str, tuple[str, View]] = field(default_factory=dict)
+    scales: dict[str, str] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     _stored: dict[int, str] = field(default_factory=dict)
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """Tensors to be written: all but those that lie within another."""
+        return {name: tensor for name, tensor in self.tensors.items() if name not in self.views}
 
     def module(self, entry: str, module: nn.Module) -> None:
         for slot in names.slots(entry, module):
@@ -58,6 +70,8 @@ class Capture:
     def _leaf(self, value: Any, where: str, role: str) -> Any:
         if isinstance(value, torch.Tensor):
             names.check_plain(where, value)
+            if role == "optimizer" and "master" in where.rpartition("/")[2]:
+                role = "master"
             return {"$tensor": self._stored.get(id(value)) or self._store(where, value, role)}
         if type(value) is np.ndarray and tree.portable(value.dtype):
             native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
@@ -92,7 +106,16 @@ def capture(state: Mapping[str, Any]) -> Capture:
                 captured.rng(entry)
             case _:
                 captured.plain(entry, value)
+    captured.views, captured.notes = aliases.within_others(captured.tensors)
+    captured.scales = {name: scale for name in captured.tensors if (scale := _scale_of(name, captured.tensors))}
     return captured
+
+
+def _scale_of(name: str, tensors: dict[str, torch.Tensor]) -> str:
+    """By the names that vLLM, compressed-tensors and DeepSeek give the factor of an fp8 weight."""
+    if dtype_name(tensors[name].dtype) not in FP8:
+        return ""
+    return next((name + ending for ending in ("_scale", "_scale_inv") if name + ending in tensors), "")
 
 
 def kind_of(entry: str, value: Any) -> str:

@@ -1,0 +1,101 @@
+"""Saving while training goes on: a copy is taken, the caller returns, a thread writes it. One at a time.
+
+The copy lies in memory that is kept between saves, laid out as the files will be; the thread hashes it and hands it to
+the disk, so it costs the training next to nothing. CPU tensors are copied like all others: a step changes them.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.writer import Arena, Progress
+from workers.checkpoint.saving import Prepared, Saved, prepare, write
+
+
+class Saving:
+    """A save under way. `result()` waits for it; `path` is where it will be once it is done."""
+
+    def __init__(self, prepared: Prepared, blocked_s: float, work: Callable[[], Saved]):
+        self.path = prepared.root / prepared.name
+        self.step = prepared.manifest.step
+        self.blocked_s = blocked_s
+        self._saved: Saved | None = None
+        self._error: BaseException | None = None
+        # Not a daemon: a process that ends now still finishes what it was told to save.
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"save-{self.step}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self, timeout_s: float | None = None) -> Saved:
+        """Wait until it is durable. Raises CheckpointError of the save, TimeoutError."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"step {self.step} is still being saved after {timeout_s} s")
+        if self._error is not None:
+            raise self._error
+        assert self._saved is not None
+        return replace(self._saved, blocked_s=self.blocked_s)
+
+    def _run(self, work: Callable[[], Saved]) -> None:
+        try:
+            self._saved = work()
+        except BaseException as e:
+            self._error = e
+
+
+class Saver:
+    """Keeps the memory for copies, and lets one save be under way at a time."""
+
+    def __init__(self) -> None:
+        self._arena = Arena()
+        self._last: Saving | None = None
+
+    def save(
+        self,
+        root: str | os.PathLike[str],
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        keep: int | None = None,
+        attempt: str | None = None,
+        kind: str = "",
+        progress: Progress | None = None,
+        on_done: Callable[[Saved], None] | None = None,
+        files: Files | None = None,
+    ) -> Saving:
+        """Like workers.checkpoint.save, but return when the copy is taken. A save still under way is waited for, and
+        if it failed, its error is raised here, unless somebody has had it from `result`. `on_done` runs in the thread.
+        """
+        started_s = time.perf_counter()
+        self.wait()
+        prepared = prepare(Path(root), step, state, keep=keep, attempt=attempt, kind=kind)
+        prepared.snapshot(self._arena)
+
+        def work() -> Saved:
+            saved = write(prepared, keep, progress, files or Files())
+            if on_done is not None:
+                on_done(replace(saved, blocked_s=saving.blocked_s))
+            return saved
+
+        saving = Saving(prepared, time.perf_counter() - started_s, work)
+        self._last = saving
+        saving.start()
+        return saving
+
+    def wait(self) -> Saved | None:
+        """Until nothing is under way. Raises the error of the last save, once."""
+        last, self._last = self._last, None
+        return last.result() if last is not None else None
+
+
+SHARED = Saver()
+"""This process's: one save in flight, one copy's worth of memory."""

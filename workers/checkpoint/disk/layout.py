@@ -1,0 +1,102 @@
+"""Which tensor lies where: shard files planned before a byte is written, so that threads can write any part of them.
+
+A shard is an 8-byte length, a JSON header padded to a page, and the bytes of its tensors, the widest dtypes first, so
+that each begins at a multiple of its own size and can be read in place. The safetensors package (0.8) is not used to
+write them: it neither hashes nor fsyncs, and leaves mode 0600. Its own reader opens these files: a test does so.
+"""
+
+import json
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from workers.checkpoint.disk.files import rounded_up
+from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
+
+SHARD_BYTES = 2 << 30
+
+Read = Callable[[int, int, memoryview], None]
+"""Puts the bytes from start to stop of one tensor into a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor, or a rank's box of one, to be written: `code` is safetensors' dtype, `key` says whose it is."""
+
+    key: str
+    code: str
+    shape: tuple[int, ...]
+    bytes: int
+    item_bytes: int
+    read: Read = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One shard file. `offsets` of the pieces count from its beginning."""
+
+    file: str
+    header: bytes
+    pieces: tuple[Piece, ...]
+    offsets: tuple[int, ...]
+    size_bytes: int
+
+    @property
+    def chunks(self) -> int:
+        return chunk_count(self.size_bytes)
+
+    def fill(self, index: int, out: memoryview) -> int:
+        """Put chunk `index` into `out`; answers its size."""
+        start = index * CHUNK_BYTES
+        stop = min(start + CHUNK_BYTES, self.size_bytes)
+        if start < len(self.header):
+            head = self.header[start:stop]
+            out[: len(head)] = head
+        for i in range(max(bisect_right(self.offsets, start) - 1, 0), len(self.pieces)):
+            begin = self.offsets[i]
+            if begin >= stop:
+                break
+            first, last = max(start, begin), min(stop, begin + self.pieces[i].bytes)
+            if first < last:
+                self.pieces[i].read(first - begin, last - begin, out[first - start : last - start])
+        return stop - start
+
+
+def lay_out(pieces: Iterable[Piece], limit_bytes: int, name: str = "shard-{:05d}.safetensors") -> list[Layout]:
+    """Shards of at most `limit_bytes` of data, in order; a piece larger than that is alone. `name` takes a number."""
+    return [_layout(name.format(number), shard) for number, shard in enumerate(_split(pieces, limit_bytes), start=1)]
+
+
+def _split(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
+    shard: list[Piece] = []
+    size_bytes = 0
+    for piece in pieces:
+        if shard and size_bytes + piece.bytes > limit_bytes:
+            yield shard
+            shard, size_bytes = [], 0
+        shard.append(piece)
+        size_bytes += piece.bytes
+    if shard:
+        yield shard
+
+
+def _layout(file: str, pieces: list[Piece]) -> Layout:
+    ordered = tuple(sorted(pieces, key=lambda piece: -piece.item_bytes))
+    header, offsets = _header(ordered), []
+    end = len(header)
+    for piece in ordered:
+        offsets.append(end)
+        end += piece.bytes
+    return Layout(file, header, ordered, tuple(offsets), end)
+
+
+def _header(pieces: tuple[Piece, ...]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for piece in pieces:
+        start, end = end, end + piece.bytes
+        entries[piece.key] = {"dtype": piece.code, "shape": list(piece.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded_bytes = rounded_up(8 + len(text)) - 8
+    return struct.pack("<Q", padded_bytes) + text.ljust(padded_bytes)

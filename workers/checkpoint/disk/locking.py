@@ -1,0 +1,36 @@
+"""One writer per folder of checkpoints; another says so. The lock goes with its process, however that ends."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.errors import Conflict
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@contextmanager
+def only_writer(root: Path) -> Iterator[None]:
+    """Make `root` and hold it. Raises Conflict where somebody else writes there now.
+
+    The folder itself is locked, so no file is left behind. A file system without locks is used without: names are
+    unique, so the worst that two writers can do to each other is to tidy at the same time.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another process is saving into {root} now", "let it finish, or give this one a folder of its own"
+            ) from None
+        except OSError as e:
+            if e.errno not in _NO_LOCKS:
+                raise
+        yield
+    finally:
+        os.close(descriptor)

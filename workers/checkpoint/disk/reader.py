@@ -1,0 +1,166 @@
+"""Verified reading: chunks are proved against their hashes first, and only then is anything handed out.
+
+Two passes over the page cache cost less than one copy of the checkpoint in memory, which is what it would otherwise
+take to leave a live model untouched when the last chunk turns out to be damaged.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import xxhash
+
+from workers.checkpoint.format.checks import box_bytes, open_regular, read_manifest
+from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
+from workers.checkpoint.format.manifest import DamagedCheckpoint, Manifest, TensorEntry
+from workers.checkpoint.format.words import few
+
+THREADS = 2
+AT_ONCE_BYTES = 1 << 20
+"""Read and hashed while it is in the processor's cache; the kernel's read-ahead follows at this size."""
+
+Chunk = tuple[str, int]
+Progress = Callable[[int, int], None]
+
+
+class Reader:
+    """One checkpoint folder, open for reading, for use in a `with`. Raises DamagedCheckpoint naming file and chunk."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder)
+        self._open = ExitStack()
+        self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._proved: set[Chunk] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def entry(self, name: str) -> TensorEntry:
+        """Of a tensor, or of the one it is tied to."""
+        return self.manifest.tensors[self.manifest.resolve(name)]
+
+    def chunks_of(self, name: str) -> Iterator[Chunk]:
+        """The chunks that hold bytes of a stored tensor."""
+        tensor = self.entry(name)
+        for stored in tensor.shards:
+            size_bytes = box_bytes(tensor, stored)
+            last = (stored.offset + size_bytes - 1) // CHUNK_BYTES if size_bytes else -1
+            yield from ((stored.file, index) for index in range(stored.offset // CHUNK_BYTES, last + 1))
+
+    def all_chunks(self) -> Iterator[Chunk]:
+        for file, entry in self.manifest.files.items():
+            yield from ((file, index) for index in range(chunk_count(entry.bytes)))
+
+    def prove(self, chunks: Iterable[Chunk], progress: Progress | None = None) -> None:
+        """Read and hash those not proved yet. Raises DamagedCheckpoint for the first that is not what was saved."""
+        wanted = sorted(set(chunks) - self._proved)
+        for file in dict.fromkeys(file for file, _ in wanted):
+            self.descriptor(file)  # sizes first: a cut file is known without reading
+        for fault in self._faulty(wanted, progress):
+            raise fault
+        self._proved.update(wanted)
+
+    def faults(self, progress: Progress | None = None) -> Iterator[DamagedCheckpoint]:
+        """Every fault of every file: all bytes are read."""
+        sound = []
+        for file in self.manifest.files:
+            try:
+                self.descriptor(file)
+                sound.append(file)
+            except DamagedCheckpoint as e:
+                yield e
+        yield from self._faulty([c for c in self.all_chunks() if c[0] in sound], progress)
+
+    def read_into(self, file: str, offset: int, out: memoryview) -> None:
+        """Fill `out` from `offset` on, without a look at hashes: `prove` comes first."""
+        read_at(self.folder / file, self.descriptor(file), offset, out)
+
+    def descriptor(self, file: str) -> int:
+        with self._lock:
+            if file not in self._descriptors:
+                self._descriptors[file] = self._opened(file)
+            return self._descriptors[file]
+
+    def _opened(self, file: str) -> int:
+        descriptor = open_regular(self.folder / file)
+        self._open.callback(os.close, descriptor)
+        found_bytes, saved_bytes = os.fstat(descriptor).st_size, self.manifest.files[file].bytes
+        if found_bytes != saved_bytes:
+            inside = self._inside(file, min(found_bytes, saved_bytes), max(found_bytes, saved_bytes))
+            raise DamagedCheckpoint(
+                f"{self.folder / file} has {found_bytes} bytes, {saved_bytes} were saved ({inside})"
+            )
+        return descriptor
+
+    def _faulty(self, chunks: list[Chunk], progress: Progress | None) -> Iterator[DamagedCheckpoint]:
+        """Faults in order. Threads read ahead of the one that is looked at."""
+        total, done = len(chunks) * CHUNK_BYTES, 0
+        pool = ThreadPoolExecutor(THREADS, "verify")
+        try:
+            for fault in pool.map(self._check, chunks) if len(chunks) > 1 else map(self._check, chunks):
+                done += CHUNK_BYTES
+                if progress is not None:
+                    progress(done, total)
+                if fault:
+                    yield fault
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _check(self, chunk: Chunk) -> DamagedCheckpoint | None:
+        file, index = chunk
+        entry = self.manifest.files[file]
+        start, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, entry.bytes)
+        try:
+            if self._hash_of(file, start, end) == entry.xxh3_128[index]:
+                return None
+        except DamagedCheckpoint as e:
+            return e
+        return DamagedCheckpoint(
+            f"{self.folder / file}: chunk {index + 1} of {len(entry.xxh3_128)} is not what was saved"
+            f" (bytes {start} to {end}: {self._inside(file, start, end)})"
+        )
+
+    def _hash_of(self, file: str, start: int, end: int) -> str:
+        if not hasattr(_scratch, "buffer"):
+            _scratch.buffer = memoryview(bytearray(AT_ONCE_BYTES))
+        buffer, digest = _scratch.buffer, xxhash.xxh3_128()
+        for at in range(start, end, AT_ONCE_BYTES):
+            part = buffer[: min(AT_ONCE_BYTES, end - at)]
+            self.read_into(file, at, part)
+            digest.update(part)
+        return digest.hexdigest()
+
+    def _inside(self, file: str, start: int, end: int) -> str:
+        """The tensors that have bytes from `start` to `end` of `file`, in words."""
+        names = [
+            name
+            for name, tensor in self.manifest.stored().items()
+            for stored in tensor.shards
+            if stored.file == file and stored.offset < end and stored.offset + box_bytes(tensor, stored) > start
+        ]
+        return few(dict.fromkeys(names)) or "no tensor"
+
+
+_scratch = threading.local()
+
+
+def read_at(path: Path, descriptor: int, start: int, out: memoryview) -> None:
+    """Raises DamagedCheckpoint where the file ends before `out` is full or the disk cannot read it."""
+    done = 0
+    while done < len(out):
+        try:
+            count = os.preadv(descriptor, [out[done:]], start + done)
+        except OSError as e:
+            raise DamagedCheckpoint(f"{path} cannot be read at byte {start + done}: {e.strerror or e}") from e
+        if count == 0:
+            raise DamagedCheckpoint(f"{path} ends at byte {start + done} while it is read: somebody shortens it")
+        done += count

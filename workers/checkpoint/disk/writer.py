@@ -1,0 +1,144 @@
+"""Shards written by a few threads: each takes the next chunk, fills its buffer, hashes it and writes it at its place.
+
+Filling, hashing and writing all happen outside Python's lock, so two threads keep a disk busy.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workers.checkpoint.disk.buffers import aligned
+from workers.checkpoint.disk.files import Files, Writing, rounded_up
+from workers.checkpoint.disk.layout import Layout
+from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
+from workers.checkpoint.format.manifest import FileEntry
+
+THREADS = 3
+Progress = Callable[[int, int], None]
+"""Told bytes done and bytes in all, from any thread."""
+
+
+class Arena:
+    """A copy of all shards in host memory, laid out as the files are, to be written while the originals change.
+
+    The memory is kept and grows to the largest save: only the first one pays for touching it.
+    """
+
+    def __init__(self) -> None:
+        self._memory = aligned(1)
+        self._starts: dict[str, int] = {}
+
+    def take(self, layouts: list[Layout]) -> None:
+        """Copy everything now."""
+        self._starts, end = {}, 0
+        for layout in layouts:
+            self._starts[layout.file] = end
+            end += rounded_up(layout.size_bytes)
+        if end > len(self._memory):
+            self._memory = aligned(end)
+        work = [(layout, index) for layout in layouts for index in range(layout.chunks)]
+        _in_threads(work, lambda item, _: item[0].fill(item[1], self.chunk(*item)), scratch=False)
+
+    def chunk(self, layout: Layout, index: int) -> memoryview:
+        """Up to the next page boundary."""
+        begin = self._starts[layout.file] + index * CHUNK_BYTES
+        end = self._starts[layout.file] + min((index + 1) * CHUNK_BYTES, rounded_up(layout.size_bytes))
+        return self._memory[begin:end]
+
+
+@dataclass(slots=True)
+class _Shard:
+    """One file on its way to disk."""
+
+    layout: Layout
+    left: int
+    file: Writing | None = None
+    digests: dict[int, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def write_shards(
+    files: Files, folder: Path, layouts: list[Layout], arena: Arena | None = None, progress: Progress | None = None
+) -> dict[str, FileEntry]:
+    """Write and fsync all shards; the folder's own fsync is the caller's. With `arena` the bytes come from there.
+
+    Raises the first OSError; files may then be left half written in `folder`.
+    """
+    shards = [_Shard(layout, layout.chunks) for layout in layouts]
+    told = _Told(sum(layout.size_bytes for layout in layouts), progress)
+
+    def write(item: tuple[_Shard, int], scratch: memoryview) -> None:
+        shard, index = item
+        if arena is None:
+            size_bytes = shard.layout.fill(index, scratch)
+            data = scratch
+        else:
+            data = arena.chunk(shard.layout, index)
+            size_bytes = min(CHUNK_BYTES, shard.layout.size_bytes - index * CHUNK_BYTES)
+        _put(files, folder, shard, index, data, size_bytes)
+        told.more(size_bytes)
+
+    try:
+        work = [(shard, index) for shard in shards for index in range(shard.layout.chunks)]
+        _in_threads(work, write, scratch=arena is None)
+    finally:
+        for shard in shards:
+            if shard.file is not None:
+                shard.file.close()
+    return {
+        shard.layout.file: FileEntry(shard.layout.size_bytes, tuple(shard.digests[i] for i in sorted(shard.digests)))
+        for shard in shards
+    }
+
+
+def _put(files: Files, folder: Path, shard: _Shard, index: int, data: memoryview, size_bytes: int) -> None:
+    with shard.lock:
+        if shard.file is None:
+            shard.file = files.create(folder / shard.layout.file, shard.layout.size_bytes)
+    digest = chunk_digest(data[:size_bytes])
+    files.write(shard.file, data, size_bytes, index * CHUNK_BYTES)
+    with shard.lock:
+        shard.digests[index] = digest
+        shard.left -= 1
+        last = not shard.left
+    if last:
+        files.finish(shard.file)
+
+
+class _Told:
+    def __init__(self, total: int, progress: Progress | None):
+        self._total, self._progress, self._done, self._lock = total, progress, 0, threading.Lock()
+
+    def more(self, size_bytes: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._done += size_bytes
+                self._progress(self._done, self._total)
+
+
+def _in_threads(work: list, do: Callable, scratch: bool) -> None:  # type: ignore[type-arg]
+    """`do(item, buffer)` for all of `work`, from a few threads. The first error stops all and is raised."""
+    items, lock, failed = iter(work), threading.Lock(), threading.Event()
+
+    def run() -> None:
+        buffer = aligned(CHUNK_BYTES) if scratch else memoryview(b"")
+        while not failed.is_set():
+            with lock:
+                item = next(items, None)
+            if item is None:
+                return
+            try:
+                do(item, buffer)
+            except BaseException:
+                failed.set()
+                raise
+
+    if len(work) == 1:
+        return run()  # a small state needs no thread
+    with ThreadPoolExecutor(min(THREADS, max(len(work), 1)), "checkpoint") as pool:
+        done = [pool.submit(run) for _ in range(min(THREADS, len(work)))]
+    for future in done:
+        future.result()
+    return None

@@ -1,0 +1,21 @@
+"""Older versions of the format, told as the present one. What was published once is readable for ever."""
+
+from typing import Any
+
+READ = (1, 2)
+
+
+def upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's JSON of any version in READ as version 2. The digest was checked before, over what was written."""
+    if data.get("version") != 1 or not isinstance(data.get("tensors"), dict):
+        return data
+    tensors = {name: _of_version_1(tensor) for name, tensor in data["tensors"].items()}
+    return data | {"version": 2, "tensors": tensors}
+
+
+def _of_version_1(tensor: Any) -> Any:
+    """Version 1 had one place per tensor, `file` and `offset`, and neither shards nor views."""
+    if not isinstance(tensor, dict) or "file" not in tensor:
+        return tensor
+    rest = {key: value for key, value in tensor.items() if key not in ("file", "offset")}
+    return rest | {"shards": [{"file": tensor["file"], "offset": tensor.get("offset", 0)}]}

@@ -1,0 +1,42 @@
+"""Deleting by hand what `keep` deletes by itself: older checkpoints that a newer, verified one makes superfluous."""
+
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import NotFound, UserError
+from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.locking import only_writer
+from workers.checkpoint.disk.retention import first_fault, remove_checkpoint, superfluous
+from workers.checkpoint.format.folders import newest_first
+from workers.errors import CheckpointError
+
+
+def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, Any]:
+    """{"root", "kept", "deleted": [names], "bytes", "dry_run"}. Keeps the `keep` newest sound checkpoints of a folder.
+
+    The newest whose every byte verifies counts as the first; damaged ones newer than that are left for a person to look
+    at, and pinned ones stay. Raises UserError, NotFound, CheckpointError where none verifies, Conflict with a writer.
+    """
+    if keep < 1:
+        raise UserError(f"keep is {keep}", "keep at least 1 checkpoint")
+    folder = Path(root)
+    found = newest_first(folder)
+    if not found:
+        raise NotFound(f"no checkpoint in {folder}", "name the folder that holds the step-… folders")
+    newest = next((one for one in found if not first_fault(one)), None)
+    if newest is None:
+        raise CheckpointError(f"none of the {len(found)} checkpoints in {folder} is sound: nothing was deleted")
+    older = set(found[found.index(newest) + 1 :])
+    doomed = [one for one in superfluous(folder, keep, newest) if one in older]
+    size_bytes = sum(path.lstat().st_size for one in doomed for path in one.iterdir())
+    if not dry_run:
+        with only_writer(folder):
+            for one in doomed:
+                remove_checkpoint(Files(), one)
+    return {
+        "root": str(folder),
+        "kept": [one.name for one in found if one not in doomed],
+        "deleted": [one.name for one in doomed],
+        "bytes": size_bytes,
+        "dry_run": dry_run,
+    }

@@ -1,0 +1,1 @@
+"""Live objects: taken apart into named tensors and values, and filled again without a copy of their size."""

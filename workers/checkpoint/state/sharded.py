@@ -1,0 +1,56 @@
+"""Tensors of which each rank has a part: torch's DTensor, as FSDP2 and tensor parallelism use it.
+
+torch.distributed.tensor takes a second to import; where nobody imported it, nothing is sharded.
+"""
+
+import sys
+from typing import Any
+
+import torch
+
+from workers.checkpoint.format.boxes import Box
+from workers.errors import CheckpointError
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part this rank has, as a plain tensor that shares its memory; the tensor itself where it is not sharded."""
+    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def box_of(tensor: Any) -> Box | None:
+    """Where this rank's part lies in the whole; None where the tensor is not sharded."""
+    if not is_sharded(tensor):
+        return None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise CheckpointError("a tensor holds partial sums", "reduce it before saving: tensor.full_tensor()")
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(tuple(start), tuple(shape))
+
+
+def is_mine(tensor: Any, name: str) -> bool:
+    """Of replicas, one rank writes: which one is spread by name, so that all disks and processes have work."""
+    mesh, coordinates = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    if coordinates is None:
+        return False
+    spread = sum(name.encode())
+    replicas = (i for i, placement in enumerate(tensor.placements) if placement.is_replicate())
+    return all(coordinates[i] == spread % mesh.size(i) for i in replicas)
+
+
+def mesh_of(tensor: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Sizes and names of the mesh's dimensions."""
+    mesh = tensor.device_mesh
+    return tuple(mesh.mesh.shape), tuple(mesh.mesh_dim_names or ())
+
+
+def empty_like(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor cut in the same way."""
+    made: torch.Tensor = torch.empty_like(tensor, dtype=dtype)
+    return made.detach()
