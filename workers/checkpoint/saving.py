@@ -70,7 +70,7 @@ class Prepared:
         self.tensors = _describe(held, mine, self.layouts)
         self.manifest = Manifest(step, "", producer, {}, {}, held.entries, _world(held, ranks))
         self.root = root
-        self.name = ranks.from_first(f"step-{step:08d}-{os.urandom(4).hex()}")
+        self.name = f"step-{step:08d}-{os.urandom(4).hex()}"
         self.arena: Arena | None = None
 
     def snapshot(self, arena: Arena) -> None:
@@ -143,9 +143,11 @@ def prepare(
 ) -> Prepared:
     """Everything that can be refused without writing. Raises CheckpointError, on every rank."""
     _check_arguments(step, keep)
-    producer = _producer(attempt, kind)
+    producer = producer_of(attempt, kind)
     ranks = together(state)
-    return ranks.all_or_none(lambda: Prepared(root, step, state, producer, ranks))
+    prepared = ranks.all_or_none(lambda: Prepared(root, step, state, producer, ranks))
+    prepared.name = ranks.from_first(prepared.name)
+    return prepared
 
 
 def write(prepared: Prepared, keep: int | None, progress: Progress | None, files: Files) -> Saved:
@@ -278,7 +280,7 @@ def _world(held: Capture, ranks: Together) -> World:
     return World(ranks.size, *(sharded.mesh_of(cut) if cut is not None else ()))
 
 
-def _producer(attempt: str | None, kind: str) -> Producer:
+def producer_of(attempt: str | None, kind: str) -> Producer:
     job, _, epoch = (attempt or "").rpartition(".")
     if attempt and not (job and epoch.isdecimal()):
         raise CheckpointError(f"attempt is {attempt!r}", "give it as job.epoch, such as mnist-1a2b3c.2")

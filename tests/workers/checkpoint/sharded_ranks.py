@@ -1,0 +1,129 @@
+"""Run by test_sharded.py as several ranks: a small FSDP2 training that saves, or loads what other ranks saved.
+
+sharded_ranks.py ROOT save|load     ends hard: gloo's threads abort an interpreter that is torn down around them
+"""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from workers.checkpoint import load, save, verify
+from workers.checkpoint.dcp import Reader, Writer
+from workers.errors import CheckpointError
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 5))
+
+
+def whole(state):
+    return {name: tensor.full_tensor().contiguous() for name, tensor in state.items()}
+
+
+def cut(seed, mesh):
+    model = build(seed)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def step(model, optimizer, number):
+    torch.manual_seed(number)
+    model(torch.randn(4, 7)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save_all(root, mesh):
+    model, optimizer = cut(0, mesh)
+    for number in range(3):
+        step(model, optimizer, number)
+    saved = save(root / "native", 3, {"model": model, "optimizer": optimizer, "extra": {"epoch": 2}})
+    assert save(root / "background", 3, {"model": model}, asynchronous=True).result().path.is_dir()
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state | {"extra": {"epoch": 2, "shape": (1, 2)}}, storage_writer=Writer(root / "dcp", 3, keep=1))
+    wide = distribute_tensor(torch.arange(60.0).reshape(4, 3, 5), mesh, [Shard(2)])
+    both = distribute_tensor(torch.arange(6.0), mesh, [Replicate()])
+    save(root / "inner", 1, {"t": {"wide": wide, "both": both}})
+    there = whole(model.state_dict())
+    step(model, optimizer, 3)
+    after = whole(model.state_dict())
+    if dist.get_rank() == 0:
+        assert verify(saved.path)["ok"]
+        save_file(there, root / "there.safetensors")
+        save_file(after, root / "after.safetensors")
+    one = root / "one rank cannot write"
+    if dist.get_rank() == 0:
+        one.mkdir()
+    dist.barrier()
+    broken = nn.Module()
+    broken.weight = nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
+    if dist.get_rank() == 1:
+        broken.note = nn.Parameter(torch.ones(2, device="meta"))
+    try:
+        save(one, 1, {"model": broken})
+    except CheckpointError as e:
+        assert "meta device" in str(e), e
+        assert not list(one.iterdir())
+    else:
+        raise AssertionError("a rank that cannot save must fail all")
+
+
+def load_all(root, mesh):
+    there = load_file(root / "there.safetensors")
+    model, optimizer = cut(1, mesh)
+    loaded = load(root / "native", {"model": model, "optimizer": optimizer})
+    assert loaded.state["extra"] == {"epoch": 2}
+    assert all(isinstance(held["exp_avg"], DTensor) for held in optimizer.state.values())
+    equal(whole(model.state_dict()), there)
+    step(model, optimizer, 3)
+    for name, tensor in whole(model.state_dict()).items():  # sums over another number of ranks round differently
+        assert torch.allclose(tensor, load_file(root / "after.safetensors")[name], rtol=1e-4, atol=1e-6), name
+    other, _ = cut(2, mesh)
+    state = {"model": get_model_state_dict(other), "extra": {"epoch": 0, "shape": None}}
+    dcp.load(state, storage_reader=Reader(root / "dcp"))
+    assert state["extra"] == {"epoch": 2, "shape": (1, 2)}
+    equal(whole(state["model"]), there)
+    for name in ("native", "background"):
+        columns = distribute_tensor(torch.zeros(13, 7), mesh, [Shard(1)])
+        dcp.load({"model": {"0.weight": columns}}, storage_reader=Reader(root / name))
+        assert torch.equal(columns.full_tensor(), there["0.weight"])
+    middle = distribute_tensor(torch.zeros(4, 3, 5), mesh, [Shard(1)])
+    holder = nn.Module()
+    dcp.load({"t": {"wide": middle}}, storage_reader=Reader(root / "inner"))
+    assert torch.equal(middle.full_tensor(), torch.arange(60.0).reshape(4, 3, 5)), holder
+
+
+def equal(found, wanted):
+    assert set(found) == set(wanted)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def main():
+    dist.init_process_group("gloo")
+    root, what = Path(sys.argv[1]), sys.argv[2]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    (save_all if what == "save" else load_all)(root, mesh)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
