@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workers.checkpoint.background import Saver as Saver
     from workers.checkpoint.background import Saving as Saving
+    from workers.checkpoint.converting import convert as convert
+    from workers.checkpoint.diffing import diff as diff
     from workers.checkpoint.disk.pins import pin as pin
     from workers.checkpoint.disk.pins import unpin as unpin
     from workers.checkpoint.format.manifest import DamagedCheckpoint as DamagedCheckpoint
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 _WHERE = {
     **dict.fromkeys(("Saver", "Saving"), "background"),
+    "convert": "converting",
+    "diff": "diffing",
     **dict.fromkeys(("pin", "unpin"), "disk.pins"),
     "prune": "pruning",
     "DamagedCheckpoint": "format.manifest",

@@ -21,10 +21,17 @@ class LossyLoad(UserWarning):
 
 class Policy:
     """`dtype` is "keep", "native", a mapping or a function; `supported` the device's own floating and complex dtypes,
-    where it was asked; integers are held everywhere. A mapping's keys are dtypes, or names of tensors with `*` in them.
+    where it was asked; integers are held everywhere.
+    `lacks` has what a kind of device does not hold, and why. A mapping's keys are dtypes, or names of tensors with `*` in them.
     """
 
-    def __init__(self, dtype: Dtypes, supported: Iterable[object] | None, on_lossy: str):
+    def __init__(
+        self,
+        dtype: Dtypes,
+        supported: Iterable[object] | None,
+        on_lossy: str,
+        lacks: Mapping[str, str] | None = None,
+    ):
         if on_lossy not in ON_LOSSY:
             raise CheckpointError(f"on_lossy is {on_lossy!r}", f"use one of {', '.join(ON_LOSSY)}")
         if isinstance(dtype, str) and dtype not in ("keep", "native"):
@@ -39,6 +46,7 @@ class Policy:
         for key in self._mapping:
             if not _is_pattern(key):
                 _known(key)
+        self._lacking = lacks
         self._supported = None if supported is None else frozenset(dtype_name(d) for d in supported)
 
     def wanted(self, name: str, tensor: TensorEntry, device_type: str) -> str:
@@ -80,6 +88,8 @@ class Policy:
         warnings.warn(LossyLoad(sentence), stacklevel=4)
 
     def _lacks(self, device_type: str) -> Mapping[str, str]:
+        if self._lacking is not None:
+            return self._lacking
         return lacking_on(device_type) if self._supported is None else lacking_beyond(self._supported)
 
 

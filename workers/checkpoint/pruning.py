@@ -26,8 +26,7 @@ def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, An
     newest = next((one for one in found if not first_fault(one)), None)
     if newest is None:
         raise CheckpointError(f"none of the {len(found)} checkpoints in {folder} is sound: nothing was deleted")
-    older = set(found[found.index(newest) + 1 :])
-    doomed = [one for one in superfluous(folder, keep, newest) if one in older]
+    doomed = superfluous(found[found.index(newest) + 1 :], keep)
     size_bytes = sum(path.lstat().st_size for one in doomed for path in one.iterdir())
     if not dry_run:
         with only_writer(folder):

@@ -1,4 +1,4 @@
-"""States cut among ranks, with real processes: saved by three, loaded by one, two and four, natively and through DCP."""
+"""States cut among ranks, in real processes: saved by three, loaded by one, two and four, natively and through DCP."""
 
 import os
 import subprocess

@@ -25,7 +25,7 @@ def retain(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]
     """
     notes = []
     try:
-        doomed = superfluous(root, keep, newest)
+        doomed = superfluous([folder for folder in newest_first(root) if folder != newest], keep)
         if doomed and (fault := first_fault(newest)):
             doomed, notes = [], [f"nothing older was deleted: {fault}"]
         doomed += _leftovers(root)
@@ -76,11 +76,11 @@ def first_fault(folder: Path) -> str:
         return e.message
 
 
-def superfluous(root: Path, keep: int, newest: Path) -> list[Path]:
-    """What `keep` would let go, newest first; those pinned do not count."""
+def superfluous(others: list[Path], keep: int) -> list[Path]:
+    """Of the others beside one that stays, newest first: what `keep` lets go. Pinned ones stay and do not count."""
     kept, doomed = 1, []
-    for folder in newest_first(root):
-        if folder == newest or is_pinned(folder):
+    for folder in others:
+        if is_pinned(folder):
             continue
         if kept >= keep:
             doomed.append(folder)

@@ -5,6 +5,7 @@ dtype, device, layout, or a part of the tensor) goes through two small buffers: 
 place. So a load needs its target and some MiB, never the checkpoint a second time.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -94,6 +95,25 @@ def read_new(reader: Reader, name: str) -> torch.Tensor:
     return view_of(tensor, entry.shape, entry.view.strides, entry.view.offset) if entry.view else tensor
 
 
+def read_elements(reader: Reader, name: str, start: int, stop: int) -> torch.Tensor:
+    """Elements `start` to `stop` in logical order, flat; their chunks were proved before. Of a tensor that lies in
+    parts whole rows are read."""
+    entry = reader.entry(name)
+    dtype = bits.torch_dtype(entry.dtype)
+    if entry.view is not None:
+        return read_new(reader, name).reshape(-1)[start:stop]
+    if len(entry.shards) == 1 and not entry.shards[0].start:
+        data = torch.empty((stop - start) * dtype.itemsize, dtype=torch.uint8)
+        stored = entry.shards[0]
+        reader.read_into(stored.file, stored.offset + start * dtype.itemsize, bits.byte_view(data))
+        return data.view(dtype)
+    row = math.prod(entry.shape[1:])
+    first, last = start // row, -(-stop // row)
+    rows = torch.empty((last - first, *entry.shape[1:]), dtype=dtype)
+    fill(reader, [Fill(name, rows, Box((first, *(0 for _ in entry.shape[1:])), tuple(rows.shape)))])
+    return rows.reshape(-1)[start - first * row : stop - first * row]
+
+
 def view_of(base: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
     """A tensor that shares memory with a contiguous `base`."""
     return base.reshape(-1).as_strided(shape, strides, base.storage_offset() + offset)
@@ -138,7 +158,7 @@ def _fill_rows(reader: Reader, fills: list[Fill], told: Told, rehearse: bool = F
     for one, rows, data in _read_ahead(reader, work):
         source = data.view(bits.torch_dtype(reader.entry(one.name).dtype)).view(rows.shape)[rows.inner]
         target = one.target[rows.into]
-        told(one, _put(torch.empty_like(target) if rehearse else target, source, one.factor), target.nbytes)
+        told(one, put_scaled(torch.empty_like(target) if rehearse else target, source, one.factor), target.nbytes)
 
 
 def _fill_whole(reader: Reader, fills: list[Fill], told: Told, rehearse: bool = False) -> None:
@@ -147,7 +167,7 @@ def _fill_whole(reader: Reader, fills: list[Fill], told: Told, rehearse: bool = 
         box = one.part(reader.entry(one.name).shape)
         source = read_new(reader, one.name)[box.slices()]
         host = torch.empty(source.shape, dtype=one.target.dtype)
-        told(one, _put(host, source, one.factor), host.nbytes)
+        told(one, put_scaled(host, source, one.factor), host.nbytes)
         if rehearse:
             continue
         one.target.copy_(host)
@@ -159,8 +179,8 @@ def _fill_whole(reader: Reader, fills: list[Fill], told: Told, rehearse: bool = 
         xla.settle()
 
 
-def _put(target: torch.Tensor, source: torch.Tensor, factor: float) -> Change:
-    return put(target, source if factor == 1.0 else source * factor)  # by a power of two: exact
+def put_scaled(target: torch.Tensor, source: torch.Tensor, factor: float, count: bool = True) -> Change:
+    return put(target, source if factor == 1.0 else source * factor, count)  # by a power of two: exact
 
 
 def _rows_of(reader: Reader, one: Fill) -> Iterator[Rows]:

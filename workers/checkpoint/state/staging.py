@@ -19,10 +19,21 @@ from workers.checkpoint.policy import Policy
 from workers.checkpoint.report import Change, Report, TensorReport
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.convert import check_convertible
-from workers.checkpoint.state.filling import Fill, Progress, fill, read_new, rehearse, view_of
+from workers.checkpoint.state.filling import (
+    Fill,
+    Progress,
+    fill,
+    put_scaled,
+    read_elements,
+    read_new,
+    rehearse,
+    view_of,
+)
 from workers.checkpoint.state.fp8 import scale_factor
 from workers.errors import CheckpointError
 
+AT_ONCE = 1 << 19
+"""Elements converted at once."""
 Apply = Callable[[], None]
 """A change of a live object that is left to do once all checks have passed."""
 
@@ -63,6 +74,18 @@ class Stage:
     def into(self, name: str, live: torch.Tensor, box: Box | None = None) -> None:
         """Fill a live tensor, or a part of the stored one into it."""
         self._note(self._live, self.known(name), live, box)
+
+    def note(self, name: str, dtype: torch.dtype) -> None:
+        """A tensor that `part` will hand out piece by piece: one element stands for all, so that losses are counted."""
+        shape = self.reader.entry(name).shape
+        self._note(self._live, name, torch.empty((), dtype=dtype).expand(shape))
+
+    def part(self, name: str, target: torch.Tensor, start: int, stop: int) -> None:
+        """Put elements of a noted tensor into a flat target of the noted dtype."""
+        factor = next(one.factor for one in self._live if one.name == name)
+        for at in range(start, stop, AT_ONCE):
+            end = min(at + AT_ONCE, stop)
+            put_scaled(target[at - start : end - start], read_elements(self.reader, name, at, end), factor, False)
 
     def made(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A new tensor on `device`, empty until `fill_new`; the same object for a name and its ties."""

@@ -1,0 +1,145 @@
+"""A normalised copy: every tensor in the dtype a kind of device computes with natively, ready for tools that know no
+policy. Streamed: a shard is converted while it is written, and nothing is held but a few buffers.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cluster.plain import to_plain
+from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, Piece, lay_out
+from workers.checkpoint.disk.locking import only_writer
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.disk.retention import PART, remove_checkpoint
+from workers.checkpoint.disk.writer import write_shards
+from workers.checkpoint.format.dtypes import DTYPES, dtype_name
+from workers.checkpoint.format.manifest import Manifest, Stored, TensorEntry
+from workers.checkpoint.inspect import checkpoint_folder
+from workers.checkpoint.policy import Policy
+from workers.checkpoint.report import Report
+from workers.checkpoint.saving import write_manifest
+from workers.checkpoint.state import bits
+from workers.checkpoint.state.staging import Stage
+from workers.checkpoint.targets import lacking
+from workers.errors import CheckpointError
+
+Progress = Callable[[int, int], None]
+
+
+def convert(
+    source: str | Path,
+    root: str | Path,
+    *,
+    to_kind: str = "",
+    dtype: "Mapping[Any, Any] | Callable[[str, str], Any] | str" = "native",
+    on_lossy: str = "error",
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> dict[str, Any]:
+    """Write a copy of checkpoint `source` below `root` and answer with the report of what changed, and its "path".
+
+    `to_kind` ("tpu:v5e") decides with dtype="native"; a mapping or function decides by itself. Random states, numpy
+    arrays and values stay as they are. Raises CheckpointError: DamagedCheckpoint, or a loss that `on_lossy` refuses.
+    """
+    policy = Policy(dtype, None, on_lossy, lacking(to_kind) if to_kind else None)
+    files = files or Files()
+    with Reader(checkpoint_folder(source)) as reader:
+        report = Report(str(reader.folder), reader.manifest.step, reader.manifest.producer)
+        wanted = {name: _wanted(policy, name, entry) for name, entry in reader.manifest.stored().items()}
+        made = _Converted(reader, policy, report, wanted)
+        reader.prove(reader.all_chunks(), progress)
+        made.measure()
+        policy.judge(report)
+        folder = Path(root) / reader.folder.name
+        described = made.write(files, Path(root), folder, to_kind)
+    return {"path": str(folder), "step": described.step, "bytes": described.size_bytes(), **_told(report)}
+
+
+def _wanted(policy: Policy, name: str, entry: TensorEntry) -> str:
+    return entry.dtype if entry.role in ("rng", "array") else policy.wanted(name, entry, "cpu")
+
+
+class _Converted:
+    """The tensors of a checkpoint in other dtypes, a few MiB of each at a time."""
+
+    def __init__(self, reader: Reader, policy: Policy, report: Report, wanted: dict[str, str]):
+        self._reader, self._wanted = reader, wanted
+        self._stage = Stage(reader, policy, report, torch.device("cpu"))
+
+    def measure(self) -> None:
+        """What the conversions change, into the report; tensors that stay as they are cost nothing."""
+        for name, dtype in self._wanted.items():
+            self._stage.note(name, bits.torch_dtype(dtype))
+        self._stage.rescale()
+        self._stage.rehearse()
+
+    def write(self, files: Files, root: Path, folder: Path, kind: str) -> Manifest:
+        layouts = lay_out([self._piece(name) for name in self._wanted], SHARD_BYTES)
+        aside = root / f"{PART}{folder.name}"
+        with only_writer(root):
+            if folder.exists():
+                raise CheckpointError(f"{folder} is already there", "name another folder, or delete it first")
+            try:
+                files.make_folder(aside)
+                shards = write_shards(files, aside, layouts)
+                described = replace(
+                    self._reader.manifest,
+                    created=datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+                    files=shards,
+                    tensors=self._described(layouts),
+                )
+                files.sync_folder(aside)
+                files.rename(aside, folder)
+                files.sync_folder(root)
+                write_manifest(files, folder, described)
+            except BaseException:
+                for there in (aside, folder):
+                    with suppress(OSError):
+                        remove_checkpoint(files, there)
+                raise
+        return described
+
+    def _piece(self, name: str) -> Piece:
+        entry, dtype = self._reader.entry(name), DTYPES[self._wanted[name]]
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        shape = entry.shape if dtype.safetensors else (count * dtype.bytes,)
+        return Piece(name, dtype.code, shape, count * dtype.bytes, dtype.bytes, partial(self._read, name))
+
+    def _read(self, name: str, start: int, stop: int, out: memoryview) -> None:
+        """Bytes of the converted tensor: the elements they belong to are read, converted and put there."""
+        dtype = bits.torch_dtype(self._wanted[name])
+        size = dtype.itemsize
+        target = torch.from_numpy(np.frombuffer(out, np.uint8)).view(dtype)
+        self._stage.part(name, target, start // size, stop // size)
+
+    def _described(self, layouts: list[Layout]) -> dict[str, TensorEntry]:
+        places = {
+            piece.key: Stored(layout.file, offset)
+            for layout in layouts
+            for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
+        }
+        return {
+            name: replace(entry, dtype=self._wanted[name], shards=(places[name],))
+            if name in places
+            else replace(entry, dtype=self._wanted[entry.alias_of] if entry.view else "")
+            for name, entry in self._reader.manifest.tensors.items()
+        }
+
+
+def _told(report: Report) -> dict[str, Any]:
+    converted = {name: to_plain(told) for name, told in report.converted().items()}
+    return {
+        "kept": len(report.tensors) - len(converted),
+        "converted": converted,
+        "lossy": len(report.lossy()),
+        "notes": report.notes,
+        "dtypes": sorted({dtype_name(told.dtype) for told in report.tensors.values()}),
+    }
