@@ -21,8 +21,8 @@ class LossyLoad(UserWarning):
 
 class Policy:
     """`dtype` is "keep", "native", a mapping or a function; `supported` the device's own floating and complex dtypes,
-    where it was asked; integers are held everywhere.
-    `lacks` has what a kind of device does not hold, and why. A mapping's keys are dtypes, or names of tensors with `*` in them.
+    where it was asked; integers are held everywhere. `lacks` has what a kind of device does not hold, and why. A
+    mapping's keys are dtypes, or names of tensors with `*` in them.
     """
 
     def __init__(

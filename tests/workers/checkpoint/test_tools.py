@@ -1,7 +1,5 @@
 """diff, convert, prune and pin, on checkpoints a person would have."""
 
-import os
-
 import pytest
 import torch
 from torch import nn
@@ -147,7 +145,7 @@ def test_a_save_deletes_nothing_older_when_what_it_wrote_reads_back_wrong(tmp_pa
 def test_two_writers_on_one_folder_do_not_meet(tmp_path):
     with only_writer(tmp_path), pytest.raises(Conflict, match="another process is saving into"):
         save(tmp_path, 1, {"t": torch.ones(1)})
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     save(tmp_path, 1, {"t": torch.ones(1)})
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.format.words import closest, few
-from workers.checkpoint.state import bits, names, sharded
+from workers.checkpoint.format.words import few
+from workers.checkpoint.state import bits, matching, names, sharded
 from workers.checkpoint.state.names import Slot
 from workers.checkpoint.state.staging import Apply, Stage
 from workers.checkpoint.state.values import check_kind
@@ -29,15 +29,13 @@ class Live:
 
 
 def stage_modules(stage: Stage, modules: dict[str, nn.Module]) -> Live:
-    """Check and convert all that goes into `modules`. They are changed only by the returned `applies`."""
+    """Check and note all that goes into `modules`. They are changed only by fills and by the returned `applies`."""
     live = Live()
     places: dict[str, list[Slot]] = defaultdict(list)
     for entry, module in modules.items():
         check_kind(stage, entry, "module", module)
-        found = names.slots(entry, module)
-        _check_names(stage, entry, {slot.name for slot in found})
-        for slot in found:
-            places[stage.reader.manifest.resolve(slot.name)].append(slot)
+        for slot, name in matching.match(stage.reader.manifest, stage.report, entry, names.slots(entry, module)):
+            places[stage.reader.manifest.resolve(name)].append(slot)
         live.applies.append(_stage_extra(stage, entry, module))
     _check_shapes(stage, places)
     _check_live_ties(stage, places)
@@ -71,16 +69,6 @@ def _note_unshared(stage: Stage, stored: str, kept: torch.Tensor, live: Live) ->
     base = live.kept.get(entry.alias_of) if entry.view else None
     if base is not None and not bits.share_memory(base, kept):
         stage.report.notes.append(f"{stored} shared memory with {entry.alias_of} when saved, and does not here")
-
-
-def _check_names(stage: Stage, entry: str, live: set[str]) -> None:
-    stored = set(stage.reader.manifest.own(entry))
-    missing, extra = sorted(live - stored), sorted(stored - live)
-    if missing or extra:
-        sides = (("live model", missing), ("checkpoint", extra))
-        say = [f"{len(found)} only in the {side} ({few(found)})" for side, found in sides if found]
-        remedy = closest(missing[0], extra) if missing and extra else "build the model it was saved from"
-        raise CheckpointError(f"entry {entry!r}: tensor names differ: {'; '.join(say)}", remedy)
 
 
 def _check_shapes(stage: Stage, places: dict[str, list[Slot]]) -> None:

@@ -92,7 +92,8 @@ class Stage:
         name = self.known(name)
         key = (name, dtype, device)
         if key not in self._made:
-            self._made[key] = self._view(name, dtype, device) or self._empty(name, dtype, device)
+            view = self._view(name, dtype, device)
+            self._made[key] = self._empty(name, dtype, device) if view is None else view
         return self._made[key]
 
     def value(self, encoded: Any, place: "Callable[[str], torch.Tensor] | None" = None) -> Any:
