@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from workers.checkpoint.diffing import diff as diff
     from workers.checkpoint.disk.pins import pin as pin
     from workers.checkpoint.disk.pins import unpin as unpin
+    from workers.checkpoint.exchange.exporting import export_checkpoint as export_checkpoint
+    from workers.checkpoint.exchange.importing import import_checkpoint as import_checkpoint
     from workers.checkpoint.format.manifest import DamagedCheckpoint as DamagedCheckpoint
     from workers.checkpoint.inspect import Latest as Latest
     from workers.checkpoint.inspect import describe as describe
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from workers.checkpoint.report import Report as Report
     from workers.checkpoint.saving import Saved as Saved
     from workers.checkpoint.saving import save as save
+    from workers.checkpoint.transfer.copying import copy as copy
 
 _WHERE = {
     **dict.fromkeys(("Saver", "Saving"), "background"),
@@ -37,6 +40,8 @@ _WHERE = {
     "diff": "diffing",
     **dict.fromkeys(("pin", "unpin"), "disk.pins"),
     "prune": "pruning",
+    "export_checkpoint": "exchange.exporting",
+    "import_checkpoint": "exchange.importing",
     "DamagedCheckpoint": "format.manifest",
     **dict.fromkeys(("Latest", "describe", "latest", "list_checkpoints", "verify"), "inspect"),
     **dict.fromkeys(("Loaded", "load"), "loading"),
@@ -45,6 +50,7 @@ _WHERE = {
     "LossyLoad": "policy",
     "Report": "report",
     **dict.fromkeys(("Saved", "save"), "saving"),
+    "copy": "transfer.copying",
 }
 __all__ = sorted(_WHERE)
 

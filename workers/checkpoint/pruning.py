@@ -6,9 +6,18 @@ from typing import Any
 from cluster.errors import NotFound, UserError
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.locking import only_writer
+from workers.checkpoint.disk.pins import pin, unpin
 from workers.checkpoint.disk.retention import first_fault, remove_checkpoint, superfluous
 from workers.checkpoint.format.folders import newest_first
+from workers.checkpoint.inspect import checkpoint_folder
 from workers.errors import CheckpointError
+
+
+def pin_one(path: str | Path, *, remove: bool = False) -> dict[str, Any]:
+    """Pin a checkpoint, so that nothing prunes it, or take its pin away: {"path", "pinned"}."""
+    folder = checkpoint_folder(path)
+    (unpin if remove else pin)(folder)
+    return {"path": str(folder), "pinned": not remove}
 
 
 def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, Any]:

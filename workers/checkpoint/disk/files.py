@@ -78,6 +78,19 @@ class Files:
         os.fsync(file.descriptor)
         file.close()
 
+    def open_or_create(self, path: Path) -> int:
+        """A descriptor of a file that may have been written in part before."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+    def put(self, descriptor: int, data: memoryview, offset: int) -> None:
+        """All of `data` at `offset`, through the page cache."""
+        done = 0
+        while done < len(data):
+            done += os.pwrite(descriptor, data[done:], offset + done)
+
+    def sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
 

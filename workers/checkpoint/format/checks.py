@@ -38,21 +38,29 @@ from workers.errors import CheckpointError
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of `folder`, whole and believable. Raises DamagedCheckpoint naming the file or tensor at fault."""
-    data = read_json(folder)
+    return parse_manifest(_read_regular(folder / NAME), str(folder / NAME))
+
+
+def parse_manifest(text: bytes, where: str) -> Manifest:
+    """The same of the text of a manifest, wherever it came from."""
+    data = _parse(text, where)
     try:
         manifest = from_plain(Manifest, upgraded(data))
     except UserError as e:
-        raise DamagedCheckpoint(f"{folder / NAME}: {e.message}") from None
+        raise DamagedCheckpoint(f"{where}: {e.message}") from None
     if fault := _fault(manifest):
-        raise DamagedCheckpoint(f"{folder / NAME}: {fault}")
+        raise DamagedCheckpoint(f"{where}: {fault}")
     return manifest
 
 
 def read_json(folder: Path) -> dict[str, Any]:
     """MANIFEST.json of `folder` with its digest and version checked, its content not yet."""
-    path = folder / NAME
+    return _parse(_read_regular(folder / NAME), str(folder / NAME))
+
+
+def _parse(text: bytes, path: str) -> dict[str, Any]:
     try:
-        data = json.loads(_read_regular(path), object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
         digest = digest_of(data) if isinstance(data, dict) else ""
     except (ValueError, RecursionError) as e:
         raise DamagedCheckpoint(f"{path} is not the JSON that was saved: {e}") from None

@@ -1,0 +1,51 @@
+"""One tool, as tools.py says: a request on stdin, JSON lines on stdout."""
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from cluster.errors import PolyfleetError
+from workers.checkpoint.tools import EVERY_S, run
+
+
+def main() -> int:
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_reader, daemon=True).start()
+    try:
+        result = run(request["verb"], request["arguments"], _Teller())
+    except PolyfleetError as e:
+        _tell({"error": {"kind": type(e).__name__, "arguments": list(e.args), "message": str(e)}})
+        return e.exit_code
+    _tell({"result": result})
+    return 0
+
+
+class _Teller:
+    """Progress, not more often than anybody can look at it."""
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done >= total or now - self._last_s >= EVERY_S:
+            self._last_s = now
+            _tell({"progress": [done, total]})
+
+
+def _tell(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_reader() -> None:
+    """Whoever asked holds our stdin open. When that ends, nobody waits for an answer any more."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""A checkpoint on its way into a folder: what is there already, what is missing, and the commit once all is.
+
+    .incoming-step-…/      chunks are written at their places, each against its hash; what a cut left is kept and used
+    step-…/                the same folder under its name, once every byte was read back and verified; manifest last
+
+Chunks that another checkpoint of the same folder holds (frozen layers, an earlier copy) are taken from there.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cluster.errors import Conflict
+from workers.checkpoint.disk.files import Files, write_file
+from workers.checkpoint.disk.reader import Chunk, Reader, read_at
+from workers.checkpoint.disk.retention import first_fault
+from workers.checkpoint.format.checks import open_regular, parse_manifest
+from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
+from workers.checkpoint.format.folders import newest_first
+from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
+from workers.errors import CheckpointError
+
+INCOMING = ".incoming-"
+Progress = Callable[[int], None]
+
+
+class Incoming:
+    """For use in a `with`: one process writes an incoming checkpoint at a time. Raises Conflict for a second one."""
+
+    def __init__(self, root: Path, name: str, text: bytes, files: Files | None = None):
+        self.root, self.name, self.text = root, name, text
+        self.manifest = parse_manifest(text, f"{name}/{NAME}")
+        self.folder, self.final = root / f"{INCOMING}{name}", root / name
+        self._files = files or Files()
+        self._descriptors: dict[str, int] = {}
+        self._lock = -1
+        self.arrived = False
+
+    def __enter__(self) -> Self:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.arrived = self._has_arrived()
+        if self.arrived:
+            return self
+        if not self.folder.is_dir():
+            self._files.make_folder(self.folder)
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if e.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
+                return self  # no locks here: hashes still keep what is written right
+            os.close(self._lock)
+            raise Conflict(f"another copy of {self.name} into {self.root} is under way", "let it finish") from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for descriptor in (*self._descriptors.values(), *([self._lock] if self._lock >= 0 else [])):
+            os.close(descriptor)
+        self._descriptors, self._lock = {}, -1
+
+    def _has_arrived(self) -> bool:
+        """Whether it has arrived before. Raises DamagedCheckpoint where what is there is not sound, or another."""
+        if not os.path.lexists(self.final / NAME):
+            return False
+        fault = first_fault(self.final)
+        if not fault:
+            with Reader(self.final) as reader:
+                fault = "" if reader.manifest == self.manifest else "it is another checkpoint of that name"
+        if fault:
+            raise DamagedCheckpoint(f"{self.final} is there already: {fault}", "delete it, or name another folder")
+        return True
+
+    def missing(self, progress: Progress | None = None) -> list[Chunk]:
+        """Chunks that have to travel, in order. What other checkpoints of this folder hold is put in place here."""
+        absent = [chunk for chunk in self._all() if not self._is_here(chunk, progress)]
+        elsewhere = self._elsewhere({self._digest(chunk) for chunk in absent}) if absent else {}
+        return [chunk for chunk in absent if not self._reuse(chunk, elsewhere, progress)]
+
+    def write(self, chunk: Chunk, data: bytes | memoryview) -> None:
+        """Raises DamagedCheckpoint where `data` is not what the manifest says: nothing wrong is ever written."""
+        if len(data) != self._size(chunk) or chunk_digest(data) != self._digest(chunk):
+            file, index = chunk
+            raise DamagedCheckpoint(
+                f"{self.name}/{file}: chunk {index + 1} of {len(self.manifest.files[file].xxh3_128)} arrived damaged",
+                "is its source sound? `verify` tells",
+            )
+        self._files.put(self._descriptor(chunk[0]), memoryview(data), chunk[1] * CHUNK_BYTES)
+
+    def commit(self) -> None:
+        """Everything durable, read back and compared; then its name, and the manifest last."""
+        for descriptor in self._descriptors.values():
+            self._files.sync(descriptor)
+            if hasattr(os, "posix_fadvise"):  # so that what is read back comes from the disk
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        for path in self.folder.iterdir():
+            if path.name not in self.manifest.files:
+                self._files.remove(path)  # of a cut-off commit
+        for chunk in self._all():
+            if not self._is_here(chunk, None):
+                raise CheckpointError(
+                    f"{self.folder / chunk[0]} does not read back as it was written", "is the disk sound?"
+                )
+        self._files.sync_folder(self.folder)
+        if self.final.exists():
+            self._clear(self.final)
+        self._files.rename(self.folder, self.final)
+        self._files.sync_folder(self.root)
+        part = self.final / f".{NAME}.part"
+        write_file(self._files, part, self.text)
+        self._files.rename(part, self.final / NAME)
+        self._files.sync_folder(self.final)
+
+    def _clear(self, folder: Path) -> None:
+        """What an earlier commit left, cut between its two renames."""
+        for path in folder.iterdir():
+            self._files.remove(path)
+        self._files.remove_folder(folder)
+
+    def _all(self) -> list[Chunk]:
+        files = self.manifest.files.items()
+        return [(file, index) for file, entry in files for index in range(chunk_count(entry.bytes))]
+
+    def _size(self, chunk: Chunk) -> int:
+        return min(CHUNK_BYTES, self.manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
+
+    def _digest(self, chunk: Chunk) -> str:
+        return self.manifest.files[chunk[0]].xxh3_128[chunk[1]]
+
+    def _descriptor(self, file: str) -> int:
+        if file not in self._descriptors:
+            self._descriptors[file] = self._files.open_or_create(self.folder / file)
+            if os.fstat(self._descriptors[file]).st_size > self.manifest.files[file].bytes:
+                os.ftruncate(self._descriptors[file], self.manifest.files[file].bytes)
+        return self._descriptors[file]
+
+    def _is_here(self, chunk: Chunk, progress: Progress | None) -> bool:
+        descriptor, size_bytes = self._descriptor(chunk[0]), self._size(chunk)
+        if os.fstat(descriptor).st_size < chunk[1] * CHUNK_BYTES + size_bytes:
+            return False
+        data = memoryview(bytearray(size_bytes))
+        read_at(self.folder / chunk[0], descriptor, chunk[1] * CHUNK_BYTES, data)
+        here = chunk_digest(data) == self._digest(chunk)
+        if here and progress is not None:
+            progress(size_bytes)
+        return here
+
+    def _elsewhere(self, wanted: set[str]) -> dict[str, tuple[Path, int]]:
+        """Digest -> file and offset, in other checkpoints of this folder."""
+        found: dict[str, tuple[Path, int]] = {}
+        for folder in newest_first(self.root):
+            try:
+                with Reader(folder) as reader:
+                    files = reader.manifest.files
+            except CheckpointError:
+                continue
+            for file, entry in files.items():
+                places = ((digest, (folder / file, i * CHUNK_BYTES)) for i, digest in enumerate(entry.xxh3_128))
+                found |= {digest: place for digest, place in places if digest in wanted and digest not in found}
+        return found
+
+    def _reuse(self, chunk: Chunk, elsewhere: dict[str, tuple[Path, int]], progress: Progress | None) -> bool:
+        place = elsewhere.get(self._digest(chunk))
+        if place is None:
+            return False
+        data = memoryview(bytearray(self._size(chunk)))
+        try:
+            descriptor = open_regular(place[0])
+            try:
+                read_at(place[0], descriptor, place[1], data)
+            finally:
+                os.close(descriptor)
+            self.write(chunk, data)
+        except DamagedCheckpoint:
+            return False
+        if progress is not None:
+            progress(len(data))
+        return True

@@ -1,0 +1,175 @@
+"""Where checkpoints can lie: folders of this machine, and object stores through fsspec. Both are asked the same few
+things; nothing else is used, so that any store will do.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from cluster.errors import NotFound, UserError
+from workers.checkpoint.disk.reader import read_at
+from workers.checkpoint.format.checks import open_regular
+from workers.checkpoint.format.manifest import FOLDER, LARGEST_BYTES, NAME, DamagedCheckpoint
+from workers.errors import CheckpointError
+
+OBJECT_STORES = {
+    "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "memory": "fsspec",
+}  # fmt: skip
+SCHEMES = ("file", *OBJECT_STORES)
+BLOCK_BYTES = 16 << 20
+
+
+class Store(Protocol):
+    """One folder of checkpoints, or one checkpoint in it: names are relative to `where`, with `/`."""
+
+    where: str
+
+    def names(self) -> list[str]:
+        """What lies directly below; [] where nothing does."""
+
+    def exists(self, name: str) -> bool: ...
+
+    def size_bytes(self, name: str) -> int:
+        """Raises DamagedCheckpoint where there is no such file."""
+
+    def read(self, name: str, offset: int, out: memoryview) -> None:
+        """Fill `out` from `offset` on. Raises DamagedCheckpoint."""
+
+    def below(self, name: str) -> "Store": ...
+
+
+class Folder:
+    """A folder of this machine."""
+
+    def __init__(self, path: Path):
+        self.path, self.where = path, str(path)
+
+    def names(self) -> list[str]:
+        return sorted(p.name for p in self.path.iterdir()) if self.path.is_dir() else []
+
+    def exists(self, name: str) -> bool:
+        return os.path.lexists(self.path / name)
+
+    def size_bytes(self, name: str) -> int:
+        descriptor = open_regular(self.path / name)
+        try:
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str, offset: int, out: memoryview) -> None:
+        descriptor = open_regular(self.path / name)
+        try:
+            read_at(self.path / name, descriptor, offset, out)
+        finally:
+            os.close(descriptor)
+
+    def below(self, name: str) -> "Folder":
+        return Folder(self.path / name)
+
+
+class Objects:
+    """A prefix in an object store. Objects are written once, whole, under names that are never used again."""
+
+    def __init__(self, files: Any, path: str, where: str):
+        self._files, self._path, self.where = files, path.rstrip("/"), where
+
+    def names(self) -> list[str]:
+        try:
+            found = self._files.ls(self._path, detail=False)
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise self._failed("listed", e) from e
+        return sorted(PurePosixPath(name.rstrip("/")).name for name in found)
+
+    def exists(self, name: str) -> bool:
+        return bool(self._files.exists(f"{self._path}/{name}"))
+
+    def size_bytes(self, name: str) -> int:
+        try:
+            return int(self._files.size(f"{self._path}/{name}"))
+        except FileNotFoundError:
+            raise DamagedCheckpoint(f"{self.where}/{name} is not there") from None
+
+    def read(self, name: str, offset: int, out: memoryview) -> None:
+        try:
+            data = self._files.cat_file(f"{self._path}/{name}", start=offset, end=offset + len(out))
+        except FileNotFoundError:
+            raise DamagedCheckpoint(f"{self.where}/{name} is not there") from None
+        except OSError as e:
+            raise self._failed(f"read ({name})", e) from e
+        if len(data) != len(out):
+            raise DamagedCheckpoint(f"{self.where}/{name} has no {len(out)} bytes from {offset} on")
+        out[:] = data
+
+    def write(self, name: str, parts: Iterator[bytes]) -> None:
+        """One object, uploaded in blocks; it appears when all of it is there."""
+        try:
+            with self._files.open(f"{self._path}/{name}", "wb", block_size=BLOCK_BYTES) as file:
+                for part in parts:
+                    file.write(part)
+        except OSError as e:
+            raise self._failed(f"written ({name})", e) from e
+
+    def remove(self, name: str) -> None:
+        self._files.rm_file(f"{self._path}/{name}")
+
+    def below(self, name: str) -> "Objects":
+        return Objects(self._files, f"{self._path}/{name}", f"{self.where}/{name}")
+
+    def _failed(self, what: str, e: OSError) -> CheckpointError:
+        return CheckpointError(f"{self.where} cannot be {what}: {e}", "check the network and your access, then go on")
+
+
+def store(place: str | Path) -> "Folder | Objects":
+    """The store a path or URI names. Raises UserError for a scheme that is not on the list, or whose library is absent.
+
+    Credentials come from the environment, as each library has it; they are never part of a URI of ours.
+    """
+    text = str(place)
+    if isinstance(place, Path) or "://" not in text:
+        return Folder(Path(text).expanduser())
+    scheme, _, rest = text.partition("://")
+    if scheme not in SCHEMES:
+        raise UserError(f"{text!r} has the scheme {scheme!r}", f"use one of {', '.join(SCHEMES)}")
+    if scheme == "file":
+        return Folder(Path("/" + rest.lstrip("/")))
+    if ".." in PurePosixPath(rest).parts or "@" in rest.partition("/")[0] or not rest.strip("/"):
+        raise UserError(f"{text!r} is no plain place in a store", "write SCHEME://BUCKET/PREFIX")
+    return Objects(_filesystem(scheme), rest if scheme != "memory" else f"/{rest}", text.rstrip("/"))
+
+
+def _filesystem(scheme: str) -> Any:
+    import fsspec
+
+    try:
+        return fsspec.filesystem(scheme)
+    except ImportError:
+        raise UserError(
+            f"{scheme}:// needs the package {OBJECT_STORES[scheme]}", f"pip install {OBJECT_STORES[scheme]}"
+        ) from None
+    except OSError as e:
+        raise CheckpointError(f"{scheme}:// cannot be reached: {e}", "check the network and your access") from e
+
+
+def chosen(place: "Folder | Objects") -> tuple["Folder | Objects", str]:
+    """The checkpoint at a place, and its name; of a folder of checkpoints the newest that was committed."""
+    if place.exists(NAME):
+        return place, PurePosixPath(place.where).name
+    steps = [name for name in place.names() if FOLDER.fullmatch(name) and place.below(name).exists(NAME)]
+    if not steps:
+        raise NotFound(f"no checkpoint at {place.where}", "name a folder step-…, or one that holds some")
+    newest = max(steps, key=lambda name: (int(name.split("-")[1]), name))
+    return place.below(newest), newest
+
+
+def manifest_text(place: "Folder | Objects") -> bytes:
+    """MANIFEST.json as it lies there."""
+    size_bytes = place.size_bytes(NAME)
+    if size_bytes > LARGEST_BYTES:
+        raise DamagedCheckpoint(f"{place.where}/{NAME} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")
+    text = memoryview(bytearray(size_bytes))
+    place.read(NAME, 0, text)
+    return bytes(text)
