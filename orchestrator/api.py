@@ -146,7 +146,7 @@ class Orchestrator:
 
 
 class Checkpoints:
-    """Checkpoints in the pools' storage. A reference is POOL:PATH."""
+    """Checkpoints in the pools' storage. A reference is POOL:PATH; `progress` gets bytes done and bytes in all."""
 
     def __init__(self, client: http.Client):
         self._client = client
@@ -155,18 +155,36 @@ class Checkpoints:
         return Rows(self._client.checkpoints(pool, prefix), show_checkpoints.checkpoints)
 
     def show(self, ref: str) -> Facts:
-        return Facts(self._client.checkpoint_show(ref), show_checkpoints.report)
+        return Facts(self._client.checkpoint_show(ref), show_checkpoints.shown)
 
     def verify(self, ref: str) -> Facts:
         """Read every byte and compare with the manifest's hashes."""
-        return Facts(self._client.checkpoint_verify(ref), show_checkpoints.report)
+        return Facts(self._client.checkpoint_verify(ref), show_checkpoints.verified)
 
-    def plan(self, ref: str, to_kind: str) -> Facts:
-        """What a device of another kind would keep, convert or refuse."""
-        return Facts(self._client.checkpoint_plan(ref, to_kind), show_checkpoints.report)
+    def plan(self, ref: str, to_kind: str, count: int = 1) -> Facts:
+        """What devices of another kind would keep, convert or refuse, and whether it fits."""
+        return Facts(self._client.checkpoint_plan(ref, to_kind, count), show_checkpoints.planned)
 
     def copy(
-        self, source: str, target: str, to_kind: str = "", progress: Callable[[int, int], None] | None = None
+        self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: http.Bytes | None = None
     ) -> Facts:
-        """Copy into a folder of another pool and verify there. `progress` gets bytes done and in all."""
-        return Facts(self._client.checkpoint_copy(source, target, to_kind, progress), show_checkpoints.report)
+        """Copy into a folder of another pool or an object store and verify there; converted first for `to_kind`."""
+        order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
+        return Facts(self._client.checkpoint_copy(order, progress), show_checkpoints.copied)
+
+    def diff(self, a: str, b: str, progress: http.Bytes | None = None) -> Facts:
+        """What differs, tensor by tensor."""
+        told = self._client.checkpoint_tool("diff", {"a": a, "b": b}, progress)
+        return Facts(told, show_checkpoints.differences)
+
+    def convert(
+        self, source: str, target: str, to_kind: str, on_lossy: str = "error", progress: http.Bytes | None = None
+    ) -> Facts:
+        """Write a copy in the dtypes that a kind computes with, into a folder of the same pool."""
+        arguments = {"source": source, "root": target, "to_kind": to_kind, "on_lossy": on_lossy}
+        return Facts(self._client.checkpoint_tool("convert", arguments, progress), show_checkpoints.conversion)
+
+    def prune(self, root: str, keep: int, dry_run: bool = False) -> Facts:
+        """Delete older checkpoints of a folder that newer, verified ones make superfluous."""
+        told = self._client.checkpoint_tool("prune", {"root": root, "keep": keep, "dry_run": dry_run})
+        return Facts(told, show_checkpoints.pruned)

@@ -1,11 +1,11 @@
-"""Checkpoints between pools: found, checked and copied by the agents that see them; nothing is read here.
+"""Checkpoints between pools: found, checked and moved by the agents that see them; nothing is read here.
 
 A reference is `POOL:PATH`, the path relative to the pool's storage: a step folder, or a folder of steps (then its
-newest).
+newest). Where a tool takes a place, that may be the URI of an object store, too.
 """
 
-import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +17,13 @@ from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, near
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
 
-PIECE_BYTES = 4 << 20
+CHUNK_BYTES = 8 << 20
+"""As manifests have them; each fits one call."""
+IN_FLIGHT = 4
+"""Chunks on their way at once: so much memory a copy takes, in both nodes together."""
 MANIFEST = "MANIFEST.json"
 VERIFY_S = 3600.0
+TOOL_NEWS_S = 2.0
 Progress = Callable[[int, int], None]
 
 
@@ -77,7 +81,7 @@ class Checkpoints:
         }
 
     def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
-        """What a device of `kind` would keep, convert or refuse."""
+        """What `count` devices of `kind` would keep, convert or refuse, and whether it fits."""
         node, reference = self._locate(ref)
         planned: dict[str, Any] = self._agents.call(node, "plan_checkpoint", reference.path, kind, count)
         return planned
@@ -90,64 +94,118 @@ class Checkpoints:
         told = self._agents.call(reader, "describe_checkpoint", path, folder.pool)
         return {"pool": folder.pool, "path": path, "step": told["step"]}
 
-    def copy(self, source: str, target: str, to_kind: str = "", progress: Progress | None = None) -> "dict[str, Any]":
-        """Copy one checkpoint into a folder of another pool and verify it there before it becomes visible."""
+    def copy(self, source: str, target: str, progress: Progress | None = None) -> "dict[str, Any]":
+        """Copy one checkpoint into a folder of another pool. Only chunks that are missing there travel."""
         started = time.monotonic()
         reader, found = self._locate(source, "source")
         wanted = parse(target, "target")
         writer = self._node_of(wanted.pool, "target")
-        final = f"{wanted.path}/{PurePosixPath(found.path).name}"
-        moved = self.move((reader, found), writer, final, progress)
-        kind = to_kind or self._kind_of(writer)
-        return {
-            "source": str(found),
-            "target": str(Reference(wanted.pool, final)),
-            "step": self._agents.call(writer, "describe_checkpoint", final, wanted.pool)["step"],
-            **moved,
-            "seconds": time.monotonic() - started,
-            "to_kind": kind,
-            "plan": self.plan(str(Reference(wanted.pool, final)), kind),
-        }
+        moved = self.move((reader, found), writer, f"{wanted.path}/{PurePosixPath(found.path).name}", progress)
+        name = PurePosixPath(found.path).name
+        path = f"{wanted.pool}:{wanted.path}/{name}"
+        return {"source": str(found), "target": path, **moved, "seconds": time.monotonic() - started}
 
     def move(
         self, source: tuple[str, Reference], writer: str, final: str, progress: Progress | None = None
     ) -> "dict[str, Any]":
-        """Bytes from agent to agent in bounded pieces; the server holds none. The manifest goes last, the rename
-        commits.
-        """
-        if self._agents.call(writer, "has_checkpoint", final):
-            self._agents.call(writer, "verify_checkpoint", final, timeout_s=VERIFY_S)
-            return {"files": 0, "bytes": 0, "already_there": True, "verified": True}
-        aside = str(PurePosixPath(final).with_name(f".incoming-{secrets.token_hex(4)}"))
+        """From agent to agent, a few chunks at a time; the server holds none. What arrived stays when this is cut."""
         reader, found = source
-        files = sorted(
-            self._agents.call(reader, "list_files", found.path, found.pool), key=lambda f: f["path"] == MANIFEST
-        )
-        total, done = sum(f["bytes"] for f in files), 0
+        folder, name = str(PurePosixPath(final).parent), PurePosixPath(final).name
+        text = self._text(reader, found)
+        begun = self._agents.call(writer, "begin_checkpoint", folder, name, text, timeout_s=VERIFY_S)
+        told = {key: begun[key] for key in ("step", "files", "bytes")} | {"verified": True}
+        if begun["arrived"]:
+            return told | {"travelled_bytes": 0, "already_there": True}
         try:
-            for file in files:
-                for offset in range(0, max(file["bytes"], 1), PIECE_BYTES):
-                    piece = Reference(found.pool, f"{found.path}/{file['path']}")
-                    done += self._piece((reader, piece), writer, f"{aside}/{file['path']}", offset)
-                    if progress:
-                        progress(done, total)
-            self._agents.call(writer, "verify_checkpoint", aside, timeout_s=VERIFY_S)
-            self._agents.call(writer, "commit_folder", aside, final)
+            travelled = self._send((reader, found), writer, (folder, name), begun, progress)
+            self._agents.call(writer, "commit_checkpoint", folder, name, timeout_s=VERIFY_S)
         except BaseException:
             with suppress(PolyfleetError):  # the first error is the one to tell
-                self._agents.call(writer, "discard_folder", aside)
+                self._agents.call(writer, "leave_checkpoint", folder, name)
             raise
-        return {"files": len(files), "bytes": total, "already_there": False, "verified": True}
+        return told | {"travelled_bytes": travelled, "already_there": False}
 
-    def _piece(self, source: tuple[str, Reference], writer: str, to: str, offset: int) -> int:
+    def _text(self, reader: str, found: Reference) -> bytes:
+        """The manifest, in pieces of what one call carries."""
+        pieces: list[bytes] = []
+        path = f"{found.path}/{MANIFEST}"
+        while not pieces or len(pieces[-1]) == CHUNK_BYTES:
+            at = len(pieces) * CHUNK_BYTES
+            pieces.append(self._agents.call(reader, "read_file", path, at, CHUNK_BYTES, found.pool))
+        return b"".join(pieces)
+
+    def _send(
+        self,
+        source: tuple[str, Reference],
+        writer: str,
+        to: tuple[str, str],
+        begun: "dict[str, Any]",
+        progress: Progress | None,
+    ) -> int:
+        """Bytes that travelled. They go through Ray's object store, from one node straight to the other."""
         from orchestrator.runtime.agents import answer
 
-        reader, file = source
-        data = self._agents[reader].actor.read_file.remote(file.path, offset, PIECE_BYTES, file.pool)
-        written: int = answer(
-            self._agents[writer].actor.write_file.remote(to, offset, data), f"node {writer}: write_file", 120
-        )
-        return written
+        reader, found = source
+        pending: deque[Any] = deque()
+        travelled, total = 0, begun["bytes"]
+        here = max(total - len(begun["missing"]) * CHUNK_BYTES, 0)
+
+        def settle() -> None:
+            nonlocal travelled
+            travelled += answer(pending.popleft(), f"node {writer}: write_chunk", 120)
+            if progress:
+                progress(min(here + travelled, total), total)
+
+        for file, index in begun["missing"]:
+            data = self._agents[reader].actor.read_file.remote(
+                f"{found.path}/{file}", index * CHUNK_BYTES, CHUNK_BYTES, found.pool
+            )
+            pending.append(self._agents[writer].actor.write_chunk.remote(*to, file, index, data))
+            if len(pending) >= IN_FLIGHT:
+                settle()
+        while pending:
+            settle()
+        return travelled
+
+    def tool(
+        self, verb: str, places: "dict[str, tuple[str, bool]]", options: "dict[str, Any]", progress: Progress
+    ) -> Any:
+        """Run a tool (workers.checkpoint.tools) on a node that reaches its places: {argument: (reference, written?)}.
+
+        A place that is written decides on the node; the others must be readable there.
+        """
+        arguments: dict[str, Any] = dict(options)
+        pools: list[str] = []
+        for name, (text, written) in places.items():
+            if "://" in text:
+                arguments[name] = {"uri": text}
+                continue
+            reference = parse(text, name)
+            path = reference.path if written else self._locate_for(verb, name, text)
+            arguments[name] = {"pool": reference.pool, "path": path, "write": written}
+            pools.insert(0 if written else len(pools), reference.pool)
+        if not pools:
+            raise SpecError("places", "none of them lies in a pool", "run it on paths of this machine, without a fleet")
+        return self._watched(self._node_of(pools[0]), verb, arguments, progress)
+
+    def _locate_for(self, verb: str, name: str, text: str) -> str:
+        """Tools read one checkpoint, except those that read a folder of them, or files of others."""
+        whole = (verb, name) in (("prune", "root"), ("import", "source"))
+        return parse(text, name).path if whole else self._locate(text, name)[1].path
+
+    def _watched(self, node: str, verb: str, arguments: "dict[str, Any]", progress: Progress) -> Any:
+        number, seen = self._agents.call(node, "start_tool", verb, arguments), 0
+        try:
+            while True:
+                news = self._agents.call(node, "tool_news", number, seen, TOOL_NEWS_S, timeout_s=TOOL_NEWS_S + 30)
+                if news["result"] is not None:
+                    return news["result"]
+                seen = news["seen"]
+                progress(*(news["progress"] or (0, 0)))
+        except BaseException:
+            with suppress(PolyfleetError):
+                self._agents.call(node, "stop_tool", number)
+            raise
 
     def _locate(self, ref: str, field: str = "checkpoint") -> tuple[str, Reference]:
         """The node that serves the reference's pool, and the reference with a step folder for its path."""
@@ -169,7 +227,3 @@ class Checkpoints:
                 f"no node of pool {pool!r} is up to reach its storage", "`polyfleet up` restarts lost nodes"
             )
         raise SpecError(field, f"no pool {pool!r}", nearest(pool, known))
-
-    def _kind_of(self, node: str) -> str:
-        facts = self._agents[node].facts
-        return facts.devices[0].kind if facts and facts.devices else "cpu"

@@ -18,6 +18,8 @@ from orchestrator.transport import PATIENT, BrokenConnection, Transport, Unreach
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
+Bytes = Callable[[int, int], None]
+"""Told bytes done and bytes in all."""
 POLL_S = (0.05, 1.0)
 RECONNECT_S = 30.0
 RECONNECT_EVERY_S = 0.2
@@ -210,21 +212,25 @@ class Client(Transport):
     def checkpoint_show(self, ref: str) -> Data:
         return self.get("/v1/checkpoints/show", ref=ref)
 
-    def checkpoint_plan(self, ref: str, to_kind: str) -> Data:
-        return self.get("/v1/checkpoints/plan", ref=ref, to_kind=to_kind)
+    def checkpoint_plan(self, ref: str, to_kind: str, count: int = 1) -> Data:
+        return self.get("/v1/checkpoints/plan", ref=ref, to_kind=to_kind, count=count)
 
     def checkpoint_verify(self, ref: str) -> Data:
         return self.post("/v1/checkpoints/verify", {"ref": ref}, timeout=PATIENT)
 
-    def checkpoint_copy(
-        self, source: str, target: str, to_kind: str = "", progress: Callable[[int, int], None] | None = None
-    ) -> Data:
-        """The report. `progress` gets bytes done and bytes in all."""
-        order = {"source": source, "target": target, "to_kind": to_kind}
-        for name, data in self.events("POST", "/v1/checkpoints/copy", json=order):
+    def checkpoint_copy(self, order: Data, progress: Bytes | None = None) -> Data:
+        """The report of a copy; `order` is a CopyOrder. `progress` gets bytes done and bytes in all."""
+        return self._told("/v1/checkpoints/copy", order, progress)
+
+    def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None) -> Data:
+        """The result of a tool on a node."""
+        return self._told(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress)
+
+    def _told(self, path: str, order: Data, progress: Bytes | None) -> Data:
+        for name, data in self.events("POST", path, json=order):
             if name == "report":
                 report: Data = data
                 return report
             if progress and name == "progress":
                 progress(data["done_bytes"], data["total_bytes"])
-        raise FleetError("the server ended during the copy", "copy again: an unfinished copy is never visible")
+        raise FleetError("the server ended meanwhile", "ask again: what is unfinished is never visible")

@@ -13,6 +13,7 @@ from typing import Any
 from cluster import fleet_record
 from cluster.errors import FleetError, SpecError
 from cluster.plain import to_plain
+from orchestrator import checkpoint_moves
 from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.explain import Explanation, explain, never
@@ -244,14 +245,19 @@ class Service:
         self._settle()
         return self._checkpoints.show(ref)
 
-    def checkpoint_plan(self, ref: str, to_kind: str) -> dict[str, Any]:
+    def checkpoint_plan(self, ref: str, to_kind: str, count: int = 1) -> dict[str, Any]:
         self._settle()
-        return self._checkpoints.plan(ref, to_kind)
+        return self._checkpoints.plan(ref, to_kind, count)
 
     def checkpoint_verify(self, ref: str) -> dict[str, Any]:
         self._settle()
         return self._checkpoints.verify(ref)
 
-    def checkpoint_copy(self, source: str, target: str, to_kind: str, progress: Progress | None) -> dict[str, Any]:
+    def checkpoint_copy(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """`order` has source, target, to_kind, convert_at and on_lossy."""
         self._settle()
-        return self._checkpoints.copy(source, target, to_kind, progress)
+        return checkpoint_moves.copy(self._checkpoints, checkpoint_moves.Move(**order), progress)
+
+    def checkpoint_tool(self, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
+        self._settle()
+        return checkpoint_moves.run(self._checkpoints, verb, arguments, progress)

@@ -23,6 +23,7 @@ OF_WORKERS = (
     "workers.selection.ranking",
     "workers.checkpoint.format.manifest",
     "workers.checkpoint.inspect",
+    "workers.checkpoint.tools",
 )
 AGENT_FROM = "orchestrator/runtime/"
 TORCH_FROM = tuple(
@@ -42,6 +43,8 @@ VENDORS = {
     "torch_neuronx": ("neuron",),
     "intel_extension_for_pytorch": ("intel", "cpu"),
 }
+# The one reader of strangers' pickles: it imports nothing they name and calls nothing, and a test of its own says so.
+READS_PICKLES_AS_DATA = "workers/checkpoint/exchange/symbols.py"
 UNSAFE_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {
     "eval",
@@ -175,7 +178,7 @@ def test_nothing_runs_code_by_reading_data():
         unsafe += [
             f"{name(path)}:{line} {module}"
             for line, module, _ in imports(path)
-            if module.split(".")[0] in UNSAFE_MODULES
+            if module.split(".")[0] in UNSAFE_MODULES and name(path) != READS_PICKLES_AS_DATA
         ]
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and (called := full_name(node.func, path)) in UNSAFE_CALLS:

@@ -17,10 +17,12 @@ from cluster.plain import from_plain, to_plain
 from workers.attempt import fence
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
+from workers.checkpoint_tools import CheckpointTools
 from workers.discovery import discover
 from workers.discovery.facts import node_facts, place
 from workers.discovery.limits import cores
 from workers.discovery.machine import Machine
+from workers.incoming_checkpoints import IncomingCheckpoints
 from workers.messages import FENCE_KEY, Order
 from workers.packages import Packages
 from workers.storage import Storage
@@ -48,6 +50,8 @@ class Agent:
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")
         self._checkpoints = StoredCheckpoints(self._storage)
+        self._incoming = IncomingCheckpoints(self._storage)
+        self._tools = CheckpointTools(self._storage, self._place.pool, self._readable)
         self._discover()
         folder = self._place.node_dir / "attempts"
         self._attempts = Attempts(folder, self._place.storage, self._place.node, self._packages, self._threads)
@@ -133,9 +137,6 @@ class Agent:
         ray = _ray()
         return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
 
-    def list_files(self, folder: str, pool: str = "") -> list[dict[str, Any]]:
-        return self._readable(pool).list_files(folder)
-
     def read_file(self, path: str, offset: int, limit_bytes: int, pool: str = "") -> bytes:
         return self._readable(pool).read(path, offset, limit_bytes)
 
@@ -147,20 +148,30 @@ class Agent:
             raise NotFound(f"pool {pool!r} cannot be read from node {self._place.node}", "ask a node of that pool")
         return Storage(self._place.neighbours[pool])
 
-    def write_file(self, path: str, offset: int, data: bytes) -> int:
-        return self._storage.write(path, offset, data)
+    def begin_checkpoint(self, folder: str, name: str, manifest: bytes) -> dict[str, Any]:
+        """A checkpoint of that manifest is to arrive in `folder`: which chunks are missing here."""
+        return self._incoming.begin(folder, name, manifest)
 
-    def discard_folder(self, temporary: str) -> None:
-        self._storage.discard(temporary)
+    def write_chunk(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
+        return self._incoming.write(folder, name, file, index, data)
 
-    def commit_folder(self, temporary: str, final: str) -> None:
-        self._storage.commit(temporary, final)
+    def commit_checkpoint(self, folder: str, name: str) -> None:
+        self._incoming.commit(folder, name)
+
+    def leave_checkpoint(self, folder: str, name: str) -> None:
+        self._incoming.leave(folder, name)
+
+    def start_tool(self, verb: str, arguments: dict[str, Any]) -> str:
+        return self._tools.start(verb, arguments)
+
+    def tool_news(self, number: str, seen: int, timeout_s: float) -> dict[str, Any]:
+        return self._tools.news(number, seen, timeout_s)
+
+    def stop_tool(self, number: str) -> None:
+        self._tools.stop(number)
 
     def checkpoints(self, prefix: str) -> list[dict[str, Any]]:
         return self._checkpoints.list(prefix)
-
-    def has_checkpoint(self, path: str) -> bool:
-        return self._checkpoints.has(path)
 
     def resolve_checkpoint(self, path: str, pool: str = "") -> str:
         """A checkpoint's own path, or the newest one of a folder of checkpoints, or ""."""

@@ -19,9 +19,6 @@ class StoredCheckpoints:
             return []
         return [self._relative(row) for row in list_checkpoints(self._storage.resolve(prefix))]
 
-    def has(self, path: str) -> bool:
-        return self.step(path) == path
-
     def step(self, path: str) -> str:
         """`path` itself if it is a checkpoint, the newest sound one directly below it if there is any, else "".
 
@@ -57,7 +54,7 @@ class StoredCheckpoints:
         """What would be converted, and what cannot follow, on devices of that kind. Raises NotFound."""
         from workers.checkpoint.inspect import plan
 
-        if not self.has(path):
+        if self.step(path) != path:
             raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
         return plan(self._storage.resolve(path), kind, count)
 

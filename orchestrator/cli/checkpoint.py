@@ -1,83 +1,210 @@
-"""`polyfleet checkpoint …`: what lies in the pools' storage, and moving it between pools."""
+"""`polyfleet checkpoint …`: looking at checkpoints, converting and moving them, in pools and on this machine."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from cluster.errors import UserError
+from orchestrator.cli.output import Format, Output, emit, say
+from orchestrator.cli.places import all_local, in_the_fleet, is_local, on_this_machine, working
 
-app = typer.Typer(
-    help="Checkpoints of pools: list, show, verify, copy, plan.", no_args_is_help=True, rich_markup_mode=None
-)
-Ref = Annotated[str, typer.Argument(help="POOL:PATH, the path within the pool's storage.", metavar="POOL:PATH")]
-Kind = Annotated[
-    str, typer.Option("--to", help="Kind to check against, e.g. tpu:v5e; by default that of the target pool.")
-]
+app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_args_is_help=True, rich_markup_mode=None)
+PLACE = "POOL:PATH|PATH|URI"
+Place = Annotated[str, typer.Argument(help="A checkpoint, or a folder of them: then its newest.", metavar=PLACE)]
+Root = Annotated[str, typer.Argument(help="The folder that holds the step-… folders.", metavar="POOL:PATH|PATH")]
+REFUSED, DIFFERENT = 1, 1
+
+
+def _run(verb: str, places: dict[str, str], what: str = "", **options: Any) -> Any:
+    run = on_this_machine if all_local(*places.values()) else in_the_fleet
+    return run(verb, {**places, **options}, what)
 
 
 @app.command("list")
 def list_(
-    prefix: Annotated[str, typer.Argument(help="Only below this path.")] = "",
+    prefix: Annotated[str, typer.Argument(help="Only below this path of the pools, or a folder here.")] = "",
     pool: Annotated[str, typer.Option(help="Only of this pool.")] = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Checkpoints of one pool, or of all."""
+    """Checkpoints of one pool, of all, or of a folder of this machine (a path with a slash or dot first)."""
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import checkpoints
 
-    with connect(progress=say) as client:
-        emit(client.checkpoints(pool, prefix), output, checkpoints)
+    if prefix.startswith(("/", "./", "../", "~")) or prefix in (".", ".."):
+        rows = on_this_machine("list", {"root": prefix})
+    else:
+        with connect(progress=say) as client:
+            rows = client.checkpoints(pool, prefix)
+    emit(rows, output, checkpoints)
 
 
 @app.command()
-def show(ref: Ref, output: Output = Format.TABLE) -> None:
+def show(ref: Place, output: Output = Format.TABLE) -> None:
     """What a checkpoint holds: producer, step, tensors, bytes."""
     from orchestrator.client import connect
-    from orchestrator.show.checkpoints import report
+    from orchestrator.show.checkpoints import shown
 
-    with connect(progress=say) as client:
-        emit(client.checkpoint_show(ref), output, report)
+    if is_local(ref):
+        answer = on_this_machine("show", {"path": ref})
+    else:
+        with connect(progress=say) as client:
+            answer = client.checkpoint_show(ref)
+    emit(answer, output, shown)
 
 
 @app.command()
-def verify(ref: Ref, output: Output = Format.TABLE) -> None:
-    """Read every byte and compare with the manifest's hashes."""
-    from orchestrator.client import connect
-    from orchestrator.show.checkpoints import report
+def verify(ref: Place, output: Output = Format.TABLE) -> None:
+    """Read every byte and compare it with the manifest's hashes. Exit code 2 when one differs."""
+    from orchestrator.show.checkpoints import verified
 
-    with connect(progress=say) as client, waiting(f"verifying {ref}"):
-        answer = client.checkpoint_verify(ref)
-    emit(answer, output, report)
+    answer = _run("verify", {"place": ref}, f"verifying {ref}")
+    emit(answer, output, verified)
+    if not answer["ok"]:
+        raise typer.Exit(UserError.exit_code)
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A")],
+    b: Annotated[str, typer.Argument(metavar="B")],
+    output: Output = Format.TABLE,
+) -> None:
+    """What differs, tensor by tensor: how many values, by how much, in units in the last place. Exit code 1 if any."""
+    from orchestrator.show.checkpoints import differences
+
+    answer = _run("diff", {"a": a, "b": b}, "comparing")
+    emit(answer, output, differences)
+    if not answer["same"]:
+        raise typer.Exit(DIFFERENT)
 
 
 @app.command()
 def plan(
-    ref: Ref,
+    ref: Place,
     to: Annotated[str, typer.Option("--to", help="Kind to move to, e.g. tpu:v5e.")],
+    count: Annotated[int, typer.Option(help="How many of them.", min=1)] = 1,
     output: Output = Format.TABLE,
 ) -> None:
-    """What a device of another kind would keep, convert or refuse."""
+    """What devices of another kind would keep, convert or refuse, and whether it fits. Exit code 1 where it cannot."""
     from orchestrator.client import connect
-    from orchestrator.show.checkpoints import report
+    from orchestrator.show.checkpoints import planned
 
-    with connect(progress=say) as client:
-        emit(client.checkpoint_plan(ref, to), output, report)
+    if is_local(ref):
+        answer = on_this_machine("plan", {"path": ref, "to": to, "count": count})
+    else:
+        with connect(progress=say) as client:
+            answer = client.checkpoint_plan(ref, to, count)
+    emit(answer, output, planned)
+    if not answer["ok"]:
+        raise typer.Exit(REFUSED)
+
+
+@app.command()
+def convert(
+    source: Place,
+    target: Annotated[str, typer.Argument(help="The folder to write into.", metavar="POOL:FOLDER|FOLDER")],
+    to_kind: Annotated[str, typer.Option(help="Make it what this kind computes with, e.g. tpu:v5e.")] = "",
+    dtype: Annotated[list[str] | None, typer.Option(help="FROM=TO, or NAME*=TO. Repeat for more.")] = None,
+    on_lossy: Annotated[str, typer.Option(help="error or allow, where values would change.")] = "error",
+    output: Output = Format.TABLE,
+) -> None:
+    """Write a copy in other dtypes, and report what that changed."""
+    from orchestrator.show.checkpoints import conversion
+
+    if not to_kind and not dtype:
+        raise UserError("nothing says what to convert to", "give --to-kind or --dtype")
+    options = {"to_kind": to_kind or None, "dtype": _mapping(dtype or []) or None, "on_lossy": on_lossy}
+    answer = _run("convert", {"source": source, "root": target}, f"converting {source}", **options)
+    emit(answer, output, conversion)
+
+
+def _mapping(pairs: list[str]) -> dict[str, str]:
+    split = (pair.partition("=") for pair in pairs)
+    mapping = {source: target for source, _, target in split}
+    if bad := [key for key, value in mapping.items() if not key or not value]:
+        raise UserError(f"--dtype {bad[0]!r} is no pair", "write FROM=TO, such as float32=bfloat16")
+    return mapping
 
 
 @app.command()
 def copy(
-    source: Ref,
-    target: Annotated[str, typer.Argument(help="POOL:FOLDER to copy into.", metavar="POOL:FOLDER")],
-    to: Kind = "",
+    source: Place,
+    target: Annotated[str, typer.Argument(help="The folder to copy into.", metavar="POOL:FOLDER|FOLDER|URI")],
+    to_kind: Annotated[str, typer.Option(help="Convert it for this kind on the way, e.g. tpu:v5e.")] = "",
+    convert_at: Annotated[str, typer.Option(help="source or target: on a node of which pool.")] = "source",
+    on_lossy: Annotated[str, typer.Option(help="error or allow, where a conversion would change values.")] = "error",
     output: Output = Format.TABLE,
 ) -> None:
-    """Copy a checkpoint to another pool and verify it there; it appears whole or not at all."""
+    """Copy a checkpoint and verify it there. Only missing chunks travel; cut off, it goes on where it was."""
     from orchestrator.client import connect
-    from orchestrator.show.checkpoints import report
-    from orchestrator.show.units import size
+    from orchestrator.show.checkpoints import copied
 
-    with connect(progress=say) as client, waiting(f"copying {source}") as update:
-        answer = client.checkpoint_copy(
-            source, target, to, lambda done, total: update(f"copying {source}: {size(done)} of {size(total)}")
-        )
-    emit(answer, output, report)
+    what = f"copying {source}"
+    if all_local(source, target):
+        if to_kind:
+            raise UserError("a copy on this machine does not convert", "use `polyfleet checkpoint convert`")
+        answer = {"source": source, **on_this_machine("copy", {"source": source, "target": target}, what)}
+    else:
+        order = {"source": source, "target": target, "to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
+        with connect(progress=say) as client, working(what) as progress:
+            answer = client.checkpoint_copy(order, progress)
+    emit(answer, output, copied)
+
+
+@app.command()
+def prune(
+    root: Root,
+    keep: Annotated[int, typer.Option(help="How many of the newest sound ones stay.", min=1)],
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Delete older checkpoints. The newest that verifies counts first; pinned and damaged newer ones stay."""
+    from orchestrator.show.checkpoints import pruned
+
+    emit(_run("prune", {"root": root}, keep=keep, dry_run=dry_run), output, pruned)
+
+
+@app.command()
+def pin(
+    ref: Place,
+    remove: Annotated[bool, typer.Option(help="Take the pin away.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Keep a checkpoint for good: neither `keep` nor `prune` deletes it."""
+    from orchestrator.show.grid import facts
+
+    emit(_run("pin", {"path": ref}, remove=remove), output, facts)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="A file or folder of another format.", metavar="POOL:PATH|PATH")],
+    target: Annotated[
+        str, typer.Argument(help="Folder of checkpoints to import into; none: safetensors stay where they are.")
+    ] = "",
+    format: Annotated[str, typer.Option(help="safetensors, torch, dcp or accelerate; recognised by default.")] = "",  # noqa: A002
+    step: Annotated[int | None, typer.Option(help="The step it counts as.", min=0)] = None,
+    drop: Annotated[bool, typer.Option(help="Leave out objects that are no plain values.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP or Accelerate. Nothing in it is run."""
+    from orchestrator.show.checkpoints import imported
+
+    places = {"source": source} | ({"root": target} if target else {})
+    answer = _run("import", places, f"importing {source}", format=format or None, step=step, drop=drop or None)
+    emit(answer, output, imported)
+
+
+@app.command()
+def export(
+    source: Place,
+    target: Annotated[str, typer.Argument(help="What to write; it must not exist.", metavar="POOL:PATH|PATH")],
+    format: Annotated[str, typer.Option(help="safetensors, torch, dcp or accelerate.")] = "safetensors",  # noqa: A002
+    entry: Annotated[str, typer.Option(help="Which module, where there are several.")] = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Write a checkpoint as other tools have them."""
+    from orchestrator.show.checkpoints import exported
+
+    places = {"source": source, "target": target}
+    emit(_run("export", places, f"exporting {source}", format=format, entry=entry or None), output, exported)

@@ -1,11 +1,11 @@
-"""What moves bytes: a package into the home, and a checkpoint between pools with its progress."""
+"""What takes long: a package into the home, and work on checkpoints with its progress."""
 
 import asyncio
 import hashlib
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,20 @@ async def _store(request: Request, part: Any) -> str:
     return digest.hexdigest()
 
 
-async def copy_events(
-    request: Request, source: str, target: str, to_kind: str
-) -> AsyncIterator[tuple[str, Any] | None]:
-    """One checkpoint copy in a thread, told as events: `progress` now and then, at last `report`. Raises its error."""
+Progress = Callable[[int, int], None]
+Work = Callable[[Facade, Progress], Any]
+
+
+async def told_events(request: Request, work: Work) -> AsyncIterator[tuple[str, Any] | None]:
+    """Long work in a thread, told as events: `progress` now and then, at last `report`. Raises its error."""
     service: Facade = request.app.state.service
     loop, told, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), threading.Event()
     last_s = 0.0
 
     def tell(done: int, total: int) -> None:
         nonlocal last_s
-        if gone.is_set():  # raising into the service is how a copy nobody waits for is stopped
-            raise FleetError("the client went away, the copy was stopped", "copy again")
+        if gone.is_set():  # raising into the service is how work nobody waits for is stopped
+            raise FleetError("the client went away, the work was stopped", "ask again")
         if done >= total or time.monotonic() - last_s >= PROGRESS_EVERY_S:
             last_s = time.monotonic()
             loop.call_soon_threadsafe(told.put_nowait, ("progress", {"done_bytes": done, "total_bytes": total}))
@@ -76,7 +78,7 @@ async def copy_events(
     def run() -> None:
         item: tuple[str, Any]
         try:
-            item = ("report", service.checkpoint_copy(source, target, to_kind, tell))
+            item = ("report", work(service, tell))
         except Exception as e:
             item = ("raised", e)
         loop.call_soon_threadsafe(told.put_nowait, item)

@@ -23,22 +23,13 @@ def checkpoints(rows: list[Data]) -> Grid:
 def _listed(c: Data) -> tuple[Any, ...]:
     problem = c.get("problem", "")
     saved_bytes = "" if problem else size(c["bytes"])
-    return (f"{c['pool']}:{c['path']}", c["step"], saved_bytes, c["producer"]["kind"], c["created"], problem)
+    return (_place(c), c["step"], saved_bytes, c["producer"]["kind"], c["created"], problem)
 
 
-def report(data: Data) -> Stack:
-    """Of a copy, a verification, a plan or the checkpoint itself: each is told by what only it has."""
-    if "plan" in data:
-        return _copied(data)
-    if "chunks" in data:
-        return _verified(data)
-    return _planned(data) if "target" in data else _shown(data)
-
-
-def _shown(data: Data) -> Stack:
+def shown(data: Data) -> Stack:
     producer = {name: value for name, value in data["producer"].items() if value not in (None, "")}
     head = {
-        "checkpoint": f"{data['pool']}:{data['path']}",
+        "checkpoint": _place(data),
         "step": data["step"],
         "saved": data["created"],
         "size": size(data["bytes"]),
@@ -53,6 +44,10 @@ def _shown(data: Data) -> Stack:
     return Stack((facts(head), "", grid(("DTYPE", "TENSORS", "BYTES"), rows, empty="no tensors")))
 
 
+def _place(data: Data) -> str:
+    return f"{data['pool']}:{data['path']}" if "pool" in data else str(data["path"])
+
+
 def _entry(name: str, entry: Data) -> str:
     words = " ".join(filter(None, (entry["kind"], entry["type"])))
     return name if words in ("", name) else f"{name} ({words})"
@@ -62,9 +57,9 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _verified(data: Data) -> Stack:
+def verified(data: Data) -> Stack:
     head = {
-        "checkpoint": f"{data['pool']}:{data['path']}",
+        "checkpoint": _place(data),
         "step": data["step"],
         "sound": data["ok"],
         "read": f"{size(data['bytes'])} in {_counted(data['chunks'], 'chunk')}",
@@ -72,37 +67,115 @@ def _verified(data: Data) -> Stack:
     return Stack((facts(head), *(visible(problem) for problem in data["problems"])))
 
 
-def _planned(data: Data) -> Stack:
+def planned(data: Data) -> Stack:
+    memory, reshard, read = data["memory"], data["reshard"], data["read"]
     head = {
         "step": data["step"],
         "size": size(data["bytes"]),
         "saved on": data["source"]["kind"] or data["source"]["backend"],
         "moves to": f"{data['target']['count']} × {data['target']['kind']}",
+        "memory": _memory(memory),
+        "shards": f"{_counted(reshard['from'], 'rank')} to {reshard['to']}; {reshard['tensors_cut']} tensors are cut",
+        "to read": f"about {duration(read['estimated_s'])}, measured on {size(read['sample_bytes'])}",
         "can move": data["ok"],
     }
-    return Stack((facts(head), *_what_follows(data)))
+    columns = ("DTYPE", "TENSORS", "BYTES", "ACTION", "TO", "MAY LOSE", "REASON")
+    rows = (
+        (d["dtype"], d["tensors"], size(d["bytes"]), d["action"], d["to"], d["may_lose"], d["reason"])
+        for d in data["dtypes"]
+    )
+    left = [visible(sentence) for sentence in data["cannot_follow"]]
+    return Stack((facts(head), "", grid(columns, rows, empty="no tensors"), *(["", *left] if left else [])))
 
 
-def _copied(data: Data) -> Stack:
+def _memory(memory: Data) -> str:
+    needed = size(memory["needed_bytes"])
+    if memory["device_bytes"] is None:
+        return f"{needed} needed; nothing is written about these devices"
+    words = {"replicated": "each holds all", "sharded": "fits when sharded", "no": "does not fit"}
+    return f"{needed} needed, {size(memory['device_bytes'])} per device: {words[memory['fits']]}"
+
+
+def copied(data: Data) -> Stack:
     head = {
         "source": data["source"],
         "target": data["target"],
         "step": data["step"],
         "copied": "nothing, it was there already"
         if data["already_there"]
-        else f"{size(data['bytes'])} in {_counted(data['files'], 'file')}, {duration(data['seconds'])}",
+        else f"{size(data['travelled_bytes'])} of {size(data['bytes'])} travelled, {duration(data['seconds'])}",
         "verified": data["verified"],
-        "for kind": data["to_kind"],
     }
-    return Stack((facts(head), *_what_follows(data["plan"])))
+    return Stack((facts(head), *(("", conversion(data["conversion"])) if "conversion" in data else ())))
 
 
-def _what_follows(plan: Data) -> tuple[Grid | str, ...]:
-    """Its dtypes on the target, then the random streams that cannot go on there."""
-    columns = ("DTYPE", "TENSORS", "BYTES", "ACTION", "TO", "MAY LOSE", "REASON")
+def conversion(data: Data) -> Stack:
+    """What was converted, and what that changed."""
+    head = {
+        "checkpoint": data["path"],
+        "step": data["step"],
+        "size": size(data["bytes"]),
+        "kept": f"{data['kept']} tensors as they were",
+        "converted": f"{len(data['converted'])} tensors, {data['lossy']} with other values",
+    }
+    columns = ("TENSOR", "FROM", "TO", "CHANGED", "MAX ABS", "MAX REL", "NEW INF", "NEW NAN")
     rows = (
-        (d["dtype"], d["tensors"], size(d["bytes"]), d["action"], d["to"], d["may_lose"], d["reason"])
-        for d in plan["dtypes"]
+        (name, t["stored_dtype"], t["dtype"], c["values_changed"], f"{c['max_abs_error']:.3g}",
+         f"{c['max_rel_error']:.3g}", c["new_inf"], c["new_nan"])
+        for name, t in data["converted"].items()
+        for c in (t["change"],)
+    )  # fmt: skip
+    notes = [visible(note) for note in data["notes"]]
+    return Stack((facts(head), "", grid(columns, rows, empty="nothing had to be converted"), *notes))
+
+
+def differences(data: Data) -> Stack:
+    head = {"a": data["a"], "b": data["b"], "same": data["same"], "equal": f"{data['equal']} tensors, bit for bit"}
+    columns = ("TENSOR", "DTYPE", "SHAPE", "CHANGED", "MAX ABS", "MAX REL", "ULP")
+    rows = (
+        (t["name"], _sides(t, "dtype"), _sides(t, "shape"), t.get("changed", ""), *_errors(t)) for t in data["tensors"]
     )
-    broken = [f"random numbers of {name}: {fate}" for name, fate in plan["random"].items() if fate != "continued"]
-    return ("", grid(columns, rows, empty="no tensors"), *(["", *map(visible, broken)] if broken else []))
+    other = [
+        *(f"only in a: {visible(name)}" for name in data["only_in_a"]),
+        *(f"only in b: {visible(name)}" for name in data["only_in_b"]),
+        *(f"other values: {visible(name)}" for name in data["entries"]),
+    ]
+    return Stack((facts(head), "", grid(columns, rows, empty="no tensor differs"), *other))
+
+
+def _sides(row: Data, what: str) -> str:
+    return f"{row[what]} / {row[f'{what}_b']}" if row.get(f"{what}_b", row[what]) != row[what] else str(row[what])
+
+
+def _errors(row: Data) -> tuple[Any, ...]:
+    if "max_abs" not in row:
+        return ("", "", "")
+    return (f"{row['max_abs']:.3g}", f"{row['max_rel']:.3g}", row["max_ulp"])
+
+
+def pruned(data: Data) -> Stack:
+    verb = "would go" if data["dry_run"] else "deleted"
+    head = {"folder": data["root"], "kept": len(data["kept"]), verb: len(data["deleted"]), "freed": size(data["bytes"])}
+    return Stack((facts(head), *(f"{verb}: {visible(name)}" for name in data["deleted"])))
+
+
+def imported(data: Data) -> Stack:
+    head = {
+        "checkpoint": data["path"],
+        "from": data["format"],
+        "step": data["step"],
+        "size": f"{size(data['bytes'])}, {size(data['copied_bytes'])} of it copied",
+        "holds": ", ".join(f"{name} ({kind})" for name, kind in data["entries"].items()),
+        "tensors": data["tensors"],
+    }
+    return Stack((facts(head), *map(visible, data["notes"])))
+
+
+def exported(data: Data) -> Stack:
+    head = {
+        "written": data["path"],
+        "as": data["format"],
+        "tensors": data["tensors"],
+        "files": ", ".join(data["files"]),
+    }
+    return Stack((facts(head), *map(visible, data["notes"])))

@@ -241,24 +241,29 @@ class RecordingService:
             "dtypes": {"float32": {"tensors": 2, "bytes": 8 << 20}, "uint8": {"tensors": 1, "bytes": 1 << 20}},
         }  # fmt: skip
 
-    def checkpoint_plan(self, ref, to_kind):
+    def checkpoint_plan(self, ref, to_kind, count):
         line = {"dtype": "float64", "tensors": 2, "bytes": 8 << 20, "action": "convert", "to": "float32"}
         return {
             "step": 1,
-            "source": {"backend": "cpu", "kind": "cpu"},
-            "target": {"backend": to_kind.partition(":")[0], "kind": to_kind, "count": 1},
+            "source": {"backend": "cpu", "kind": "cpu", "world": 1},
+            "target": {"backend": to_kind.partition(":")[0], "kind": to_kind, "count": count},
             "bytes": 9 << 20,
             "ok": True,
             "dtypes": [line | {"may_lose": True, "reason": "tpu has no float64", "example": "model/weight"}],
             "random": {"python": "continued", "xla": "derived: saved on cpu"},
+            "memory": {"needed_bytes": 4 << 20, "device_bytes": 16 << 30, "fits": "replicated"},
+            "reshard": {"from": 1, "mesh": [], "to": count, "tensors_cut": 0},
+            "read": {"sample_bytes": 9 << 20, "bytes_per_s": 1e9, "estimated_s": 0.01},
+            "cannot_follow": ["random numbers of xla: derived: saved on cpu"],
         }
 
     def checkpoint_verify(self, ref):
         pool, _, path = ref.partition(":")
         return {"pool": pool, "path": path, "step": 1, "ok": True, "bytes": 9 << 20, "chunks": 3, "problems": []}
 
-    def checkpoint_copy(self, source, target, to_kind, progress):
-        self._note("checkpoint_copy", source, target, to_kind)
+    def checkpoint_copy(self, order, progress):
+        source, target = order["source"], order["target"]
+        self._note("checkpoint_copy", source, target, order["to_kind"])
         if target.startswith("full:"):
             raise FleetError("no space left in pool full", "make room")
         progress(5, 10)
@@ -267,8 +272,23 @@ class RecordingService:
             progress(5, 10)
         progress(10, 10)
         report = {"source": source, "target": target, "step": 1, "files": 2, "bytes": 10, "seconds": 0.25}
-        told = {"already_there": False, "verified": True, "to_kind": to_kind}
-        return report | told | {"plan": self.checkpoint_plan(target, to_kind or "tpu:emulated")}
+        return report | {"already_there": False, "verified": True, "travelled_bytes": 8}
+
+    def checkpoint_tool(self, verb, arguments, progress):
+        self._note("checkpoint_tool", verb, arguments)
+        progress(10, 10)
+        if verb == "verify":
+            return self.checkpoint_verify(arguments["place"])
+        if verb == "pin":
+            return {"path": arguments["path"], "pinned": not arguments.get("remove", False)}
+        if verb == "prune":
+            told = {"root": arguments["root"], "kept": ["b"], "deleted": ["a"], "bytes": 10}
+            return told | {"dry_run": arguments["dry_run"]}
+        if verb == "diff":
+            row = {"name": "model/w", "dtype": "float32", "shape": [2], "changed": 1, "max_abs": 0.5, "max_rel": 0.1}
+            told = {"a": "a", "b": "b", "same": False, "equal": 3, "tensors": [row | {"max_ulp": 7}]}
+            return told | {"only_in_a": ["model/x"], "only_in_b": [], "entries": []}
+        raise NotFound(f"no tool {verb}", "none")
 
     def close(self):
         self.closed = True

@@ -89,10 +89,12 @@ def test_a_package_is_uploaded_only_when_the_server_lacks_it(client, live, tmp_p
 
 def test_a_copy_gives_progress_and_report_or_its_error(client):
     told = []
-    assert client.checkpoint_copy("cpu:a", "xla:b", progress=lambda *n: told.append(n))["target"] == "xla:b"
+    assert (
+        client.checkpoint_copy({"source": "cpu:a", "target": "xla:b"}, lambda *n: told.append(n))["target"] == "xla:b"
+    )
     assert told[-1] == (10, 10)
     with pytest.raises(FleetError, match="no space left in pool full; make room"):
-        client.checkpoint_copy("cpu:a", "full:b")
+        client.checkpoint_copy({"source": "cpu:a", "target": "full:b"})
 
 
 def test_waiting_ends_with_the_job_or_with_the_time(client, live):

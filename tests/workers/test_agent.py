@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import Conflict, NotFound, UserError
+from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.plain import from_plain
 from cluster.vocabulary import NodeFacts
 from workers.agent import Agent
@@ -165,15 +165,80 @@ def test_ports_and_address_are_of_this_machine(agent):
     assert 1024 <= agent.free_port() <= 65535
 
 
-def test_files_of_the_storage_cross_in_pieces(agent):
-    agent.write_file(".incoming-1/a", 0, b"abc")
-    agent.commit_folder(".incoming-1", "step-1")
-    assert agent.list_files("step-1", "cpu") == [{"path": "a", "bytes": 3}]
+def test_files_of_the_storage_are_read_in_pieces(agent):
+    (agent._place.storage / "step-1").mkdir()
+    (agent._place.storage / "step-1/a").write_bytes(b"abc")
     assert agent.read_file("step-1/a", 1, 10, "cpu") == b"bc"
     with pytest.raises(UserError):
         agent.read_file("../node/attempts", 0, 1, "cpu")
     with pytest.raises(NotFound, match="pool 'xla' cannot be read from node n0"):
-        agent.list_files("step-1", "xla")
+        agent.read_file("step-1/a", 0, 1, "xla")
+
+
+@pytest.fixture
+def saved(agent):
+    save = pytest.importorskip("workers.checkpoint").save
+    torch = pytest.importorskip("torch")
+    return save(agent._place.storage / "jobs/j", 3, {"t": {"w": torch.randn(3_000_000)}, "extra": {"n": 1}}).path
+
+
+def chunks(agent, path, missing):
+    for file, index in missing:
+        yield file, index, agent.read_file(f"{path}/{file}", index << 23, 1 << 23)
+
+
+def test_a_checkpoint_arrives_chunk_by_chunk_and_goes_on_where_it_was_cut(agent, saved):
+    text, path = (saved / "MANIFEST.json").read_bytes(), f"jobs/j/{saved.name}"
+    begun = agent.begin_checkpoint("moved", saved.name, text)
+    assert (begun["arrived"], len(begun["missing"]), begun["step"]) == (False, 2, 3)
+    file, index, data = next(chunks(agent, path, begun["missing"]))
+    with pytest.raises(UserError, match="chunk 1 of 2 arrived damaged"):
+        agent.write_chunk("moved", saved.name, file, index, data[:-1] + b"?")
+    assert agent.write_chunk("moved", saved.name, file, index, data) == 1 << 23
+    with pytest.raises(Conflict, match="another copy of"):
+        agent.begin_checkpoint("moved", saved.name, text)
+    agent.leave_checkpoint("moved", saved.name)
+    begun = agent.begin_checkpoint("moved", saved.name, text)
+    assert begun["missing"] == [[file, 1]]
+    for chunk in chunks(agent, path, begun["missing"]):
+        agent.write_chunk("moved", saved.name, *chunk)
+    agent.commit_checkpoint("moved", saved.name)
+    assert agent.verify_checkpoint(f"moved/{saved.name}")["ok"]
+    assert agent.begin_checkpoint("moved", saved.name, text)["arrived"]
+    with pytest.raises(NotFound, match="no copy of"):
+        agent.write_chunk("moved", saved.name, file, 0, data)
+
+
+def result(agent, number):
+    seen = 0
+    for _ in range(200):
+        news = agent.tool_news(number, seen, 1.0)
+        seen = news["seen"]
+        if news["result"] is not None:
+            return news["result"]
+    raise AssertionError("the tool did not end")
+
+
+def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, saved):
+    place = {"pool": "cpu", "path": f"jobs/j/{saved.name}", "write": False}
+    there = {"pool": "cpu", "path": "narrow", "write": True}
+    number = agent.start_tool("convert", {"source": place, "root": there, "to_kind": "tpu:v5e"})
+    told = result(agent, number)
+    assert told["path"] == f"cpu:narrow/{saved.name}"
+    with pytest.raises(NotFound, match="no such tool"):
+        agent.tool_news(number, 0, 0.1)
+    assert result(agent, agent.start_tool("verify", {"place": place}))["ok"]
+    for wrong, said in [
+        ({"pool": "xla", "path": "x", "write": False}, "cannot be read"),
+        ({"pool": "cpu", "path": "../x", "write": False}, "not a path below"),
+        ({"uri": "file:///etc"}, "not an object store"),
+        ({"uri": "/etc"}, "not an object store"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            agent.start_tool("verify", {"place": wrong})
+    number = agent.start_tool("diff", {"a": place, "b": place, "strange": 1})
+    with pytest.raises(FleetError, match="`diff` ended without an answer"):
+        result(agent, number)
 
 
 def test_checkpoints_are_found_described_and_verified_by_their_path_in_the_storage(agent):
@@ -190,8 +255,6 @@ def test_checkpoints_are_found_described_and_verified_by_their_path_in_the_stora
     assert agent.describe_checkpoint(newest)["step"] == 2
     assert agent.verify_checkpoint(newest)["ok"]
     assert agent.plan_checkpoint(newest, "tpu:emulated", 1)["ok"]
-    assert agent.has_checkpoint(newest)
-    assert not agent.has_checkpoint("jobs/j")
 
 
 def test_a_damaged_checkpoint_does_not_verify(agent):

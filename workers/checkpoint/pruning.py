@@ -1,5 +1,6 @@
 """Deleting by hand what `keep` deletes by itself: older checkpoints that a newer, verified one makes superfluous."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,25 @@ from workers.checkpoint.format.folders import newest_first
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.errors import CheckpointError
 
+CONVERTING = ".converting-"
+
 
 def pin_one(path: str | Path, *, remove: bool = False) -> dict[str, Any]:
     """Pin a checkpoint, so that nothing prunes it, or take its pin away: {"path", "pinned"}."""
     folder = checkpoint_folder(path)
     (unpin if remove else pin)(folder)
     return {"path": str(folder), "pinned": not remove}
+
+
+def discard(path: str | Path) -> dict[str, Any]:
+    """Remove a folder in which a conversion was kept until it was copied. Raises UserError for any other folder."""
+    folder = Path(path)
+    if not folder.name.startswith(CONVERTING):
+        raise UserError(f"{folder} is no folder {CONVERTING}…", "prune deletes checkpoints")
+    for one in newest_first(folder):
+        remove_checkpoint(Files(), one)
+    shutil.rmtree(folder, ignore_errors=True)
+    return {"path": str(folder)}
 
 
 def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, Any]:

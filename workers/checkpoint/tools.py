@@ -30,6 +30,7 @@ VERBS = {
     "convert": "converting:convert",
     "prune": "pruning:prune",
     "pin": "pruning:pin_one",
+    "discard": "pruning:discard",
     "copy": "transfer.copying:copy",
     "import": "exchange.importing:import_here",
     "export": "exchange.exporting:export_checkpoint",
@@ -82,7 +83,8 @@ def run_in_child(
     finally:
         child.kill()
         child.wait()
-        for stream in (child.stdin, child.stdout):
+        listener.join(1)
+        for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
 

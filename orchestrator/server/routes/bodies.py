@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -56,8 +56,14 @@ class CheckpointRef(Body):
 
 
 class CopyOrder(Body):
-    source: str = Field(description="POOL:PATH")
-    target: str = Field(description="POOL:PATH")
+    source: str = Field(description="POOL:PATH, or the URI of an object store")
+    target: str = Field(description="POOL:FOLDER, or the URI of an object store")
     to_kind: str = Field(
-        default="", description="the kind whose dtypes to check against; by default that of the target pool"
+        default="", description="convert what does not suit this kind; by default bits stay as they are"
     )
+    convert_at: Literal["source", "target"] = Field(default="source", description="on a node of which pool")
+    on_lossy: Literal["error", "allow"] = Field(default="error", description="where a conversion would change values")
+
+
+class ToolOrder(Body):
+    arguments: Spec = Field(description="by name: POOL:PATH for places, and the tool's options")

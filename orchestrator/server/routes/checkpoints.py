@@ -1,12 +1,15 @@
 """Checkpoints in the pools' storage."""
 
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 
 from orchestrator.server.answers import answer
+from orchestrator.server.facade import Facade
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import CheckpointRef, CopyOrder
+from orchestrator.server.routes.bodies import CheckpointRef, CopyOrder, ToolOrder
 from orchestrator.server.streams import events
-from orchestrator.server.transfers import copy_events
+from orchestrator.server.transfers import Progress, told_events
 
 router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
@@ -24,9 +27,9 @@ def show(ref: str, service: Service) -> Response:
 
 
 @router.get("/plan")
-def plan(ref: str, to_kind: str, service: Service) -> Response:
-    """What a device of `to_kind` would keep, convert or refuse."""
-    return answer(service.checkpoint_plan(ref, to_kind))
+def plan(ref: str, to_kind: str, service: Service, count: int = 1) -> Response:
+    """What `count` devices of `to_kind` would keep, convert or refuse, and whether it fits."""
+    return answer(service.checkpoint_plan(ref, to_kind, count))
 
 
 @router.post("/verify")
@@ -38,4 +41,16 @@ def verify(body: CheckpointRef, service: Service) -> Response:
 @router.post("/copy")
 async def copy(body: CopyOrder, request: Request) -> Response:
     """Events: `progress` {done_bytes, total_bytes}, then `report` or `error`. Closing the connection ends it."""
-    return events(request, copy_events(request, body.source, body.target, body.to_kind))
+
+    def work(service: Facade, tell: Progress) -> Any:
+        return service.checkpoint_copy(body.model_dump(), tell)
+
+    return events(request, told_events(request, work))
+
+
+@router.post("/tools/{verb}")
+async def tool(verb: str, body: ToolOrder, request: Request) -> Response:
+    """verify, diff, convert, prune, pin, import or export, on a node of the pool. Events as for a copy."""
+    return events(
+        request, told_events(request, lambda service, tell: service.checkpoint_tool(verb, body.arguments, tell))
+    )

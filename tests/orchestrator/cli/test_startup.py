@@ -87,7 +87,9 @@ def test_completion_prints_a_script_for_the_shell(polyfleet, shell):
 
 def test_the_shell_is_answered(polyfleet):
     asked = {"_POLYFLEET_COMPLETE": "complete_bash", "COMP_WORDS": "polyfleet checkpoint ", "COMP_CWORD": "2"}
-    assert polyfleet(env=asked).stdout.split() == ["list", "show", "verify", "plan", "copy"]
+    assert polyfleet(env=asked).stdout.split() == [
+        *("list", "show", "verify", "diff", "plan", "convert", "copy", "prune", "pin", "import", "export")
+    ]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bash of this system may be too old")

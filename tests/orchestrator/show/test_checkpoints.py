@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from orchestrator.show.checkpoints import checkpoints, report
+from orchestrator.show.checkpoints import checkpoints, conversion, copied, differences, planned
 
 PLAN = {
     "step": 7,
@@ -14,7 +14,10 @@ PLAN = {
         {"dtype": "float64", "tensors": 2, "bytes": 4 << 20, "action": "convert", "to": "float32", "may_lose": True,
          "reason": "no float64 there", "example": "model/weight"},
     ],
-    "random": {"python": "continued", "xla": "derived: saved on cpu"},
+    "memory": {"needed_bytes": 4 << 20, "device_bytes": 16 << 30, "fits": "sharded"},
+    "reshard": {"from": 2, "mesh": [2], "to": 1, "tensors_cut": 3},
+    "read": {"sample_bytes": 5 << 20, "bytes_per_s": 1e9, "estimated_s": 0.005},
+    "cannot_follow": ["random numbers of xla: derived: saved on cpu"],
 }  # fmt: skip
 
 
@@ -26,32 +29,54 @@ def lines(shown):
 
 
 def test_a_plan_is_a_table_of_dtypes_and_names_what_cannot_go_on():
-    assert lines(report(PLAN)) == [
-        *("step 7", "size 5.0 MiB", "saved on cpu", "moves to 1 × tpu:emulated", "can move yes", ""),
+    assert lines(planned(PLAN)) == [
+        *("step 7", "size 5.0 MiB", "saved on cpu", "moves to 1 × tpu:emulated"),
+        *("memory 4.0 MiB needed, 16.0 GiB per device: fits when sharded", "shards 2 ranks to 1; 3 tensors are cut"),
+        *("to read about 5 ms, measured on 5.0 MiB", "can move yes", ""),
         "DTYPE TENSORS BYTES ACTION TO MAY LOSE REASON",
         "float64 2 4.0 MiB convert float32 yes no float64 there",
         *("", "random numbers of xla: derived: saved on cpu"),
     ]
 
 
-def test_a_copy_tells_how_much_in_how_long_and_then_the_same_table():
-    copied = {
-        "source": "cpu:a/step-7",
-        "target": "xla:b/step-7",
-        "step": 7,
-        "files": 1,
-        "bytes": 5 << 20,
-        "seconds": 0.25,
-        "already_there": False,
-        "verified": True,
-        "to_kind": "tpu:emulated",
-        "plan": PLAN,
-    }
-    told = lines(report(copied))
-    assert told[3:6] == ["copied 5.0 MiB in 1 file, 250 ms", "verified yes", "for kind tpu:emulated"]
-    assert told[7:9] == lines(report(PLAN))[6:8]
-    again = lines(report(copied | {"already_there": True, "files": 0, "bytes": 0}))
+COPIED = {
+    "source": "cpu:a/step-7",
+    "target": "xla:b/step-7",
+    "step": 7,
+    "files": 1,
+    "bytes": 5 << 20,
+    "travelled_bytes": 1 << 20,
+    "seconds": 0.25,
+    "already_there": False,
+    "verified": True,
+}
+
+
+def test_a_copy_tells_how_much_travelled_in_how_long():
+    told = lines(copied(COPIED))
+    assert told == [
+        *("source cpu:a/step-7", "target xla:b/step-7", "step 7"),
+        *("copied 1.0 MiB of 5.0 MiB travelled, 250 ms", "verified yes"),
+    ]
+    again = lines(copied(COPIED | {"already_there": True, "travelled_bytes": 0}))
     assert again[3] == "copied nothing, it was there already"
+
+
+def test_a_conversion_tells_each_tensor_that_changed_and_by_how_much():
+    change = {"values_changed": 3, "new_inf": 1, "new_nan": 0, "max_abs_error": 0.25, "max_rel_error": 0.001}
+    row = {"stored_dtype": "float32", "dtype": "bfloat16", "bytes": 8, "device": "cpu", "change": change}
+    told = {"path": "xla:b/step-7", "step": 7, "bytes": 5 << 20, "kept": 2, "lossy": 1, "notes": ["s times 2"]}
+    seen = lines(conversion(told | {"converted": {"model/w": row}}))
+    assert seen[-2:] == ["model/w float32 bfloat16 3 0.25 0.001 1 0", "s times 2"]
+    assert "converted 1 tensors, 1 with other values" in seen
+
+
+def test_a_difference_is_one_line_per_tensor():
+    row = {"name": "w", "dtype": "float32", "shape": [2], "changed": 1, "max_abs": 0.5, "max_rel": 0.1, "max_ulp": 7}
+    other = {"name": "v", "dtype": "float32", "shape": [2], "dtype_b": "float32", "shape_b": [3]}
+    told = {"a": "x", "b": "y", "same": False, "equal": 3, "tensors": [row, other]}
+    seen = lines(differences(told | {"only_in_a": ["u"], "only_in_b": [], "entries": ["extra"]}))
+    assert seen[-4:] == [*("w float32 [2] 1 0.5 0.1 7", "v float32 [2] / [3]", "only in a: u", "other values: extra")]
 
 
 def test_a_damaged_checkpoint_is_told_in_the_list_and_only_then_there_is_such_a_column():

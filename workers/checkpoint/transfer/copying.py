@@ -25,8 +25,8 @@ def copy(
 ) -> dict[str, Any]:
     """Copy checkpoint `source` (of a folder of some: the newest) into the folder `target`; either is a path or a URI.
 
-    {"path", "step", "files", "bytes", "travelled_bytes", "already_there", "verified", "seconds"}: `travelled_bytes` are
-    those that were not at the target yet. Each chunk is checked as it arrives and again where it lies. Raises
+    {"target", "step", "files", "bytes", "travelled_bytes", "already_there", "verified", "seconds"}; what has travelled
+    was not at the target yet. Each chunk is checked as it arrives and again where it lies. Raises
     CheckpointError (DamagedCheckpoint: source or target), NotFound, Conflict; what has arrived stays for the next try.
     """
     started_s = time.perf_counter()
@@ -40,7 +40,7 @@ def copy(
     else:
         travelled, there = _into_objects(found, to.below(name), text, manifest, told)
     return {
-        "path": to.below(name).where,
+        "target": to.below(name).where,
         "step": manifest.step,
         "files": len(manifest.files),
         "bytes": manifest.size_bytes(),

@@ -1,0 +1,113 @@
+"""What the server does with checkpoints on request: tools on a node, and copies, converted on the way if asked."""
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import PolyfleetError, SpecError, nearest
+from orchestrator.checkpoints import Checkpoints, Progress, parse
+
+Options = dict[str, type]
+PLACES: dict[str, dict[str, bool]] = {
+    "verify": {"place": False},
+    "diff": {"a": False, "b": False},
+    "convert": {"source": False, "root": True},
+    "prune": {"root": True},
+    "pin": {"path": False},
+    "import": {"source": False, "root": True},
+    "export": {"source": False, "target": True},
+}
+"""verb -> argument -> whether it is written."""
+OPTIONS: dict[str, Options] = {
+    "verify": {},
+    "diff": {},
+    "convert": {"to_kind": str, "dtype": dict, "on_lossy": str},
+    "prune": {"keep": int, "dry_run": bool},
+    "pin": {"remove": bool},
+    "import": {"format": str, "step": int, "drop": bool},
+    "export": {"format": str, "entry": str},
+}
+
+
+def run(checkpoints: Checkpoints, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
+    """A tool by name, with places as POOL:PATH or URIs. Raises SpecError for an argument it does not take."""
+    if verb not in PLACES:
+        raise SpecError("verb", f"no tool {verb!r}", nearest(verb, tuple(PLACES)))
+    places, options = PLACES[verb], OPTIONS[verb]
+    for name, value in arguments.items():
+        wanted = str if name in places else options.get(name)
+        if wanted is None:
+            raise SpecError(name, f"`{verb}` takes no {name!r}", nearest(name, (*places, *options)))
+        if type(value) is not wanted:
+            raise SpecError(name, f"{value!r} is no {wanted.__name__}", f"give a {wanted.__name__}")
+    if missing := [name for name in places if name not in arguments]:
+        raise SpecError(missing[0], "is missing", "give POOL:PATH")
+    named = {name: (arguments[name], written) for name, written in places.items()}
+    return checkpoints.tool(verb, named, {k: v for k, v in arguments.items() if k not in places}, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """`source` and `target` are POOL:PATH or URIs. With `to_kind` what arrives is the copy `convert` would write."""
+
+    source: str
+    target: str
+    to_kind: str = ""
+    convert_at: str = "source"
+    on_lossy: str = "error"
+
+
+def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, Any]:
+    """Copy to another pool or an object store, converted on the way if asked. Bits stay as they are otherwise."""
+    if not move.to_kind:
+        return _copied(checkpoints, move.source, move.target, progress)
+    side = _side(move)
+    pool = parse(move.source if side == "source" else move.target, side).pool
+    aside = f"{pool}:.converting-{secrets.token_hex(4)}"
+    steps = _convert_then_copy if side == "source" else _copy_then_convert
+    try:
+        return steps(checkpoints, move, aside, progress)
+    finally:
+        with suppress(PolyfleetError):  # a left-over aside is hidden, and the first error is the one to tell
+            checkpoints.tool("discard", {"path": (aside, True)}, {}, _nothing)
+
+
+def _side(move: Move) -> str:
+    """Where it can be converted: on a node of a pool."""
+    stores = {"source": "://" in move.source, "target": "://" in move.target}
+    if all(stores.values()):
+        raise SpecError("to_kind", "neither end is a pool, so no node converts it", "copy it to a pool first")
+    wanted = move.convert_at
+    return wanted if not stores[wanted] else next(side for side, store in stores.items() if not store)
+
+
+def _convert_then_copy(checkpoints: Checkpoints, move: Move, aside: str, progress: Progress) -> dict[str, Any]:
+    told = _convert(checkpoints, move, move.source, aside, progress)
+    return _copied(checkpoints, told["path"], move.target, progress) | {"source": move.source, "conversion": told}
+
+
+def _copy_then_convert(checkpoints: Checkpoints, move: Move, aside: str, progress: Progress) -> dict[str, Any]:
+    moved = _copied(checkpoints, move.source, aside, progress)
+    told = _convert(checkpoints, move, moved["target"], move.target, progress)
+    return moved | {"target": told["path"], "conversion": told}
+
+
+def _convert(checkpoints: Checkpoints, move: Move, source: str, root: str, progress: Progress) -> dict[str, Any]:
+    options = {"to_kind": move.to_kind, "on_lossy": move.on_lossy}
+    told: dict[str, Any] = checkpoints.tool(
+        "convert", {"source": (source, False), "root": (root, True)}, options, progress
+    )
+    return told
+
+
+def _copied(checkpoints: Checkpoints, source: str, target: str, progress: Progress) -> dict[str, Any]:
+    if "://" not in source and "://" not in target:
+        return checkpoints.copy(source, target, progress)
+    places = {"source": (source, False), "target": (target, "://" not in target)}
+    told: dict[str, Any] = checkpoints.tool("copy", places, {}, progress)
+    return {"source": source, **told}
+
+
+def _nothing(done: int, total: int) -> None:
+    pass

@@ -1,0 +1,134 @@
+"""Tools for checkpoints on a node: each runs in a child of the pool's environment, and whoever asked looks in on it."""
+
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import Conflict, NotFound, PolyfleetError, UserError
+from workers.storage import Storage
+
+FORGET_AFTER_S = 120.0
+"""A tool nobody asks about is ended: its client is gone."""
+MOST = 4
+
+
+class CheckpointTools:
+    """Places in `arguments` are {"pool", "path", "write"}; `readable` gives the storage of a pool. URIs are those of
+    object stores only: a path of the node itself is nobody's to name from afar.
+    """
+
+    def __init__(self, storage: Storage, pool: str, readable: Any):
+        self._storage, self._pool, self._readable = storage, pool, readable
+        self._running: dict[str, _Running] = {}
+        self._lock = threading.Lock()
+
+    def start(self, verb: str, arguments: "dict[str, Any]") -> str:
+        """An id for `news`. Raises UserError, NotFound for a place that is not there, Conflict when too many run."""
+        resolved = {name: self._resolve(value) for name, value in arguments.items()}
+        with self._lock:
+            self._end_forgotten()
+            if sum(not r.done for r in self._running.values()) >= MOST:
+                raise Conflict(f"{MOST} tools run on this node already", "let one finish")
+            number = secrets.token_hex(8)
+            self._running[number] = _Running(verb, resolved)
+        return number
+
+    def news(self, number: str, seen: int, timeout_s: float) -> "dict[str, Any]":
+        """{"progress": [done, total] or None, "seen", "result"} at news after `seen`, else after `timeout_s`.
+
+        Raises the tool's own error. Both "result" and error are told once.
+        """
+        running = self._running.get(number)
+        if running is None:
+            raise NotFound("no such tool runs on this node", "it was ended, or its agent restarted: run it again")
+        told = running.news(seen, timeout_s)
+        if running.done:
+            with self._lock:
+                self._running.pop(number, None)
+            if running.error is not None:
+                raise running.error
+            told["result"] = self._relative(running.result)
+        return told
+
+    def stop(self, number: str) -> None:
+        with self._lock:
+            running = self._running.pop(number, None)
+        if running is not None:
+            running.stop()
+
+    def _resolve(self, value: Any) -> Any:
+        if isinstance(value, dict) and "pool" in value:
+            storage: Storage = self._storage if value["write"] else self._readable(value["pool"])
+            if value["write"] and value["pool"] != self._pool:
+                raise UserError(f"pool {value['pool']!r} is not written from here", "ask a node of that pool")
+            return str(storage.make(value["path"]) if value["write"] else storage.find(value["path"]))
+        if isinstance(value, dict) and "uri" in value:
+            scheme = value["uri"].partition("://")[0]
+            if scheme in ("file", "memory") or "://" not in value["uri"]:
+                raise UserError(f"{value['uri']!r} is not an object store", "use s3://, gs:// or az://, or POOL:PATH")
+            return value["uri"]
+        return value
+
+    def _relative(self, value: Any) -> Any:
+        """Paths in an answer as the pool has them."""
+        if isinstance(value, dict):
+            return {key: self._relative(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._relative(item) for item in value]
+        if isinstance(value, str) and value.startswith(f"{self._storage.root}/"):
+            return f"{self._pool}:{Path(value).relative_to(self._storage.root)}"
+        return value
+
+    def _end_forgotten(self) -> None:
+        now = time.monotonic()
+        for number, running in list(self._running.items()):
+            if now - running.asked_s > FORGET_AFTER_S:
+                running.stop()
+                del self._running[number]
+
+
+class _Stopped(Exception):
+    pass
+
+
+class _Running:
+    def __init__(self, verb: str, arguments: "dict[str, Any]"):
+        self.result: Any = None
+        self.error: PolyfleetError | None = None
+        self.done = False
+        self.asked_s = time.monotonic()
+        self._progress: list[int] | None = None
+        self._count, self._stopped = 0, False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, args=(verb, arguments), name=f"tool-{verb}", daemon=True).start()
+
+    def news(self, seen: int, timeout_s: float) -> "dict[str, Any]":
+        self.asked_s = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._count > seen or self.done, timeout_s)
+            return {"progress": self._progress, "seen": self._count, "result": None}
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _run(self, verb: str, arguments: "dict[str, Any]") -> None:
+        from workers.checkpoint.tools import run_in_child
+
+        try:
+            self.result = run_in_child(verb, arguments, self._tell)
+        except PolyfleetError as e:
+            self.error = e
+        except _Stopped:
+            self.error = UserError("the tool was stopped")
+        with self._changed:
+            self.done = True
+            self._changed.notify_all()
+
+    def _tell(self, done: int, total: int) -> None:
+        if self._stopped:  # the child is ended by what this raises
+            raise _Stopped
+        with self._changed:
+            self._progress, self._count = [done, total], self._count + 1
+            self._changed.notify_all()

@@ -1,0 +1,91 @@
+"""Checkpoints that other nodes send here, chunk by chunk, while one caller at a time looks after each."""
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from cluster.errors import Conflict, NotFound
+from workers.storage import Storage
+
+IDLE_S = 60.0
+"""After so long without a word from its sender a copy is taken for abandoned: another may go on with it."""
+
+
+class IncomingCheckpoints:
+    """`folder` is relative to the pool's storage, `name` a checkpoint's own. Kept between calls, not across a restart:
+    what has arrived lies on disk, and the next `begin` finds it there.
+    """
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+        self._open: dict[tuple[str, str], _Open] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, folder: str, name: str, text: bytes) -> "dict[str, Any]":
+        """{"arrived", "missing": [[file, index]], "step", "files", "bytes"} for the manifest `text`.
+
+        Raises Conflict while another copy of it is under way, DamagedCheckpoint for what cannot be believed.
+        """
+        from workers.checkpoint.transfer.incoming import Incoming
+
+        self._close_idle((folder, name))
+        stack = ExitStack()
+        incoming = stack.enter_context(Incoming(self._storage.make(folder), name, text))
+        manifest = incoming.manifest
+        told: dict[str, Any] = {"arrived": incoming.arrived, "missing": [], "step": manifest.step}
+        told |= {"files": len(manifest.files), "bytes": manifest.size_bytes()}
+        if incoming.arrived:
+            stack.close()
+            return told
+        try:
+            told["missing"] = [list(chunk) for chunk in incoming.missing()]
+        except BaseException:
+            stack.close()
+            raise
+        with self._lock:
+            self._open[folder, name] = _Open(incoming, stack)
+        return told
+
+    def write(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
+        """Raises DamagedCheckpoint where the chunk is not what the manifest says."""
+        held = self._held(folder, name)
+        with held.lock:
+            held.incoming.write((file, index), data)
+        return len(data)
+
+    def commit(self, folder: str, name: str) -> None:
+        held = self._held(folder, name)
+        with held.lock:
+            held.incoming.commit()
+        self.leave(folder, name)
+
+    def leave(self, folder: str, name: str) -> None:
+        """Done, or given up for now: what arrived stays for the next try."""
+        with self._lock:
+            held = self._open.pop((folder, name), None)
+        if held is not None:
+            with held.lock:
+                held.stack.close()
+
+    def _held(self, folder: str, name: str) -> "_Open":
+        held = self._open.get((folder, name))
+        if held is None:
+            raise NotFound(f"no copy of {name} into {folder!r} is under way here", "begin it again")
+        held.last_s = time.monotonic()
+        return held
+
+    def _close_idle(self, key: tuple[str, str]) -> None:
+        held = self._open.get(key)
+        if held is None:
+            return
+        if time.monotonic() - held.last_s < IDLE_S:
+            raise Conflict(f"another copy of {key[1]} into {key[0]!r} is under way", "let it finish, then copy again")
+        self.leave(*key)
+
+
+class _Open:
+    def __init__(self, incoming: Any, stack: ExitStack):
+        self.incoming, self.stack = incoming, stack
+        self.lock = threading.Lock()
+        self.last_s = time.monotonic()
