@@ -73,6 +73,7 @@ class Follower:
             return  # rank 0 speaks for all; and what the server before us stored is told again
         if event["type"] == "checkpoint":
             data = {"pool": self._pool(part), "path": self._relative(part, event["path"]), "step": event["step"]}
+            data |= {key: event[key] for key in ("bytes", "seconds", "blocked_s") if key in event}
             if data["path"]:
                 self._jobs.record(Event(live.job, "checkpoint", live.epoch, event["t"], data))
         elif event["type"] == "report":

@@ -24,6 +24,7 @@ class Saving:
         self.path = prepared.root / prepared.name
         self.step = prepared.manifest.step
         self.blocked_s = blocked_s
+        self.answered = False
         self._saved: Saved | None = None
         self._error: BaseException | None = None
         # Not a daemon: a process that ends now still finishes what it was told to save.
@@ -35,11 +36,16 @@ class Saving:
     def done(self) -> bool:
         return not self._thread.is_alive()
 
+    def settle(self) -> None:
+        """Until it has ended, well or not."""
+        self._thread.join()
+
     def result(self, timeout_s: float | None = None) -> Saved:
         """Wait until it is durable. Raises CheckpointError of the save, TimeoutError."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"step {self.step} is still being saved after {timeout_s} s")
+        self.answered = True
         if self._error is not None:
             raise self._error
         assert self._saved is not None
@@ -73,7 +79,7 @@ class Saver:
         files: Files | None = None,
     ) -> Saving:
         """Like workers.checkpoint.save, but return when the copy is taken. A save still under way is waited for, and
-        if it failed, its error is raised here, unless somebody has had it from `result`. `on_done` runs in the thread.
+        if it failed, its error is raised here, unless somebody had it from `result`. `on_done` runs in the thread.
         """
         started_s = time.perf_counter()
         self.wait()
@@ -91,10 +97,16 @@ class Saver:
         saving.start()
         return saving
 
+    def settle(self, root: Path) -> None:
+        """Until nothing is being written below `root`. Errors are left for whoever saved."""
+        last = self._last
+        if last is not None and last.path.is_relative_to(root):
+            last.settle()
+
     def wait(self) -> Saved | None:
         """Until nothing is under way. Raises the error of the last save, once."""
         last, self._last = self._last, None
-        return last.result() if last is not None else None
+        return last.result() if last is not None and not (last.done() and last.answered) else None
 
 
 SHARED = Saver()

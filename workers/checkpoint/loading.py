@@ -1,6 +1,7 @@
 """Load: choose a checkpoint, check everything and prove its bytes, and only then touch live objects."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ def load(
     if verify not in VERIFY:
         raise CheckpointError(f"verify is {verify!r}", f"use one of {', '.join(VERIFY)}")
     path = Path(root_or_path)
+    _settle(path)
     if os.path.lexists(path / NAME) or step != "latest":
         return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
     skipped: list[Skipped] = []
@@ -154,6 +156,13 @@ class _Loading:
             case "tree":
                 return [stage_tree(self._stage, name, live)]
         return []  # modules are staged together, for their ties
+
+
+def _settle(path: Path) -> None:
+    """What this process is still saving there in the background counts as saved."""
+    background = sys.modules.get("workers.checkpoint.background")
+    if background is not None:
+        background.SHARED.settle(path)
 
 
 def _named(path: Path, step: "int | str") -> Path:

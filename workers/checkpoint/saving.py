@@ -145,6 +145,7 @@ def prepare(
     _check_arguments(step, keep)
     producer = producer_of(attempt, kind)
     ranks = together(state)
+    ranks.first_does(lambda: refuse_older_attempt(root, producer))
     prepared = ranks.all_or_none(lambda: Prepared(root, step, state, producer, ranks))
     prepared.name = ranks.from_first(prepared.name)
     return prepared

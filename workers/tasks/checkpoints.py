@@ -1,12 +1,15 @@
 """`ctx.checkpoint`: what a user's loop saves and restores, with random state, on one rank or many."""
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import PolyfleetError, UserError
 from workers.backends.parts.random_state import derived_seed
-from workers.checkpoint import load, save
+from workers.checkpoint import Saved, load
+from workers.checkpoint.background import SHARED
 from workers.checkpoint.format.manifest import RANDOM
+from workers.checkpoint.state.together import cut_among_ranks
 
 if TYPE_CHECKING:
     from workers.tasks.context import Context
@@ -30,38 +33,68 @@ class Checkpoints:
         self.resume_from = resume_from
         self._keep = keep
         self.saved = 0
+        self.blocked_s = 0.0
 
-    def save(self, step: int, state: dict[str, Any]) -> str:
-        """Write `state` (modules, optimizers, nested data under names of your choice) and the random state; returns the
-        folder.
+    def save(self, step: int, state: dict[str, Any], *, asynchronous: bool = True) -> str:
+        """Save `state` (modules, optimizers, nested data under names of your choice) and the random state; returns the
+        folder it goes to.
 
-        Every rank calls it; rank 0 writes, all wait. Raises UserError without a folder, CheckpointError on trouble.
+        A copy is taken, and written while training goes on; the next save waits for it, and so does the end of the job.
+        Every rank calls it. Rank 0 writes, or each its part of what is cut among the ranks. Raises UserError without a
+        folder, CheckpointError on trouble, also with the save before. `asynchronous=False` returns once it is durable.
         """
         if not self._root:
             raise UserError("this job has no checkpoint folder", "give it checkpoint: {} in its specification")
         if RANDOM in state:
             raise UserError(f"the name {RANDOM!r} in a checkpoint is ours", "call that entry something else")
-        context = self._context
+        started_s, context = time.perf_counter(), self._context
         states = context.ranks.gathered(context.backend.rng_state())
-        told = context.ranks.from_first(self._write(step, state, states) if context.rank == 0 else None)
+        everything = {**state, RANDOM: {"seed": context.seed, "ranks": states}}
+        write = context.rank == 0 or cut_among_ranks(everything)
+        told = context.ranks.from_first(self._begin(step, everything) if write else None)
         if isinstance(told, PolyfleetError):
             raise told
+        if not asynchronous:
+            self.wait()
         self.saved += 1
+        self.blocked_s += time.perf_counter() - started_s
         path: str = told
         return path
 
-    def _write(self, step: int, state: dict[str, Any], random: list[Any]) -> "str | PolyfleetError":
-        """On rank 0. An error of ours is returned: the other ranks wait, and must hear of it rather than hang."""
-        context = self._context
-        everything = {**state, RANDOM: {"seed": context.seed, "ranks": random}}
+    def wait(self) -> None:
+        """Until what was saved last is durable. Every rank calls it. Raises CheckpointError where it could not be."""
+        error = None
         try:
-            saved = save(self._root, step, everything, keep=self._keep, attempt=context.attempt, kind=context.kind)
+            SHARED.wait()
+        except PolyfleetError as e:
+            error = e
+        told = self._context.ranks.from_first(error)
+        if error is not None or told is not None:
+            raise error or told
+
+    def _begin(self, step: int, everything: dict[str, Any]) -> "str | PolyfleetError":
+        """An error of ours is returned: the other ranks wait, and must hear of it rather than hang."""
+        context = self._context
+        try:
+            saving = SHARED.save(
+                self._root,
+                step,
+                everything,
+                keep=self._keep,
+                attempt=context.attempt,
+                kind=context.kind,
+                on_done=self._tell if context.rank == 0 else None,
+            )
         except PolyfleetError as e:
             if not context.ranks.many:
                 raise
             return e
-        context.events.write("checkpoint", step=step, path=str(saved.path), bytes=saved.bytes, seconds=saved.seconds)
-        return str(saved.path)
+        return str(saving.path)
+
+    def _tell(self, saved: Saved) -> None:
+        """Once it is durable: what the fleet hears of exists."""
+        fields = {"bytes": saved.bytes, "seconds": saved.seconds, "blocked_s": saved.blocked_s}
+        self._context.events.write("checkpoint", step=saved.step, path=str(saved.path), **fields)
 
     def restore(self, into: dict[str, Any]) -> Restored | None:
         """Load what this job resumes from into modules and optimizers that `ctx.prepare` has placed; None on a fresh

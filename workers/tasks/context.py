@@ -146,11 +146,12 @@ class Context:
 
     @contextmanager
     def running(self) -> Iterator["Context"]:
-        """Inside, the ranks know each other and the back end has its hooks in place."""
+        """Inside, the ranks know each other and the back end has its hooks. At its end all saves are durable."""
         with self.backend, group(self.backend, self.rank, self.world_size) as ranks:
             self.ranks = ranks
             self.stop.share(ranks.store)
             yield self
+            self.checkpoint.wait()
 
 
 def _choose_engine(kind: str, emulated: bool) -> None:

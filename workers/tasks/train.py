@@ -19,5 +19,6 @@ def main(context: Context) -> dict[str, Any]:
         "last_step": context.last_step,
         "metrics": context.last_report,
         "checkpoints": context.checkpoint.saved,
+        "checkpoint_blocked_s": context.checkpoint.blocked_s,
     }
     return result | ({"returned": plain(returned)} if isinstance(returned, dict) else {})

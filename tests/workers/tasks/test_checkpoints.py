@@ -6,7 +6,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
-from workers.checkpoint import plan
+from workers.checkpoint import load, plan
 from workers.errors import CheckpointError
 from workers.tasks.context import Context
 
@@ -48,10 +48,32 @@ def test_a_run_that_is_resumed_goes_on_as_if_nothing_had_happened(tmp_path):
 def test_a_checkpoint_is_told_to_the_fleet_with_its_path_and_size(tmp_path):
     ctx = context(tmp_path)
     path = ctx.checkpoint.save(7, {"model": nn.Linear(2, 2)})
+    ctx.checkpoint.wait()
     (event,) = ctx.events.kept
     assert (event["type"], event["step"], event["path"]) == ("checkpoint", 7, path)
     assert event["bytes"] > 0
     assert ctx.checkpoint.saved == 1
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_its_end_waits(tmp_path):
+    ctx = context(tmp_path)
+    model = nn.Linear(600, 600)
+    before = model.weight.detach().clone()
+    with ctx.running():
+        path = ctx.checkpoint.save(1, {"model": model})
+        with torch.no_grad():
+            model.weight.zero_()
+        ctx.checkpoint.save(2, {"model": model})
+    assert [event["step"] for event in ctx.events.kept] == [1, 2]
+    assert all(0 < event["blocked_s"] <= ctx.checkpoint.blocked_s for event in ctx.events.kept)
+    assert torch.equal(load(path).state["model"]["weight"], before)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_job_with_its_error(tmp_path):
+    ctx = context(tmp_path / "file")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot save step 1"), ctx.running():
+        ctx.checkpoint.save(1, {"model": nn.Linear(1, 1)})
 
 
 def test_a_root_may_be_resumed_from_and_means_its_newest(tmp_path):
@@ -99,7 +121,7 @@ def test_an_older_attempt_may_not_save_over_a_newer_one(tmp_path):
 
 
 def test_a_plan_says_that_random_numbers_go_on_only_on_the_same_type_of_device(tmp_path):
-    path = context(tmp_path).checkpoint.save(1, {"model": nn.Linear(2, 2)})
+    path = context(tmp_path).checkpoint.save(1, {"model": nn.Linear(2, 2)}, asynchronous=False)
     here, there = plan(path, "cpu"), plan(path, "tpu:emulated")
     assert here["random"] == {"rank 0": "continued"}
     assert there["random"] == {"rank 0": "seeded anew: saved on cpu, the target draws on xla"}

@@ -75,13 +75,19 @@ class _Many(Together):
 
 def together(state: Mapping[str, Any]) -> Together:
     """All ranks of the default process group where the state holds tensors cut among them; else this one alone."""
-    dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not cut_among_ranks(state):
         return Together()
-    if not any(_cut(value) for value in state.values()):
-        return Together()
+    dist: Any = sys.modules["torch.distributed"]
     store = dist.distributed_c10d._get_default_store()
     return _Many(store, dist.get_rank(), dist.get_world_size())
+
+
+def cut_among_ranks(state: Mapping[str, Any]) -> bool:
+    """Whether every rank has a part of its own to save."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    return any(_cut(value) for value in state.values())
 
 
 def _cut(value: Any) -> bool:
