@@ -9,7 +9,7 @@ from cluster.errors import NotFound, UserError, nearest
 from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.archive import Archive
 from workers.checkpoint.exchange.found import Found
-from workers.checkpoint.exchange.safetensors_files import files_of, read_header
+from workers.checkpoint.exchange.safetensors_files import Held, files_of, read_header
 from workers.checkpoint.exchange.symbols import Call
 from workers.checkpoint.exchange.values import Parts, Plain, Reference, Storage
 from workers.checkpoint.format.checks import open_regular
@@ -70,22 +70,22 @@ def _safetensors(source: Path) -> tuple[Found, Plain]:
         for name, one in held.items():
             if name in tensors:
                 raise CheckpointError(f"{path} holds {name}, which another file of {source} holds, too", "keep one")
-            tensors[name] = _reference(path, one.offset, size_bytes, one.dtype, one.shape)
+            tensors[name] = _reference(path, name, one, size_bytes)
     found.module("model", tensors)
     return found, Plain()
 
 
-def _reference(path: Path, offset: int, size_bytes: int, dtype: str, shape: tuple[int, ...]) -> Reference:
-    """A tensor by itself in a file."""
+def _reference(path: Path, name: str, held: Held, size_bytes: int) -> Reference:
+    """A tensor by itself in a file: two that claim the same bytes are no tie there, but a lie."""
     strides: list[int] = []
     count = 1
-    for n in reversed(shape):
+    for n in reversed(held.shape):
         strides.insert(0, count)
         count *= n
-    there = Storage(str(path), offset, count * DTYPES[dtype].bytes, dtype, "cpu", f"{path}:{offset}")
-    if offset + there.bytes > size_bytes:
+    there = Storage(str(path), held.offset, count * DTYPES[held.dtype].bytes, held.dtype, "cpu", f"{path}:{name}")
+    if held.offset + there.bytes > size_bytes:
         raise CheckpointError(f"{path} is cut off: it has {size_bytes} bytes", "copy it again from its source")
-    return Reference(there, dtype, 0, shape, tuple(strides))
+    return Reference(there, held.dtype, 0, held.shape, tuple(strides))
 
 
 def _torch(source: Path) -> tuple[Found, Plain]:

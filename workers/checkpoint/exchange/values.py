@@ -152,6 +152,7 @@ _KNOWN: dict[str, Callable[[Plain, Call, str], Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
     "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _parameter,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch.Size": lambda plain, call, where: tuple(call.arguments[0]),
