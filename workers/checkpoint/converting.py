@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cluster.plain import to_plain
+from workers.checkpoint.disk.committing import write_manifest
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, Piece, lay_out
 from workers.checkpoint.disk.locking import only_writer
@@ -25,7 +26,6 @@ from workers.checkpoint.format.manifest import Manifest, Stored, TensorEntry
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.policy import Policy
 from workers.checkpoint.report import Report
-from workers.checkpoint.saving import write_manifest
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.staging import Stage
 from workers.checkpoint.targets import lacking

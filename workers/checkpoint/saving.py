@@ -22,12 +22,12 @@ import torch
 
 from cluster.plain import from_plain, to_plain
 from cluster.version import VERSION as POLYFLEET
-from workers.checkpoint.disk.files import Files, write_file
+from workers.checkpoint.disk.committing import write_manifest
+from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
 from workers.checkpoint.disk.locking import only_writer
 from workers.checkpoint.disk.retention import PART, refuse_older_attempt, remove_checkpoint, retain
 from workers.checkpoint.disk.writer import Arena, Progress, write_shards
-from workers.checkpoint.format import manifest
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer, Stored, TensorEntry, World
 from workers.checkpoint.state import bits, sharded
@@ -217,14 +217,6 @@ def _commit(
     files.sync_folder(prepared.root)
     write_manifest(files, folder, described)
     return described
-
-
-def write_manifest(files: Files, folder: Path, described: Manifest) -> None:
-    """The rename in here is what makes `folder` a checkpoint."""
-    part = folder / f".{manifest.NAME}.part"
-    write_file(files, part, manifest.dump(described))
-    files.rename(part, folder / manifest.NAME)
-    files.sync_folder(folder)
 
 
 def _mine(held: Capture, ranks: Together) -> dict[str, torch.Tensor]:

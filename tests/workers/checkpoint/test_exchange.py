@@ -110,7 +110,7 @@ def test_what_a_pickle_would_run_is_named_and_never_run(tmp_path):
     made = {
         "posix.system": Evil((os.system, (f"touch {canary}",))),
         "__builtin__.eval": Evil((eval, (f"open({str(canary)!r}, 'w')",))),
-        "__builtin__.getattr": Evil((getattr, (os, "system"))),
+        "__builtin__.getattr": Evil((getattr, ("os", "system"))),
     }
     for what, value in made.items():
         torch.save({"w": torch.ones(2), "x": {"deep": [value]}}, tmp_path / "file.pt")

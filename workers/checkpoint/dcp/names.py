@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from workers.checkpoint.format.manifest import Entry, Manifest
-from workers.checkpoint.state.capture import ENTRY
+from workers.checkpoint.format.manifest import ENTRY, Entry, Manifest
 
 STATE = "state"
 """The entry for a state dict whose keys cannot be names of entries."""

@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from cluster.plain import from_plain, to_plain
 from workers.checkpoint.dcp.names import STATE, entry_of, stored_name
+from workers.checkpoint.disk.committing import write_manifest
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.locking import only_writer
@@ -23,7 +24,7 @@ from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import Entry, FileEntry, Manifest, Stored, TensorEntry, World
-from workers.checkpoint.saving import producer_of, write_manifest
+from workers.checkpoint.saving import producer_of
 from workers.checkpoint.state.names import check_plain
 from workers.checkpoint.state.pieces import pieces
 from workers.errors import CheckpointError

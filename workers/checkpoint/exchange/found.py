@@ -14,8 +14,7 @@ from workers.checkpoint.exchange.values import Parts, Reference
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.format.manifest import DamagedCheckpoint, Entry, Stored, TensorEntry, View
-from workers.checkpoint.state.capture import ENTRY
+from workers.checkpoint.format.manifest import ENTRY, DamagedCheckpoint, Entry, Stored, TensorEntry, View
 from workers.errors import CheckpointError
 
 

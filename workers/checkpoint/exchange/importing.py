@@ -17,6 +17,7 @@ import xxhash
 
 from cluster.errors import UserError
 from cluster.version import VERSION as POLYFLEET
+from workers.checkpoint.disk.committing import write_manifest
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.locking import only_writer
@@ -29,7 +30,6 @@ from workers.checkpoint.exchange.values import Reference
 from workers.checkpoint.format.checks import open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest import FILE, NAME, FileEntry, Manifest, Producer
-from workers.checkpoint.saving import write_manifest
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 

@@ -26,6 +26,8 @@ RANDOM = "random"
 
 NAME = "MANIFEST.json"
 FOLDER = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
+ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""What an entry may be called: it comes first in the names of its tensors."""
 FILE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.))*\.safetensors")
 """Also the names that others give their files, where they were taken over as they are; never a path."""
 ROLES = ("parameter", "buffer", "optimizer", "master", "rng", "tensor", "array")

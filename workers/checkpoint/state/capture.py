@@ -1,6 +1,5 @@
 """A live state flattened: named tensors where they are now, ties found by identity, one JSON tree per entry."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +10,10 @@ from torch import nn
 
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import FP8, dtype_name
-from workers.checkpoint.format.manifest import Entry, View
+from workers.checkpoint.format.manifest import ENTRY, Entry, View
 from workers.checkpoint.state import aliases, names, optimizer
 from workers.checkpoint.state.rng import capture_rng
 from workers.errors import CheckpointError
-
-ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(slots=True)
