@@ -50,6 +50,7 @@ $(STAMP):
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
 	@rm -f .venv/made-from-*
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -r $(LOCK)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet --no-deps -r tests/data/requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -90,6 +90,7 @@ NODE_PACKAGES = (
     "psutil>=5.9,<8",
     "pydantic>=2.7,<3",
     "pyyaml>=6,<7",
+    "fsspec>=2024.6,<2028",
     "safetensors>=0.6,<1",
     "xxhash>=3.4,<5",
 )

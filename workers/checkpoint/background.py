@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.disk.files import Files
@@ -21,7 +20,7 @@ class Saving:
     """A save under way. `result()` waits for it; `path` is where it will be once it is done."""
 
     def __init__(self, prepared: Prepared, blocked_s: float, work: Callable[[], Saved]):
-        self.path = prepared.root / prepared.name
+        self.path = prepared.to.path
         self.step = prepared.manifest.step
         self.blocked_s = blocked_s
         self.answered = False
@@ -83,11 +82,11 @@ class Saver:
         """
         started_s = time.perf_counter()
         self.wait()
-        prepared = prepare(Path(root), step, state, keep=keep, attempt=attempt, kind=kind)
+        prepared = prepare(root, step, state, keep=keep, attempt=attempt, kind=kind, files=files)
         prepared.snapshot(self._arena)
 
         def work() -> Saved:
-            saved = write(prepared, keep, progress, files or Files())
+            saved = write(prepared, keep, progress)
             if on_done is not None:
                 on_done(replace(saved, blocked_s=saving.blocked_s))
             return saved
@@ -97,10 +96,10 @@ class Saver:
         saving.start()
         return saving
 
-    def settle(self, root: Path) -> None:
+    def settle(self, root: "str | os.PathLike[str]") -> None:
         """Until nothing is being written below `root`. Errors are left for whoever saved."""
         last = self._last
-        if last is not None and last.path.is_relative_to(root):
+        if last is not None and str(last.path).startswith(str(root).rstrip("/")):
             last.settle()
 
     def wait(self) -> Saved | None:

@@ -54,7 +54,8 @@ def load(
     rank: int = 0,
     progress: Progress | None = None,
 ) -> Loaded:
-    """Load the newest sound checkpoint of a root, the one of a step, or the one at a path.
+    """Load the newest sound checkpoint of a root, the one of a step, or the one at a path; from the URI of an object
+    store by way of a copy on this machine.
 
     Without `into` everything comes back as plain values, tensors on `device` (default: the CPU). `into` maps entries
     to live modules, optimizers, stateful objects, dicts or lists (filled anew), True for "rng", or None for a plain
@@ -69,8 +70,12 @@ def load(
     policy = Policy(dtype, supported_dtypes, on_lossy)
     if verify not in VERIFY:
         raise CheckpointError(f"verify is {verify!r}", f"use one of {', '.join(VERIFY)}")
+    _settle(root_or_path)
+    if "://" in str(root_or_path):
+        from workers.checkpoint.transfer.remote import fetched
+
+        root_or_path = fetched(str(root_or_path), step)
     path = Path(root_or_path)
-    _settle(path)
     if os.path.lexists(path / NAME) or step != "latest":
         return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
     skipped: list[Skipped] = []
@@ -158,7 +163,7 @@ class _Loading:
         return []  # modules are staged together, for their ties
 
 
-def _settle(path: Path) -> None:
+def _settle(path: "str | os.PathLike[str]") -> None:
     """What this process is still saving there in the background counts as saved."""
     background = sys.modules.get("workers.checkpoint.background")
     if background is not None:

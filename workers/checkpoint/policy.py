@@ -52,7 +52,7 @@ class Policy:
     def wanted(self, name: str, tensor: TensorEntry, device_type: str) -> str:
         """The dtype `name` gets on a device. Raises CheckpointError where the device cannot hold it."""
         lacks = self._lacks(device_type)
-        wanted = self._chosen(name, tensor.dtype)
+        wanted = self._chosen(name, tensor)
         decided = fate(tensor, wanted, lacks)
         if decided.action == "keep":
             return wanted
@@ -60,10 +60,13 @@ class Policy:
             return decided.to
         raise CheckpointError(f"{name} is {wanted}: {decided.reason}", _remedy(decided.action, wanted, decided.to))
 
-    def _chosen(self, name: str, stored: str) -> str:
+    def _chosen(self, name: str, tensor: TensorEntry) -> str:
         patterns = (to for key, to in self._mapping.items() if _is_pattern(key) and fnmatchcase(name, key))
-        by_mapping = next(patterns, self._mapping.get(stored, ""))
-        return by_mapping or _known(self._asked(name, stored))
+        if named := next(patterns, ""):
+            return named
+        if tensor.role == "optimizer" and not tensor.shape:
+            return tensor.dtype  # a count of steps is no weight: bfloat16 counts to 256
+        return self._mapping.get(tensor.dtype, "") or _known(self._asked(name, tensor.dtype))
 
     def admit(self, name: str, live: str, device_type: str) -> None:
         """Raises CheckpointError where a live tensor's own dtype cannot be filled on its device."""

@@ -5,14 +5,14 @@
 3  the manifest is written beside, fsynced, renamed, fsynced     the rename is the commit: before it old, after it new
 4  older checkpoints beyond `keep` go, manifest first            only now, once the new one was read back and verified
 
-With many ranks each writes its own shards in step 1, and rank 0 does the rest.
+With many ranks each writes its own shards in step 1, and rank 0 does the rest. In an object store there are no renames:
+all objects have names never used before, and the manifest, put last, is the commit.
 """
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,12 +22,10 @@ import torch
 
 from cluster.plain import from_plain, to_plain
 from cluster.version import VERSION as POLYFLEET
-from workers.checkpoint.disk.committing import write_manifest
+from workers.checkpoint.disk.destination import Destination, OnDisk
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
-from workers.checkpoint.disk.locking import only_writer
-from workers.checkpoint.disk.retention import PART, refuse_older_attempt, remove_checkpoint, retain
-from workers.checkpoint.disk.writer import Arena, Progress, write_shards
+from workers.checkpoint.disk.writer import Arena, Progress
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer, Stored, TensorEntry, World
 from workers.checkpoint.state import bits, sharded
@@ -45,10 +43,10 @@ _CANNOT = "free disk space, or check the folder's permissions"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """`notes` has what could not be tidied away: the checkpoint itself is complete. `blocked_s` is how long the caller
-    was held up, `seconds` how long it took until all was durable."""
+    """`path` is a Path, or a string for a URI. `notes` has what could not be tidied away: the checkpoint itself is
+    complete. `blocked_s` is how long the caller was held up, `seconds` how long it took until all was durable."""
 
-    path: Path
+    path: "Path | Any"
     step: int
     bytes: int
     seconds: float
@@ -59,7 +57,7 @@ class Saved:
 class Prepared:
     """A checkpoint whose content is settled: named, described, laid out. `arena` holds a copy, if one was taken."""
 
-    def __init__(self, root: Path, step: int, state: Mapping[str, Any], producer: Producer, ranks: Together):
+    def __init__(self, to: Destination, step: int, state: Mapping[str, Any], producer: Producer, ranks: Together):
         self.ranks = ranks
         held = capture(state)
         self.notes = tuple(held.notes)
@@ -69,8 +67,7 @@ class Prepared:
         self.layouts = lay_out(pieces(mine), SHARD_BYTES, f"{stem}.safetensors")
         self.tensors = _describe(held, mine, self.layouts)
         self.manifest = Manifest(step, "", producer, {}, {}, held.entries, _world(held, ranks))
-        self.root = root
-        self.name = f"step-{step:08d}-{os.urandom(4).hex()}"
+        self.to = to
         self.arena: Arena | None = None
 
     def snapshot(self, arena: Arena) -> None:
@@ -127,66 +124,72 @@ def save(
     An entry of `state` is a module, an optimizer, anything with state_dict and load_state_dict, nested values and
     tensors, or `"rng": True`. `keep` retains that many newest checkpoints, pinned ones apart. `attempt` is `job.epoch`:
     an attempt older than one that saved here is refused. `kind` is the device kind. If any tensor is a DTensor, every
-    rank calls it, with the same `root` on a shared file system. Raises CheckpointError; then `root` is as it was.
+    rank calls it, with the same `root` on a shared file system. `root` may be the URI of an object store. Raises
+    CheckpointError; then `root` is as it was.
     """
     if asynchronous:
         from workers.checkpoint.background import SHARED
 
         return SHARED.save(root, step, state, keep=keep, attempt=attempt, kind=kind, progress=progress, files=files)
-    prepared = prepare(Path(root), step, state, keep=keep, attempt=attempt, kind=kind)
-    saved = write(prepared, keep, progress, files or Files())
+    prepared = prepare(root, step, state, keep=keep, attempt=attempt, kind=kind, files=files)
+    saved = write(prepared, keep, progress)
     return replace(saved, blocked_s=saved.seconds)
 
 
 def prepare(
-    root: Path, step: int, state: Mapping[str, Any], *, keep: int | None, attempt: str | None, kind: str
+    root: "str | os.PathLike[str]",
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None,
+    attempt: str | None,
+    kind: str,
+    files: Files | None,
 ) -> Prepared:
     """Everything that can be refused without writing. Raises CheckpointError, on every rank."""
     _check_arguments(step, keep)
     producer = producer_of(attempt, kind)
     ranks = together(state)
-    ranks.first_does(lambda: refuse_older_attempt(root, producer))
-    prepared = ranks.all_or_none(lambda: Prepared(root, step, state, producer, ranks))
-    prepared.name = ranks.from_first(prepared.name)
-    return prepared
+    name = ranks.from_first(f"step-{step:08d}-{os.urandom(4).hex()}")
+    to = destination(root, name, files or Files())
+    ranks.first_does(lambda: to.refuse_older_attempt(producer))
+    return ranks.all_or_none(lambda: Prepared(to, step, state, producer, ranks))
 
 
-def write(prepared: Prepared, keep: int | None, progress: Progress | None, files: Files) -> Saved:
+def destination(root: "str | os.PathLike[str]", name: str, files: Files) -> Destination:
+    """A folder of this machine, or an object store for a URI."""
+    if "://" not in str(root):
+        return OnDisk(Path(root), name, files)
+    from workers.checkpoint.transfer.remote import InStore
+
+    return InStore(str(root), name)
+
+
+def write(prepared: Prepared, keep: int | None, progress: Progress | None) -> Saved:
     """Write and commit. Raises CheckpointError, with nothing of this checkpoint left behind."""
-    started_s, root, ranks = time.perf_counter(), prepared.root, prepared.ranks
-    folder = root / prepared.name
+    started_s, to, ranks = time.perf_counter(), prepared.to, prepared.ranks
     try:
-        with only_writer(root) if ranks.first else nullcontext():
-            described = _write(prepared, files, progress)
-            notes = retain(files, root, keep, folder) if ranks.first and keep is not None else ()
+        with to.held() if ranks.first else nullcontext():
+            described = _write(prepared, progress)
+            notes = to.retain(keep) if ranks.first and keep is not None else ()
     except OSError as e:
         step = prepared.manifest.step
-        raise CheckpointError(f"cannot save step {step} in {root}: {e.strerror or e}", _CANNOT) from e
+        raise CheckpointError(f"cannot save step {step} in {to.root}: {e.strerror or e}", _CANNOT) from e
     seconds = time.perf_counter() - started_s
-    return Saved(folder, described.step, described.size_bytes(), seconds, (*prepared.notes, *notes))
+    return Saved(to.path, described.step, described.size_bytes(), seconds, (*prepared.notes, *notes))
 
 
-def _write(prepared: Prepared, files: Files, progress: Progress | None) -> Manifest:
-    root, ranks = prepared.root, prepared.ranks
-    aside, folder = root / f"{PART}{prepared.name}", root / prepared.name
+def _write(prepared: Prepared, progress: Progress | None) -> Manifest:
+    to, ranks, manifest = prepared.to, prepared.ranks, prepared.manifest
     try:
-        ranks.first_does(lambda: _begin(prepared, files, aside))
-        shards = ranks.all_or_none(lambda: write_shards(files, aside, prepared.layouts, prepared.arena, progress))
+        ranks.first_does(lambda: to.begin(manifest.step, prepared.bytes * ranks.size, manifest.producer))
+        shards = ranks.all_or_none(lambda: to.put(prepared.layouts, prepared.arena, progress))
         parts = _gathered(ranks, shards, prepared.tensors)
-        return ranks.first_does(lambda: _commit(prepared, files, aside, folder, parts)) or prepared.manifest
+        return ranks.first_does(lambda: _commit(prepared, parts)) or manifest
     except BaseException:
         if ranks.first:
-            for there in (aside, folder):
-                with suppress(OSError):  # the first error is the one to tell
-                    remove_checkpoint(files, there)
+            to.undo()
         raise
-
-
-def _begin(prepared: Prepared, files: Files, aside: Path) -> None:
-    root = prepared.root
-    _check_space(root, prepared.manifest.step, prepared.bytes * prepared.ranks.size)
-    refuse_older_attempt(root, prepared.manifest.producer)
-    files.make_folder(aside)
 
 
 def _gathered(ranks: Together, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
@@ -200,22 +203,12 @@ def _gathered(ranks: Together, shards: dict[str, FileEntry], tensors: dict[str, 
     ]
 
 
-def _commit(
-    prepared: Prepared,
-    files: Files,
-    aside: Path,
-    folder: Path,
-    parts: "list[Part]",
-) -> Manifest:
+def _commit(prepared: Prepared, parts: "list[Part]") -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     shards = {name: entry for part, _ in parts for name, entry in part.items()}
-    described = replace(
-        prepared.manifest, created=created, files=shards, tensors=_joined([tensors for _, tensors in parts])
-    )
-    files.sync_folder(aside)
-    files.rename(aside, folder)
-    files.sync_folder(prepared.root)
-    write_manifest(files, folder, described)
+    tensors = _joined([tensors for _, tensors in parts])
+    described = replace(prepared.manifest, created=created, files=shards, tensors=tensors)
+    prepared.to.commit(described)
     return described
 
 
@@ -278,15 +271,6 @@ def producer_of(attempt: str | None, kind: str) -> Producer:
     if attempt and not (job and epoch.isdecimal()):
         raise CheckpointError(f"attempt is {attempt!r}", "give it as job.epoch, such as mnist-1a2b3c.2")
     return Producer(POLYFLEET, torch.__version__, kind.partition(":")[0], kind, job, int(epoch or 0))
-
-
-def _check_space(root: Path, step: int, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(root).free
-    if needed_bytes > free_bytes:
-        raise CheckpointError(
-            f"step {step} needs {needed_bytes / 2**30:.2f} GiB, {root} has {free_bytes / 2**30:.2f} free",
-            "free disk space, or keep fewer checkpoints",
-        )
 
 
 def _check_arguments(step: int, keep: int | None) -> None:

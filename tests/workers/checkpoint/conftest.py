@@ -81,3 +81,10 @@ def image() -> Callable[..., Any]:
         return held, identity, opt, bits(torch.get_rng_state())
 
     return take
+
+
+@pytest.fixture
+def checkpoint_of_40_mib(tmp_path):
+    from workers.checkpoint import save
+
+    return save(tmp_path / "source", 5, {"t": {"w": torch.randn(10 << 20)}}).path

@@ -1,9 +1,10 @@
 """Run by test_sharded.py as several ranks: a small FSDP2 training that saves, or loads what other ranks saved.
 
-sharded_ranks.py ROOT save|load     ends hard: gloo's threads abort an interpreter that is torn down around them
+sharded_ranks.py ROOT save|load|killed     ends hard: gloo's threads abort an interpreter that is torn down around them
 """
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from workers.checkpoint import load, save, verify
 from workers.checkpoint.dcp import Reader, Writer
+from workers.checkpoint.disk.files import Files
 from workers.errors import CheckpointError
 
 
@@ -105,6 +107,19 @@ def load_all(root, mesh):
     assert torch.equal(middle.full_tensor(), torch.arange(60.0).reshape(4, 3, 5)), holder
 
 
+class Killed(Files):
+    """A rank that is killed while it writes."""
+
+    def write(self, file, buffer, size_bytes, offset):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_killed(root, mesh):
+    model, _ = cut(0, mesh)
+    save(root / "killed", 1, {"model": model})
+    save(root / "killed", 2, {"model": model}, files=Killed() if dist.get_rank() == 1 else Files())
+
+
 def equal(found, wanted):
     assert set(found) == set(wanted)
     for name, tensor in wanted.items():
@@ -115,7 +130,7 @@ def main():
     dist.init_process_group("gloo")
     root, what = Path(sys.argv[1]), sys.argv[2]
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-    (save_all if what == "save" else load_all)(root, mesh)
+    {"save": save_all, "load": load_all, "killed": be_killed}[what](root, mesh)
     dist.barrier()
 
 

@@ -244,3 +244,39 @@ def test_a_copy_whose_reader_is_killed_ends_and_can_go_on(source, tmp_path):
         except Conflict:
             pass
     assert same(source, tmp_path / "target" / source.name)
+
+
+def test_a_save_goes_straight_into_an_object_store_and_is_loaded_from_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
+    root = "memory://saves/run"
+    for step in (1, 2, 3):
+        saved = save(root, step, state(step), keep=2, attempt="j-1a2b3c.2")
+    assert saved.path.startswith(f"{root}/step-00000003-")
+    assert verify_at(root)["ok"]
+    loaded = load(root)
+    assert (loaded.step, loaded.state["t"]["moving"][0].item()) == (3, 3)
+    assert load(root, step=2).state["extra"] == {"step": 2}
+    with pytest.raises(NotFound, match=r"no checkpoint of step 1"):
+        load(root, step=1)
+    with pytest.raises(CheckpointError, match="attempt 1 of job j-1a2b3c may not save"):
+        save(root, 4, state(4), attempt="j-1a2b3c.1")
+    background = save(root, 5, state(5), asynchronous=True)
+    assert load(root).step == 5
+    assert background.result().path == background.path
+
+
+def test_a_save_into_a_store_that_fails_leaves_no_checkpoint(monkeypatch):
+    from workers.checkpoint.transfer.stores import Objects
+
+    real = Objects.write
+
+    def failing(self, name, parts):
+        if name == "MANIFEST.json":
+            raise CheckpointError("the store cannot be written", "")
+        real(self, name, parts)
+
+    monkeypatch.setattr(Objects, "write", failing)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save("memory://failing/run", 1, {"t": torch.ones(3)})
+    with pytest.raises(NotFound):
+        verify_at("memory://failing/run")

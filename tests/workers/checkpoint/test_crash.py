@@ -19,7 +19,8 @@ from workers.errors import CheckpointError
 
 
 def state(step: int) -> dict[str, Any]:
-    return {"t": {"a": torch.full((50,), float(step)), "b": torch.full((3,), step)}, "extra": {"step": step}}
+    a, b = torch.full((2_500_000,), float(step)), torch.full((3,), step)  # two chunks, from two threads
+    return {"t": {"a": a, "b": b}, "extra": {"step": step}}
 
 
 class Watched(Files):

@@ -17,7 +17,6 @@ from torch import nn
 from cluster.errors import NotFound, UserError
 from workers.checkpoint import export_checkpoint, import_checkpoint, load, open_checkpoint, save, verify
 from workers.checkpoint.exchange import symbols
-from workers.checkpoint.exchange.importing import import_here
 from workers.checkpoint.exchange.isolated import isolate
 from workers.errors import CheckpointError
 
@@ -307,7 +306,7 @@ def test_what_cannot_be_done_is_said_with_the_remedy(own, tmp_path):
             CheckpointError,
             "is not a file of torch.save",
         ),
-        (lambda: import_here(str(tmp_path / "odd.bin")), UserError, "cannot become a checkpoint where it is"),
+        (lambda: import_checkpoint(tmp_path / "odd.bin"), UserError, "cannot become a checkpoint where it is"),
     ]:
         with pytest.raises(kind, match=said):
             call()

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 
-from workers.checkpoint import describe, load, open_checkpoint, save
+from workers.checkpoint import describe, list_checkpoints, load, open_checkpoint, save
 from workers.checkpoint.dcp import Reader, Writer
 from workers.checkpoint.format.checks import read_manifest
 from workers.errors import CheckpointError
@@ -21,11 +21,11 @@ RANKS = Path(__file__).with_name("sharded_ranks.py")
 CODE = Path(__file__).parents[3]
 
 
-def run(root: Path, count: int, what: str) -> None:
+def run(root: Path, count: int, what: str, well: bool = True) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     env = os.environ | {"PYTHONPATH": str(CODE), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, RANKS, root, what], capture_output=True, text=True, timeout=90, env=env)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert (done.returncode == 0) is well, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,12 @@ def root(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_three_ranks_saved_any_other_number_loads(count, root):
     run(root, count, "load")
+
+
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(root):
+    run(root, 2, "killed", well=False)
+    assert [row["step"] for row in list_checkpoints(root / "killed")] == [1]
+    assert load(root / "killed").step == 1
 
 
 def only(root: Path) -> Path:

@@ -34,7 +34,7 @@ def copy(
     text = manifest_text(found)
     manifest = parse_manifest(text, f"{found.where}/{NAME}")
     to = store(target)
-    told = _Told(manifest.size_bytes(), progress)
+    told = Told(manifest.size_bytes(), progress)
     if isinstance(to, Folder):
         travelled, there = _into_folder(found, to.path, name, text, told, files)
     else:
@@ -55,7 +55,7 @@ def verify_at(place: str | Path, progress: Progress | None = None) -> dict[str, 
     """Like workers.checkpoint.verify, for a path or a URI: every byte is read from there."""
     found, _ = chosen(store(place))
     manifest = parse_manifest(manifest_text(found), f"{found.where}/{NAME}")
-    told = _Told(manifest.size_bytes(), progress)
+    told = Told(manifest.size_bytes(), progress)
     problems = []
     for chunk, data in _fetched(found, manifest, _all(manifest)):
         told.more(_size(manifest, chunk))
@@ -72,7 +72,7 @@ def verify_at(place: str | Path, progress: Progress | None = None) -> dict[str, 
 
 
 def _into_folder(
-    found: Folder | Objects, root: Path, name: str, text: bytes, told: "_Told", files: Files | None
+    found: Folder | Objects, root: Path, name: str, text: bytes, told: "Told", files: Files | None
 ) -> tuple[int, bool]:
     try:
         with Incoming(root, name, text, files) as incoming:
@@ -95,7 +95,7 @@ def _into_folder(
 
 
 def _into_objects(
-    found: Folder | Objects, to: Objects, text: bytes, manifest: Manifest, told: "_Told"
+    found: Folder | Objects, to: Objects, text: bytes, manifest: Manifest, told: "Told"
 ) -> tuple[int, bool]:
     """Whole objects: one that is there and sound is not sent again; the manifest is put last."""
     if to.exists(NAME):
@@ -128,7 +128,7 @@ def _is_sound(place: Objects, manifest: Manifest, file: str) -> bool:
     return not any(isinstance(data, CheckpointError) for _, data in _fetched(place, manifest, chunks))
 
 
-def _parts(found: Folder | Objects, manifest: Manifest, file: str, told: "_Told") -> Iterator[bytes]:
+def _parts(found: Folder | Objects, manifest: Manifest, file: str, told: "Told") -> Iterator[bytes]:
     for _, data in _fetched(found, manifest, [chunk for chunk in _all(manifest) if chunk[0] == file]):
         if isinstance(data, CheckpointError):
             raise data
@@ -171,7 +171,7 @@ def _size(manifest: Manifest, chunk: Chunk) -> int:
     return min(CHUNK_BYTES, manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
 
 
-class _Told:
+class Told:
     def __init__(self, total: int, progress: Progress | None):
         self.total, self._done, self._progress = total, 0, progress
 

@@ -1,0 +1,80 @@
+"""Where a save goes: a folder of this machine here, an object store in transfer/remote.py. The steps are the same."""
+
+import shutil
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from workers.checkpoint.disk.committing import write_manifest
+from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.layout import Layout
+from workers.checkpoint.disk.locking import only_writer
+from workers.checkpoint.disk.retention import PART, refuse_older_attempt, remove_checkpoint, retain
+from workers.checkpoint.disk.writer import Arena, Progress, write_shards
+from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer
+from workers.errors import CheckpointError
+
+
+class Destination(Protocol):
+    """One checkpoint on its way. On every rank; rank 0 does all but `put`."""
+
+    root: Any
+    path: Any
+
+    def refuse_older_attempt(self, producer: Producer) -> None:
+        """Raises CheckpointError where a later attempt of the same job has saved."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Raises Conflict while somebody else writes there."""
+
+    def begin(self, step: int, needed_bytes: int, producer: Producer) -> None: ...
+
+    def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]: ...
+
+    def commit(self, described: Manifest) -> None: ...
+
+    def undo(self) -> None:
+        """Leave nothing of what failed."""
+
+    def retain(self, keep: int) -> tuple[str, ...]: ...
+
+
+class OnDisk:
+    """Write aside, rename, manifest last: saving.py has the steps and what each is for."""
+
+    def __init__(self, root: Path, name: str, files: Files):
+        self.root, self.path, self._aside = root, root / name, root / f"{PART}{name}"
+        self._files = files
+
+    def refuse_older_attempt(self, producer: Producer) -> None:
+        refuse_older_attempt(self.root, producer)
+
+    def held(self) -> AbstractContextManager[None]:
+        return only_writer(self.root)
+
+    def begin(self, step: int, needed_bytes: int, producer: Producer) -> None:
+        free_bytes = shutil.disk_usage(self.root).free
+        if needed_bytes > free_bytes:
+            raise CheckpointError(
+                f"step {step} needs {needed_bytes / 2**30:.2f} GiB, {self.root} has {free_bytes / 2**30:.2f} free",
+                "free disk space, or keep fewer checkpoints",
+            )
+        refuse_older_attempt(self.root, producer)  # once more: it may have saved since
+        self._files.make_folder(self._aside)
+
+    def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
+        return write_shards(self._files, self._aside, layouts, arena, progress)
+
+    def commit(self, described: Manifest) -> None:
+        self._files.sync_folder(self._aside)
+        self._files.rename(self._aside, self.path)
+        self._files.sync_folder(self.root)
+        write_manifest(self._files, self.path, described)
+
+    def undo(self) -> None:
+        for there in (self._aside, self.path):
+            with suppress(OSError):  # the first error is the one to tell
+                remove_checkpoint(self._files, there)
+
+    def retain(self, keep: int) -> tuple[str, ...]:
+        return retain(self._files, self.root, keep, self.path)
