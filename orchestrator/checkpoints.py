@@ -182,7 +182,8 @@ class Checkpoints:
                 continue
             reference = parse(text, name)
             path = reference.path if written else self._locate_for(verb, name, text)
-            arguments[name] = {"pool": reference.pool, "path": path, "write": written}
+            place = {"pool": reference.pool, "path": path, "write": written}
+            arguments[name] = place | ({"new": True} if (verb, name) == ("export", "target") else {})
             pools.insert(0 if written else len(pools), reference.pool)
         if not pools:
             raise SpecError("places", "none of them lies in a pool", "run it on paths of this machine, without a fleet")

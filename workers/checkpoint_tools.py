@@ -15,8 +15,8 @@ MOST = 4
 
 
 class CheckpointTools:
-    """Places in `arguments` are {"pool", "path", "write"}; `readable` gives the storage of a pool. URIs are those of
-    object stores only: a path of the node itself is nobody's to name from afar.
+    """Places in `arguments` are {"pool", "path", "write", "new"}; `readable` gives the storage of a pool. URIs are those
+    of object stores only: a path of the node itself is nobody's to name from afar.
     """
 
     def __init__(self, storage: Storage, pool: str, readable: Any):
@@ -63,6 +63,9 @@ class CheckpointTools:
             storage: Storage = self._storage if value["write"] else self._readable(value["pool"])
             if value["write"] and value["pool"] != self._pool:
                 raise UserError(f"pool {value['pool']!r} is not written from here", "ask a node of that pool")
+            if value.get("new"):  # made by the tool itself, in a folder that is there
+                above, _, name = value["path"].rpartition("/")
+                return str((storage.make(above) if above else storage.root) / name)
             return str(storage.make(value["path"]) if value["write"] else storage.find(value["path"]))
         if isinstance(value, dict) and "uri" in value:
             scheme = value["uri"].partition("://")[0]
