@@ -15,8 +15,8 @@ MOST = 4
 
 
 class CheckpointTools:
-    """Places in `arguments` are {"pool", "path", "write", "new"}; `readable` gives the storage of a pool. URIs are those
-    of object stores only: a path of the node itself is nobody's to name from afar.
+    """Places in `arguments` are {"pool", "path", "write", "new"}; `readable` gives the storage of a pool. URIs are of
+    object stores only: a path of the node itself is nobody's to name from afar.
     """
 
     def __init__(self, storage: Storage, pool: str, readable: Any):
