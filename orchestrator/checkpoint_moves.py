@@ -19,6 +19,8 @@ PLACES: dict[str, dict[str, bool]] = {
     "export": {"source": False, "target": True},
 }
 """verb -> argument -> whether it is written."""
+STORES = ("s3", "gs", "gcs", "az", "abfs", "abfss")
+"""Schemes of object stores that nodes reach."""
 OPTIONS: dict[str, Options] = {
     "verify": {},
     "diff": {},
@@ -60,6 +62,8 @@ class Move:
 
 def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, Any]:
     """Copy to another pool or an object store, converted on the way if asked. Bits stay as they are otherwise."""
+    for field, place in (("source", move.source), ("target", move.target)):
+        _check_scheme(field, place)
     if not move.to_kind:
         return _copied(checkpoints, move.source, move.target, progress)
     side = _side(move)
@@ -71,6 +75,12 @@ def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, 
     finally:
         with suppress(PolyfleetError):  # a left-over aside is hidden, and the first error is the one to tell
             checkpoints.tool("discard", {"path": (aside, True)}, {}, _nothing)
+
+
+def _check_scheme(field: str, place: str) -> None:
+    scheme, separator, _ = place.partition("://")
+    if separator and scheme not in STORES:
+        raise SpecError(field, f"{place!r} has the scheme {scheme!r}", nearest(scheme, STORES))
 
 
 def _side(move: Move) -> str:

@@ -120,25 +120,27 @@ class _Told:
 
 def _in_threads(work: list, do: Callable, scratch: bool) -> None:  # type: ignore[type-arg]
     """`do(item, buffer)` for all of `work`, from a few threads. The first error stops all and is raised."""
-    items, lock, failed = iter(work), threading.Lock(), threading.Event()
+    items, lock = iter(work), threading.Lock()
+    failed: list[BaseException] = []  # the first in time is the cause, the others may be its consequences
 
     def run() -> None:
         buffer = aligned(CHUNK_BYTES) if scratch else memoryview(b"")
-        while not failed.is_set():
+        while not failed:
             with lock:
                 item = next(items, None)
             if item is None:
                 return
             try:
                 do(item, buffer)
-            except BaseException:
-                failed.set()
-                raise
+            except BaseException as e:
+                failed.append(e)
+                return
 
     if len(work) == 1:
-        return run()  # a small state needs no thread
-    with ThreadPoolExecutor(min(THREADS, max(len(work), 1)), "checkpoint") as pool:
-        done = [pool.submit(run) for _ in range(min(THREADS, len(work)))]
-    for future in done:
-        future.result()
-    return None
+        run()  # a small state needs no thread
+    elif work:
+        with ThreadPoolExecutor(min(THREADS, len(work)), "checkpoint") as pool:
+            for _ in range(min(THREADS, len(work))):
+                pool.submit(run)
+    if failed:
+        raise failed[0]
