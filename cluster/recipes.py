@@ -97,8 +97,11 @@ NODE_PACKAGES = (
 
 
 def of_requirements(requirements: tuple[str, ...]) -> Recipe:
-    """An environment for a pool that lists its own; what a node needs is added, Ray in exactly our version."""
-    lines = sorted({*requirements, *NODE_PACKAGES, f"ray=={version('ray')}"})
+    """An environment for a pool that lists its own; what a node needs is added, Ray in exactly our version.
+
+    The pool's come first: pip stops at the first it cannot find, and that should be the user's mistake.
+    """
+    lines = [*sorted(set(requirements)), *NODE_PACKAGES, f"ray=={version('ray')}"]
     return Recipe("requirements", "\n".join(lines) + "\n", ("ray", "safetensors", "psutil", "pydantic"), 2 * GB)
 
 
