@@ -94,7 +94,8 @@ def _side(move: Move) -> str:
 
 def _convert_then_copy(checkpoints: Checkpoints, move: Move, aside: str, progress: Progress) -> dict[str, Any]:
     told = _convert(checkpoints, move, move.source, aside, progress)
-    return _copied(checkpoints, told["path"], move.target, progress) | {"source": move.source, "conversion": told}
+    moved = _copied(checkpoints, told["path"], move.target, progress)
+    return moved | {"source": move.source, "conversion": told | {"path": moved["target"]}}
 
 
 def _copy_then_convert(checkpoints: Checkpoints, move: Move, aside: str, progress: Progress) -> dict[str, Any]:

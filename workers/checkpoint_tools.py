@@ -26,13 +26,14 @@ class CheckpointTools:
 
     def start(self, verb: str, arguments: "dict[str, Any]") -> str:
         """An id for `news`. Raises UserError, NotFound for a place that is not there, Conflict when too many run."""
-        resolved = {name: self._resolve(value) for name, value in arguments.items()}
+        roots: dict[Path, str] = {}
+        resolved = {name: self._resolve(value, roots) for name, value in arguments.items()}
         with self._lock:
             self._end_forgotten()
             if sum(not r.done for r in self._running.values()) >= MOST:
                 raise Conflict(f"{MOST} tools run on this node already", "let one finish")
             number = secrets.token_hex(8)
-            self._running[number] = _Running(verb, resolved)
+            self._running[number] = _Running(verb, resolved, roots)
         return number
 
     def news(self, number: str, seen: int, timeout_s: float) -> "dict[str, Any]":
@@ -49,7 +50,7 @@ class CheckpointTools:
                 self._running.pop(number, None)
             if running.error is not None:
                 raise running.error
-            told["result"] = self._relative(running.result)
+            told["result"] = _named(running.result, running.roots)
         return told
 
     def stop(self, number: str) -> None:
@@ -58,9 +59,11 @@ class CheckpointTools:
         if running is not None:
             running.stop()
 
-    def _resolve(self, value: Any) -> Any:
+    def _resolve(self, value: Any, roots: "dict[Path, str]") -> Any:
+        """What the tool is given; storages that it reaches are added to `roots`, with their pools."""
         if isinstance(value, dict) and "pool" in value:
             storage: Storage = self._storage if value["write"] else self._readable(value["pool"])
+            roots[storage.root] = value["pool"]
             if value["write"] and value["pool"] != self._pool:
                 raise UserError(f"pool {value['pool']!r} is not written from here", "ask a node of that pool")
             if value.get("new"):  # made by the tool itself, in a folder that is there
@@ -74,16 +77,6 @@ class CheckpointTools:
             return value["uri"]
         return value
 
-    def _relative(self, value: Any) -> Any:
-        """Paths in an answer as the pool has them."""
-        if isinstance(value, dict):
-            return {key: self._relative(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._relative(item) for item in value]
-        if isinstance(value, str) and value.startswith(f"{self._storage.root}/"):
-            return f"{self._pool}:{Path(value).relative_to(self._storage.root)}"
-        return value
-
     def _end_forgotten(self) -> None:
         now = time.monotonic()
         for number, running in list(self._running.items()):
@@ -92,12 +85,23 @@ class CheckpointTools:
                 del self._running[number]
 
 
+def _named(value: Any, roots: "dict[Path, str]") -> Any:
+    """An answer with its paths as pools have them."""
+    if isinstance(value, dict):
+        return {key: _named(item, roots) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_named(item, roots) for item in value]
+    root = next((r for r in roots if isinstance(value, str) and value.startswith(f"{r}/")), None)
+    return value if root is None else f"{roots[root]}:{Path(value).relative_to(root)}"
+
+
 class _Stopped(Exception):
     pass
 
 
 class _Running:
-    def __init__(self, verb: str, arguments: "dict[str, Any]"):
+    def __init__(self, verb: str, arguments: "dict[str, Any]", roots: "dict[Path, str]"):
+        self.roots = roots
         self.result: Any = None
         self.error: PolyfleetError | None = None
         self.done = False

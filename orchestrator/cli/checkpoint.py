@@ -22,7 +22,9 @@ def _run(verb: str, places: dict[str, str], what: str = "", **options: Any) -> A
 
 @app.command("list")
 def list_(
-    prefix: Annotated[str, typer.Argument(help="Only below this path of the pools, or a folder here.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(help="Only below this path of the pools, or a folder here.", metavar="[JOB|POOL:PATH|PATH]")
+    ] = "",
     pool: Annotated[str, typer.Option(help="Only of this pool.")] = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -33,8 +35,11 @@ def list_(
     if prefix.startswith(("/", "./", "../", "~")) or prefix in (".", ".."):
         rows = on_this_machine("list", {"root": prefix})
     else:
+        of_pool, _, path = ("", "", prefix) if is_local(prefix) else prefix.partition(":")
+        if of_pool and pool not in ("", of_pool):
+            raise UserError(f"{prefix} is not in pool {pool!r}", "leave out --pool")
         with connect(progress=say) as client:
-            rows = client.checkpoints(pool, prefix)
+            rows = client.checkpoints(of_pool or pool, path)
     emit(rows, output, checkpoints)
 
 

@@ -87,7 +87,7 @@ class Policy:
         ]
         sentence = f"loading step {report.step} would lose values: {few(lines, '; ')}"
         if self.on_lossy == "error":
-            raise CheckpointError(sentence, 'pass on_lossy="warn" or "allow" to accept it')
+            raise CheckpointError(sentence, 'accept it with on_lossy="allow" (on the command line --on-lossy allow)')
         warnings.warn(LossyLoad(sentence), stacklevel=4)
 
     def _lacks(self, device_type: str) -> Mapping[str, str]:
