@@ -88,7 +88,7 @@ def test_a_device_that_is_here_is_asked_and_its_answers_are_kept(name, tmp_path)
     kept.write_text(json.dumps(answers | {"compile": "as kept"}))
     assert capabilities(kind, backend).compile.value == "as kept"
     kept.write_text("{")
-    assert answers_of(backend)["dtypes"] == answers["dtypes"]
+    assert answers_of(backend)["dtypes"].keys() == answers["dtypes"].keys()
 
 
 def test_float16_without_units_is_not_called_native():
