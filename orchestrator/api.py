@@ -17,10 +17,10 @@ from orchestrator import submission
 from orchestrator.inventory import backend_rows
 from orchestrator.jobs import JobHandle
 from orchestrator.schemas import schema_of
+from orchestrator.show import benchmark as show_benchmark
 from orchestrator.show import checkpoints as show_checkpoints
 from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
-from orchestrator.show.benchmark import comparison
 from orchestrator.show.grid import Stack
 from orchestrator.show.views import Facts, Rows
 from orchestrator.spec import JobSpec
@@ -113,23 +113,35 @@ class Orchestrator:
 
     def benchmark(
         self,
-        entry: str,
-        *,
-        working_dir: str = ".",
-        pools: list[str] | None = None,
-        rounds: int = 0,
-        batch_size: int = 0,
-        sample_input: str = "",
-        train: bool = True,
-        level: str = "",
-        precision: str = "",
+        *cases: str,
+        entry: str = "",
+        working_dir: str = "",
         progress: Progress = _quiet,
+        **options: Any,
     ) -> Facts:
-        """Measure the model that `entry` makes in each pool, one after the other: see benchmark/compare.py."""
-        from orchestrator.benchmark.run import Workload, run
+        """Measure cases, or the model that `entry` makes, on one device of every kind, and wait for the results.
 
-        workload = Workload(entry, working_dir, rounds, batch_size, sample_input, train, level, precision)
-        return Facts(run(self._client, workload, pools, progress), comparison)
+        `options` are fields of orchestrator.benchmark.suite.Request: pools, kinds, precisions, levels, rounds, ….
+        A run that is interrupted here goes on; `o.cancel_benchmark(run)` ends it.
+        """
+        from orchestrator.benchmark import running
+
+        asked = options | ({"entry": entry} if entry else {"cases": list(cases) or ["all"]})
+        run = running.begin(self._client, asked, working_dir)["run"]
+        running.follow(self._client, run, progress)
+        return self.benchmark_report(run)
+
+    def benchmark_report(self, run: str = "latest") -> Facts:
+        """What a run measured, as a table; the numbers are in it as plain data."""
+        from orchestrator.benchmark import running
+
+        return Facts(running.results_of(self._client, run), show_benchmark.report)
+
+    def benchmark_runs(self) -> Rows:
+        return Rows(self._client.benchmarks(), show_benchmark.runs)
+
+    def cancel_benchmark(self, run: str) -> Facts:
+        return Facts(self._client.benchmark_cancel(run), show_benchmark.view)
 
     def schema(self, kind: str) -> Data:
         """JSON Schema of a `job` or a `fleet` file."""

@@ -189,6 +189,21 @@ class Client(Transport):
                 gone = e
             self._reconnect(gone)
 
+    def benchmark_begin(self, request: Data, package: str = "") -> Data:
+        return self.post("/v1/benchmarks", {"request": request, "package": package})
+
+    def benchmarks(self) -> list[Data]:
+        return self.rows("/v1/benchmarks")
+
+    def benchmark(self, ref: str) -> Data:
+        return self.get(f"/v1/benchmarks/{segment(ref)}")
+
+    def benchmark_lines(self, ref: str, after: int = 0) -> list[Data]:
+        return self.rows(f"/v1/benchmarks/{segment(ref)}/lines", after=after)
+
+    def benchmark_cancel(self, ref: str) -> Data:
+        return self.post(f"/v1/benchmarks/{segment(ref)}/cancel", {})
+
     def changes(self, after: int = 0, timeout_s: float = 10.0) -> Data:
         return self.get("/v1/changes", after=after, timeout_s=timeout_s)
 

@@ -22,6 +22,7 @@ from orchestrator.core.model import Event, Job
 from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.runtime import observe
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher, resolve_secrets
 from orchestrator.runtime.logs import Logs
@@ -49,9 +50,12 @@ class Service:
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox)
         self._logs = Logs(self.agents)
         self._settled = ""
+        self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
         self.runtime.start()
+        self._benchmarks.take_up()
 
     def close(self) -> None:
+        self._benchmarks.close()
         self.runtime.close()
         self.store.close()
 
@@ -228,6 +232,24 @@ class Service:
             }
             for name, why in lost
         ]
+
+    # -- benchmarks
+
+    def benchmark_begin(self, request: dict[str, Any], package: str) -> dict[str, Any]:
+        self._seen()
+        return self._benchmarks.begin(request, package)
+
+    def benchmarks(self) -> list[dict[str, Any]]:
+        return self._benchmarks.views()
+
+    def benchmark(self, ref: str) -> dict[str, Any]:
+        return self._benchmarks.view(ref)
+
+    def benchmark_lines(self, ref: str, after: int) -> list[dict[str, Any]]:
+        return self._benchmarks.lines(ref, after)
+
+    def benchmark_cancel(self, ref: str) -> dict[str, Any]:
+        return self._benchmarks.cancel(ref)
 
     # -- folders and checkpoints
 

@@ -107,6 +107,7 @@ class JobSpec(Model):
             min_count=wanted.min_count,
             nodes=own.nodes or self.resources.nodes or 1,
             pool=own.pool or self.resources.pool,
+            node=own.node or self.resources.node,
             memory_bytes=size_bytes(memory) if memory is not None else 0,
             precision=own.precision or self.precision,
             batch_size=own.batch_size or self.batch_size,
@@ -177,6 +178,8 @@ def _check_fields(spec: JobSpec) -> None:
         if not all(own.command or spec.command for own, _ in spec.resources.alternatives()):
             raise SpecError("command", "a run job needs a command", "e.g. command: python train.py")
         return
+    if spec.task == "benchmark" and spec.arguments.get("session"):
+        return  # it measures what a run over the fleet tells it to
     if not spec.entry:
         raise SpecError("entry", f"a {spec.task} job needs an entry", "write file.py:function or module:function")
     if spec.task != "train" and ":" not in spec.entry:

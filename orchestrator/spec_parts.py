@@ -35,6 +35,9 @@ class Shape(Model):
     pool: str = ""
     """Only nodes of this pool."""
 
+    node: str = ""
+    """Only this node, as `polyfleet inventory` names it."""
+
     @model_validator(mode="before")
     @classmethod
     def _gpus_is_accelerators(cls, data: Any) -> Any:

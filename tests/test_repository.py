@@ -20,6 +20,11 @@ OF_WORKERS = (
     "workers.messages",
     "workers.errors",
     "workers.discovery",
+    "workers.benchmark.case",
+    "workers.benchmark.catalogue",
+    "workers.benchmark.host",
+    "workers.benchmark.serving",
+    "workers.capability.facts",
     "workers.selection.ranking",
     "workers.checkpoint.format.manifest",
     "workers.checkpoint.inspect",
@@ -29,7 +34,7 @@ AGENT_FROM = "orchestrator/runtime/"
 TORCH_FROM = tuple(
     f"workers/{part}/"
     for part in (
-        *("backends", "capability", "checkpoint", "kernels", "libraries"),
+        *("backends", "benchmark", "capability", "checkpoint", "kernels", "libraries"),
         *("memory", "optimizers", "tasks", "validation"),
     )
 )

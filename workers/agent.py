@@ -17,6 +17,7 @@ from cluster.plain import from_plain, to_plain
 from workers.attempt import fence
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
+from workers.benchmark.serving import ask
 from workers.checkpoint_tools import CheckpointTools
 from workers.discovery import discover
 from workers.discovery.facts import node_facts, place
@@ -118,6 +119,10 @@ class Agent:
     def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """{"data", "next", "ended"}: whole lines of a rank's log from byte `offset`."""
         return self._attempts.log(job, epoch, rank, offset, limit_bytes)
+
+    def measure(self, job: str, epoch: int, message: dict[str, Any], timeout_s: float) -> Any:
+        """Ask the benchmark session of an attempt here. Raises NotFound, FleetError when it does not answer."""
+        return ask(self._attempts.folder(job, epoch), message, timeout_s)
 
     def has_package(self, sha: str) -> bool:
         return self._packages.has(sha)

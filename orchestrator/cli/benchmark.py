@@ -1,60 +1,185 @@
-"""`polyfleet benchmark`: one model, every pool, one table."""
+"""`polyfleet benchmark …`: measure the fleet, look at what was measured, compare it with what was before."""
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from cluster.errors import UserError
+from orchestrator.cli.output import Format, Output, emit, say, waiting, write
+
+app = typer.Typer(
+    help="Compare back ends across the fleet, with numbers to rely on.", no_args_is_help=True, rich_markup_mode=None
+)
+Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run's id, `latest`, or a file of lines.")]
+NOT_WHOLE = 1
+PROBLEMS = ("failed", "wrong", "lost")
 
 
-class Level(StrEnum):
-    O0 = "O0"
-    O1 = "O1"
-    O2 = "O2"
-    O3 = "O3"
+class Scale(StrEnum):
+    quick = "quick"
+    full = "full"
 
 
-def benchmark(
-    entry: Annotated[
-        str, typer.Argument(help="What makes the model: file.py:function or module:function.", metavar="ENTRY")
-    ],
-    working_dir: Annotated[str, typer.Option(help="Folder to send along.")] = ".",
-    pools: Annotated[str, typer.Option(help="Pools to measure, a,b; by default all, the first is the reference.")] = "",
-    rounds: Annotated[int, typer.Option(help="Measured rounds; 0: the task's default.", min=0)] = 0,
-    batch_size: Annotated[int, typer.Option(help="Items per call; 0: the task's default.", min=0)] = 0,
-    sample_input: Annotated[str, typer.Option(help="What makes the input: module:function.")] = "",
-    train: Annotated[bool, typer.Option("--train/--no-train", help="Measure the training step too.")] = True,
-    level: Annotated[Level | None, typer.Option(help="Optimisation level.", show_choices=True)] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "",
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+@app.command("list")
+def list_(
+    patterns: Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Only these.")] = None,
+    scale: Annotated[Scale, typer.Option(help="Shapes: quick ones suit a CPU.", show_choices=True)] = Scale.quick,
     output: Output = Format.TABLE,
 ) -> None:
-    """Measure a model in each pool and compare.
+    """Every case, with its operations and bytes."""
+    from orchestrator.show.benchmark import cases
+    from workers.benchmark import catalogue
 
-    One job per pool, one after the other. Exit code 1 when a pool has no result.
+    chosen = catalogue.choose(patterns or ["all"], scale.value)
+    emit([case.to_plain() | {"bytes_fp32": case.bytes(4)} for case in chosen], output, cases)
+
+
+@app.command()
+def run(
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CASE|ENTRY]...",
+            help="Cases, suites (operations, models, transfers, smoke, all) or patterns such as 'gpt2/*'; or what makes"
+            " a model of yours: file.py:function or module:function.",
+        ),
+    ] = None,
+    working_dir: Annotated[str, typer.Option(help="Folder to send along with an ENTRY.")] = "",
+    sample_input: Annotated[str, typer.Option(help="What makes its input: module:function.")] = "",
+    batch_size: Annotated[int, typer.Option(help="What sample_input is called with; 0: 1.", min=0)] = 0,
+    train: Annotated[bool, typer.Option("--train/--no-train", help="Its training step, too.")] = True,
+    workload: Annotated[str, typer.Option(help="The name its results get; by default the entry.")] = "",
+    pools: Annotated[str, typer.Option(help="Only these pools, a,b; the first is what others are compared with.")] = "",
+    kinds: Annotated[str, typer.Option(help="Only these kinds, a,b.")] = "",
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16; several: a,b.")] = "fp32",
+    level: Annotated[str, typer.Option(help="O0, O1, O2, O3; several: a,b.")] = "O1",
+    regime: Annotated[str, typer.Option(help="hot, or hot,cold: operations with caches cold, too.")] = "hot",
+    scale: Annotated[Scale, typer.Option(help="Shapes: quick ones suit a CPU.", show_choices=True)] = Scale.quick,
+    rounds: Annotated[int, typer.Option(help="At least so many; 0: what the number of comparisons needs.", min=0)] = 0,
+    max_rounds: Annotated[int, typer.Option(help="At most so many for a case.", min=1)] = 60,
+    case_seconds: Annotated[float, typer.Option(help="Stop a case after so long, narrow enough or not.")] = 30.0,
+    max_minutes: Annotated[float, typer.Option(help="Begin no case after so long.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Of weights, inputs and the order of turns.", min=0)] = 0,
+    all_devices: Annotated[bool, typer.Option("--all-devices", help="Every device, not one of each kind.")] = False,
+    priority: Annotated[int, typer.Option(help="Of the jobs that hold the nodes.")] = 0,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and return.")] = False,
+    here: Annotated[str, typer.Option(help="Measure back ends of this machine, a,b, without a fleet.")] = "",
+    save: Annotated[Path | None, typer.Option(help="Write the lines to this file, too.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Measure cases, or a model of yours, on one device of every kind: interleaved, checked, with intervals.
+
+    Exit code 1 when a cell failed, was lost, or computed something wrong.
     """
-    from orchestrator.api import Orchestrator
-    from orchestrator.cli.errors import FAILED
-    from orchestrator.show.benchmark import comparison
+    request = _request(
+        patterns or ["all"], sample_input=sample_input, batch_size=batch_size, train=train, workload=workload,
+        pools=_words(pools), kinds=_words(kinds), precisions=_words(precision), levels=_words(level),
+        regimes=_words(regime), scale=scale.value, rounds=rounds, max_rounds=max_rounds, case_s=case_seconds,
+        max_minutes=max_minutes, seed=seed, all_devices=all_devices, priority=priority,
+    )  # fmt: skip
+    if here:
+        lines = _measure_here(request, _words(here))
+    else:
+        found = _measure_fleet(request, working_dir, detach, output)
+        if found is None:
+            return
+        lines = found
+    if save:
+        _save(lines, save)
+    _tell(lines, output)
 
-    chosen = [name.strip() for name in pools.split(",") if name.strip()] or None
+
+def _request(patterns: list[str], **options: Any) -> dict[str, Any]:
+    """What is not said is left to the suite. An argument with a colon is the entry of a model."""
+    entries = [pattern for pattern in patterns if ":" in pattern]
+    if len(entries) > 1 or (entries and len(patterns) > 1):
+        raise UserError("a run measures one model of yours, or cases", "make two runs of it")
+    given = {"entry": entries[0]} if entries else {"cases": patterns}
+    return given | {name: value for name, value in options.items() if value not in ("", [], None)}
+
+
+def _measure_fleet(
+    request: dict[str, Any], working_dir: str, detach: bool, output: Format
+) -> list[dict[str, Any]] | None:
+    from orchestrator.benchmark import running
+    from orchestrator.client import connect
+    from orchestrator.show.benchmark import view
+
+    with connect(progress=say) as client, waiting("benchmark") as update:
+        begun = running.begin(client, request, working_dir)
+        if detach:
+            if output is Format.TABLE:
+                write(begun["run"])
+            else:
+                emit(begun, output, view)
+            return None
+        try:
+            ended = running.follow(client, begun["run"], update)
+        except KeyboardInterrupt:
+            say(f"{begun['run']} goes on; `polyfleet benchmark cancel {begun['run']}` ends it")
+            raise
+        if ended["state"] != "SUCCEEDED":
+            say(f"{ended['run']}: {ended['state'].lower()}: {ended['reason']}")
+        return client.benchmark_lines(begun["run"])
+
+
+def _measure_here(request: dict[str, Any], backends: list[str]) -> list[dict[str, Any]]:
+    from orchestrator.benchmark.here import measure
+
+    with waiting("benchmark") as update:
+        return measure(request, backends, update)
+
+
+def _save(lines: list[dict[str, Any]], path: Path) -> None:
+    from orchestrator.benchmark.export import to_jsonl
+
     try:
-        with Orchestrator.connect(progress=say) as o, waiting("benchmark") as update:
-            answer = o.benchmark(
-                entry,
-                working_dir=working_dir,
-                pools=chosen,
-                rounds=rounds,
-                batch_size=batch_size,
-                sample_input=sample_input,
-                train=train,
-                level=level.value if level else "",
-                precision=precision,
-                progress=update,
-            )
-    except KeyboardInterrupt:
-        say("interrupted; the job that was being measured is cancelled")
-        raise
-    emit(dict(answer), output, comparison)
-    if answer["failed"]:
-        raise typer.Exit(FAILED)
+        path.write_text(to_jsonl(lines))
+    except OSError as e:
+        raise UserError(f"{path} cannot be written: {e.strerror}", "name another file") from None
+
+
+def _tell(lines: list[dict[str, Any]], output: Format) -> None:
+    from orchestrator.benchmark.results import results
+    from orchestrator.show.benchmark import report as shown
+
+    found = results(lines)
+    emit(found, output, shown)
+    if found["lost"] or any(cell["status"] in PROBLEMS for cell in found["cells"]):
+        raise typer.Exit(NOT_WHOLE)
+
+
+@app.command("runs")
+def runs(output: Output = Format.TABLE) -> None:
+    """All runs of this fleet's server."""
+    from orchestrator.client import connect
+    from orchestrator.show.benchmark import runs as shown
+
+    with connect(progress=say) as client:
+        emit(client.benchmarks(), output, shown)
+
+
+@app.command()
+def show(run: Run, output: Output = Format.TABLE) -> None:
+    """Where a run stands, and the jobs that hold its nodes."""
+    from orchestrator.client import connect
+    from orchestrator.show.benchmark import view
+
+    with connect(progress=say) as client:
+        emit(client.benchmark(run), output, view)
+
+
+@app.command()
+def cancel(run: Run, output: Output = Format.TABLE) -> None:
+    """End a run; what was measured stays."""
+    from orchestrator.client import connect
+    from orchestrator.show.benchmark import view
+
+    with connect(progress=say) as client:
+        emit(client.benchmark_cancel(run), output, view)

@@ -26,11 +26,12 @@ app = typer.Typer(
 )
 VERBS: tuple[Callable[..., None], ...] = (
     *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor),
-    *(jobs.submit, jobs.jobs, jobs.show, jobs.logs, jobs.cancel, jobs.explain, benchmark.benchmark),
+    *(jobs.submit, jobs.jobs, jobs.show, jobs.logs, jobs.cancel, jobs.explain),
     *(schema.schema, completion.completion),
 )
 for verb in VERBS:
     app.command(cls=jobs.WithCommand if verb is jobs.submit else None)(verb)
+app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(env.app, name="env")
 app.add_typer(server.app, name="server")

@@ -40,6 +40,12 @@ def right_pool(want: Candidate, have: Devices) -> str:
     return f"is in pool {have.pool}, job asks for pool {want.pool}"
 
 
+def right_node(want: Candidate, have: Devices) -> str:
+    if want.node in ("", have.node):
+        return ""
+    return f"is node {have.node}, job asks for node {want.node}"
+
+
 def enough_memory(want: Candidate, have: Devices) -> str:
     if have.memory_bytes >= want.memory_bytes:
         return ""
@@ -67,7 +73,7 @@ def enough_free(want: Candidate, have: Devices) -> str:
     return f"{len(have.free)} of {_devices(have.total)} {are} free, job needs {_needed(want)}"
 
 
-EVER: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, enough_memory, enough_devices)
+EVER: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, right_node, enough_memory, enough_devices)
 """What no waiting will change on these devices."""
 
 LASTING: tuple[Rule, ...] = (*EVER, node_takes_jobs)

@@ -19,6 +19,7 @@ class Candidate:
     min_count: int = 1
     nodes: int = 1
     pool: str = ""
+    node: str = ""
     memory_bytes: int = 0
     precision: str = ""
     batch_size: int = 0

@@ -14,7 +14,7 @@ from cluster.version import VERSION
 from orchestrator.server import answers
 from orchestrator.server.facade import Facade
 from orchestrator.server.guard import Guard
-from orchestrator.server.routes import changes, checkpoints, fleet, jobs, packages, schema, server
+from orchestrator.server.routes import benchmarks, changes, checkpoints, fleet, jobs, packages, schema, server
 
 
 class Guarded(FastAPI):
@@ -47,7 +47,7 @@ def make_app(
     app.state.stopping = threading.Event()
     app.state.stream_threads = None
     app.state.stop = stop or app.state.stopping.set
-    for part in (server, fleet, jobs, changes, packages, checkpoints, schema):
+    for part in (server, fleet, jobs, changes, packages, checkpoints, benchmarks, schema):
         app.include_router(part.router)
     answers.install(app)
     return app

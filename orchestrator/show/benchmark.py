@@ -1,67 +1,176 @@
-"""The comparison of pools as one table."""
+"""Benchmark runs in a terminal: the heat map of cases by columns, and lists of runs and cases."""
 
-from typing import Any
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.show.grid import Stack, grid
-from orchestrator.show.units import duration
+from orchestrator.show.grid import Grid, Stack, grid
+from orchestrator.show.text import one_line, visible
+from orchestrator.show.units import ago, duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Data = dict[str, Any]
+WORDS = {"unsupported": "unsupported", "failed": "failed", "wrong": "WRONG", "lost": "lost", "skipped": "not measured"}
+SIGNS = {"FASTER": "▲", "SLOWER": "▼", "SAME": "=", "INCONCLUSIVE": "?"}
 
 
-def comparison(answer: Data) -> Stack:
-    """One line per pool: times with their 95 % intervals, ratio to the first pool, how far outputs lie apart."""
-    pools = list(dict.fromkeys(row["pool"] for row in answer["rows"]))
-    columns = (
-        "POOL",
-        "KIND",
-        "FORWARD",
-        "TRAINING STEP",
-        "ITEMS/S",
-        "RATIO",
-        "INTERVALS",
-        "FROM CPU FP32",
-        "FROM FIRST POOL",
-    )
-    table = grid(columns, (_line(pool, answer) for pool in pools), empty="no pool has a result")
-    failed = [f"{f['pool']}: no result, {f['reason']}{_more(f['job'])}" for f in answer["failed"]]
-    notes = [answer["note"]] if answer["note"] else []
-    return Stack((table, *(["", *failed, *notes] if failed or notes else [])))
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One cell of the map. `heat` from -1 (slower) over 0 to 1 (faster); None: no comparison."""
+
+    text: str
+    heat: float | None = None
+    dim: bool = False
+    bad: bool = False
 
 
-def _more(job: str) -> str:
-    return f"; `polyfleet show {job}` tells more" if job else ""
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Cases by columns; colours say the same as the words."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Tile, ...]], ...]
+
+    def __rich__(self) -> "RenderableType":
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("CASE", no_wrap=True)
+        for name in self.columns:
+            table.add_column(name, justify="right", overflow="fold")
+        for name, tiles in self.rows:
+            table.add_row(name, *(Text(tile.text, style=_style(tile)) for tile in tiles))
+        return table
+
+    def html(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("CASE", *self.columns))
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(tile.text)}</td>' for tile in tiles)}</tr>"
+            for name, tiles in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _line(pool: str, answer: Data) -> tuple[Any, ...]:
-    cases = {row["case"]: row for row in answer["rows"] if row["pool"] == pool}
-    main = cases.get("forward") or next(iter(cases.values()))
-    apart = next(d for d in answer["divergence"] if d["pool"] == pool)
-    emulated = " (emulated)" if main["emulated"] and "emulated" not in main["kind"] else ""
-    return (
-        pool,
-        main["kind"] + emulated,
-        _time(cases.get("forward")),
-        _time(cases.get("training_step")),
-        f"{main['items_per_s']:,.0f}",
-        _ratio(main),
-        main["intervals"],
-        _apart(apart["from_reference"]),
-        _apart(apart["from_first_pool"]) if pool != answer["reference_pool"] else "",
-    )
-
-
-def _time(row: Data | None) -> str:
-    return f"{duration(row['median_s'])} [{duration(row['ci_low_s'])}, {duration(row['ci_high_s'])}]" if row else ""
-
-
-def _ratio(row: Data) -> str:
-    if row["speed_ratio"] is None:
+def _style(tile: Tile) -> str:
+    if tile.bad:
+        return "bold red"
+    if tile.dim:
+        return "dim"
+    if tile.heat is None or abs(tile.heat) < 0.05:
         return ""
-    return f"{row['speed_ratio']:.2f}× [{row['speed_ratio_low']:.2f}, {row['speed_ratio_high']:.2f}]"
+    return "green" if tile.heat > 0 else "yellow" if tile.heat > -0.6 else "red"
 
 
-def _apart(data: Data) -> str:
-    if data.get("max_abs") is None:
-        return str(data.get("reason") or "")
-    relative = data.get("max_rel")
-    return f"{data['max_abs']:.1e}" + (f" (rel {relative:.1e})" if relative is not None else "")
+def report(results: Data) -> Stack:
+    """The map, what could not be measured and why, and how far the whole can be trusted."""
+    ways = list(dict.fromkeys(_way(cell) for cell in results["cells"]))
+    columns = [column["column"] for column in results["columns"]]
+    by_place = {(c["case"], _way(c), c["column"]): c for c in results["cells"]}
+    cases = list(dict.fromkeys(cell["case"] for cell in results["cells"]))
+    rows = []
+    for case in cases:
+        for way in ways:
+            cells = [by_place.get((case, way, column)) for column in columns]
+            if any(cells):
+                name = case if len(ways) == 1 else f"{case}  {way}"
+                rows.append((one_line(name), tuple(_tile(cell) for cell in cells)))
+    heat = HeatMap(tuple(one_line(c) for c in columns), tuple(rows))
+    told = [*_trust(results), *_reasons(results)]
+    return Stack((heat, *(["", *told] if told else [])))
+
+
+def _way(cell: Data) -> str:
+    return f"{cell['precision']} {cell['level']}" + (" cold" if cell["regime"] == "cold" else "")
+
+
+def _tile(cell: Data | None) -> Tile:
+    if cell is None:
+        return Tile("", dim=True)
+    if cell["call_s"] is None:
+        return Tile(WORDS.get(cell["status"], str(cell["status"])), dim=True, bad=cell["status"] in ("wrong", "failed"))
+    taken = duration(cell["call_s"]["median"])
+    versus = cell.get("versus")
+    if not versus:
+        return Tile(taken)
+    ratio, verdict = versus["ratio"], versus["verdict"]
+    heat = max(-1.0, min(1.0, math.log2(ratio) / 2)) if verdict in ("FASTER", "SLOWER") else 0.0
+    return Tile(f"{taken}  {ratio:.2f}× {SIGNS[verdict]}", heat, dim=verdict == "INCONCLUSIVE")
+
+
+def _trust(results: Data) -> list[str]:
+    told = []
+    for host in results["hosts"]:
+        why = f": {'; '.join(host['reasons'][:2])}" if host["reasons"] else ""
+        told.append(f"{', '.join(host['columns'])}: the host was {host['class']}{why}")
+    noises = [c["noise"] for c in results["cells"] if c.get("noise") is not None]
+    if noises:
+        told.append(
+            f"the same measured twice differed by at most {max(noises):.1%}, in the middle {_middle(noises):.1%}"
+        )
+    if any(c.get("versus") for c in results["cells"]):
+        told.append("× the first column's time over this one's; ▲ faster ▼ slower = same ? inconclusive")
+    return told
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _reasons(results: Data) -> list[str]:
+    """Each reason once, with the cells it is of."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for cell in results["cells"]:
+        if cell["call_s"] is None:
+            found.setdefault((cell["column"], cell["status"], cell["reason"]), []).append(
+                f"{cell['case']} {_way(cell)}"
+            )
+    told = [
+        f"{column}: {WORDS.get(status, status)}: {visible(reason)} ({_some(names)})"
+        for (column, status, reason), names in found.items()
+    ]
+    lost = [f"{column}: lost: {visible(reason)}" for column, reason in results["lost"].items()]
+    return [*lost, *told]
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def runs(views: list[Data]) -> Grid:
+    from datetime import UTC, datetime
+
+    def began(view: Data) -> str:
+        return ago(datetime.fromtimestamp(view["begun_s"], UTC).isoformat())
+
+    return grid(
+        ("RUN", "STATE", "CELLS", "COLUMNS", "BEGAN", "REASON"),
+        ((v["run"], v["state"], v["cells"], ", ".join(c["column"] for c in v["columns"]), began(v), v["reason"])
+         for v in views),
+        empty="no benchmark runs",
+    )  # fmt: skip
+
+
+def cases(rows: list[Data]) -> Grid:
+    return grid(
+        ("CASE", "FAMILY", "GFLOP", "MB", "ITEMS", "ABOUT"),
+        ((r["case"], r["family"], f"{r['flops'] / 1e9:.3g}" if r["flops"] else "", f"{r['bytes_fp32'] / 1e6:.3g}",
+          f"{r['items']:g} {r['item']}s" if r["item"] != "call" else "", r["about"]) for r in rows),
+        empty="no cases",
+    )  # fmt: skip
+
+
+def view(data: Data) -> Stack:
+    from orchestrator.show.grid import facts
+
+    columns = grid(
+        ("COLUMN", "JOB", "POOL", "KIND"), ((c["column"], c["job"], c["pool"], c["kind"]) for c in data["columns"])
+    )
+    head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "cells": data["cells"],
+            "doing": data["progress"].get("case", "")}  # fmt: skip
+    return Stack((facts(head), "", columns))

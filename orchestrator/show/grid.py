@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.show.text import one_line
 
@@ -82,11 +82,19 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = 
     return Grid(tuple(columns), tuple(cells), one_line(title), empty)
 
 
+class Drawn(Protocol):
+    """What a terminal and a notebook can show."""
+
+    def __rich__(self) -> "RenderableType": ...
+
+    def html(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Grids and lines, one below the other."""
+    """Tables and lines, one below the other."""
 
-    parts: tuple[Grid | str, ...]
+    parts: tuple[Drawn | str, ...]
 
     def __rich__(self) -> "RenderableType":
         from rich.console import Group

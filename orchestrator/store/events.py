@@ -11,6 +11,7 @@ from sqlalchemy import Row, Select, select
 
 from cluster.errors import Conflict, UserError
 from orchestrator.core.model import Event
+from orchestrator.store.benchmarks import BenchmarkLines
 from orchestrator.store.codec import decode, encode
 from orchestrator.store.database import Database
 from orchestrator.store.schema import events, reports, requests
@@ -39,6 +40,7 @@ class EventStore:
     def __init__(self, url: str):
         self._database = Database(url)
         self._writer = Writer(self._database)
+        self.benchmarks = BenchmarkLines(self._database, self._writer)
         self._stripes = [threading.RLock() for _ in range(STRIPES)]
         self._writer.start()
 

@@ -48,6 +48,18 @@ reports = Table(
     Index("reports_of_job", "job", "seq"),
 )
 
+benchmark_lines = Table(
+    "benchmark_lines",
+    metadata,
+    Column("seq", _Sequence, primary_key=True, autoincrement=True),
+    Column("run", String(128), nullable=False),
+    Column("time", Double, nullable=False),
+    Column("line", String(64), nullable=False),
+    Column("data", Text, nullable=False),
+    Index("benchmark_lines_of_run", "run", "seq"),
+)
+"""The log of each benchmark run: what was asked for, every cell as it was measured, how it ended."""
+
 
 def prepare(connection: Connection, where: str) -> None:
     """Make what is missing. Raises FleetError for a store that a newer Polyfleet wrote; nothing is touched then."""

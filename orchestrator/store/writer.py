@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 
 from cluster.errors import FleetError
 from orchestrator.store.database import Database
-from orchestrator.store.schema import events, reports, requests
+from orchestrator.store.schema import benchmark_lines, events, reports, requests
 from orchestrator.store.schema import writer as writers
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Work:
 
     events: list[Row]
     request: Row | None = None
+    benchmark_lines: list[Row] = field(default_factory=list)
     done: "Future[list[int]]" = field(default_factory=Future)
 
 
@@ -117,9 +118,10 @@ class Writer(threading.Thread):
         rows = [row | {"seq": self.last_seq + n} for n, row in enumerate((r for w in work for r in w.events), start=1)]
         lines = [row | {"seq": self._last_report + n} for n, row in enumerate(lines, start=1)]
         answered = [w.request for w in work if w.request]
+        measured = [row for w in work for row in w.benchmark_lines]
         with connection.begin():
             self._still_ours(connection)
-            for table, values in ((events, rows), (requests, answered), (reports, lines)):
+            for table, values in ((events, rows), (requests, answered), (reports, lines), (benchmark_lines, measured)):
                 if values:
                     connection.execute(table.insert(), values)
         self._last_report += len(lines)

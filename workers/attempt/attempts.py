@@ -124,6 +124,13 @@ class Attempts:
         attempt, folder = next(((a, f) for a, f in folders if f.log(rank).exists()), folders[0])
         return Attempt(attempt, folder, 0.0).log(rank, offset, limit_bytes)
 
+    def folder(self, job: str, epoch: int) -> Path:
+        """Of the first rank's attempt here. Raises NotFound."""
+        attempts = self._of(job, epoch)
+        if not attempts:
+            raise NotFound(f"epoch {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
+        return attempts[0].folder.path
+
     def _of(self, job: str, epoch: int) -> list[Attempt]:
         with self._changed:
             return [a for a in self._attempts.values() if (a.id.job, a.id.epoch) == (job, epoch)]

@@ -1,4 +1,6 @@
-"""Benchmark: the time of a model's forward and training step on this device, and how far off its output is."""
+"""Benchmark: the time of a model's forward and training step on this device, and how far off its output is; or, for a
+run over the fleet, a session that measures what it is told to.
+"""
 
 import copy
 from collections.abc import Callable
@@ -11,7 +13,10 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.base import BaseBackend
 from workers.backends.parts.compare import difference, first_tensor
+from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
 from workers.backends.parts.precision import name_of, precision_of
+from workers.benchmark.serving import serve
+from workers.benchmark.session import Session
 from workers.optimizers.level import OptimizationLevel
 from workers.optimizers.work import Prepared, Sample
 from workers.tasks import measure, models
@@ -25,6 +30,8 @@ OUTPUT_SAMPLE = 256
 def main(context: Context) -> dict[str, Any]:
     """Rows of timings, the divergence from this process's CPU in float32, and hashes that tell who ran the same."""
     asked = context.arguments
+    if asked.get("session"):
+        return _session(context)
     level, precision = OptimizationLevel.from_string(asked.get("level") or "O1"), precision_of(context.precision)
     rounds, warmup = _count(asked, "rounds", ROUNDS, 1), _count(asked, "warmup", WARMUP, 0)
     model, sample = models.make_model(context), models.make_sample(context)
@@ -43,6 +50,31 @@ def main(context: Context) -> dict[str, Any]:
             rows.append(measure.row("training_step", step, models.batch_size(context)))
     output = first_tensor(forward.output).detach().cpu()
     return {"rows": rows, "prepare_s": prepare_s} | _facts(context, model, sample, prepared, output, reference)
+
+
+def _session(context: Context) -> dict[str, Any]:
+    """Serve until the run ends; each device this attempt leases has a session of its own, made when first asked for."""
+    sessions: dict[int, Session] = {}
+
+    def user() -> tuple[nn.Module, Sample | None]:
+        return models.make_model(context), models.make_sample(context)
+
+    def handle(message: dict[str, Any]) -> Any:
+        number = int(message.pop("device", 0))
+        if number not in sessions:
+            backend = context.backend if number == context.backend.device_id else _other(context.backend, number)
+            sessions[number] = Session(backend, context.seed, user if context.entry else None)
+        return sessions[number].handle(message)
+
+    with context.backend:
+        folder = context.events.folder
+        if folder is None:
+            raise UserError("a session needs an attempt's folder", "`polyfleet benchmark run` starts one")
+        return {"session": serve(folder, handle, lambda: context.stop.asked)}
+
+
+def _other(backend: BaseBackend, number: int) -> BaseBackend:
+    return type(backend)(backend.config, device_id=number)
 
 
 def _forward(model: nn.Module, sample: Sample) -> Callable[[], Any]:
@@ -86,8 +118,8 @@ def _facts(
     info = context.backend.get_device_info(context.backend.device_id)
     return {
         "divergence": plain({"max_abs": gap.max_abs, "max_rel": gap.max_rel, "reference": "cpu float32, this process"}),
-        "weights_sha256": models.weights_sha256(model),
-        "inputs_sha256": models.inputs_sha256(sample),
+        "weights_sha256": weights_sha256(model),
+        "inputs_sha256": inputs_sha256(sample),
         "output_sample": plain(output.float().reshape(-1)[:OUTPUT_SAMPLE].tolist()),
         "output_shape": list(output.shape),
         "kind": context.kind,

@@ -18,6 +18,11 @@ class Events:
         self._rank = rank
         self.kept: list[dict[str, Any]] = []
 
+    @property
+    def folder(self) -> Path | None:
+        """The attempt's."""
+        return self._path.parent if self._path else None
+
     def write(self, kind: str, **fields: Any) -> None:
         """`kind` is report, checkpoint, phase or note; `fields` is plain data."""
         event = {"t": time.time(), "rank": self._rank, "type": kind, **fields}

@@ -1,13 +1,8 @@
 """The user's factories: a model, and one call's inputs for it, made the same in every environment from one seed."""
 
-import hashlib
-from typing import Any
-
-import torch
 from torch import nn
 
 from cluster.errors import NotFound, UserError
-from workers.backends.parts.placing import tensors_of
 from workers.optimizers.work import Sample, as_sample
 from workers.tasks.context import Context
 from workers.tasks.entry import load_function, sibling
@@ -51,24 +46,3 @@ def parameter_count(model: nn.Module) -> int:
 def tensor_bytes(model: nn.Module) -> int:
     """Of parameters and buffers, a tie counted once."""
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-
-
-def weights_sha256(model: nn.Module) -> str:
-    """Of names, dtypes, shapes and bits of the state dict: equal where two machines compute with the same model."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        _add(digest, tensor)
-    return digest.hexdigest()
-
-
-def inputs_sha256(sample: Sample) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors_of(sample):
-        _add(digest, tensor)
-    return digest.hexdigest()
-
-
-def _add(digest: Any, tensor: torch.Tensor) -> None:
-    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

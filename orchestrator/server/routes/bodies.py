@@ -47,6 +47,13 @@ class Submission(Body):
     )
 
 
+class BenchmarkOrder(Body):
+    request: Spec = Field(description="what to measure: cases, precisions, levels, pools, kinds, rounds, …")
+    package: str = Field(
+        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded package, or nothing"
+    )
+
+
 class Question(Body):
     spec: Spec
 

@@ -7,6 +7,7 @@ import torch
 
 from cluster.errors import UserError
 from workers import backends
+from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
 from workers.tasks import benchmark, models
 from workers.tasks.context import Context
 
@@ -62,7 +63,7 @@ def test_rows_are_complete_and_the_numbers_are_those_of_the_cpu(context, name):
 
 def test_the_same_seed_gives_the_same_weights_and_inputs_and_another_others(context):
     hashes = [
-        (models.weights_sha256(models.make_model(c)), models.inputs_sha256(models.make_sample(c)))
+        (weights_sha256(models.make_model(c)), inputs_sha256(models.make_sample(c)))
         for c in (context(seed=1), context(seed=1), context(seed=2))
     ]
     assert hashes[0] == hashes[1]

@@ -1,0 +1,90 @@
+"""A run as its user sees it: the folder packed and sent, the run begun, followed to its end, its lines read."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.errors import NotFound, UserError
+from orchestrator import bundle, entry
+from orchestrator.benchmark import results as analysis
+from orchestrator.benchmark import suite
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+
+Data = dict[str, Any]
+Progress = Callable[[str], None]
+POLL_S = 0.3
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+def begin(client: "Client", request: Data, working_dir: str = "") -> Data:
+    """The run's view. Raises SpecError, NotFound before anything is sent."""
+    asked = suite.request(request)
+    if not asked.entry:
+        return client.benchmark_begin(request)
+    if not working_dir and asked.entry.partition(":")[0].endswith(".py"):
+        raise UserError(f"{asked.entry} is a file of a folder", "name the folder with --working-dir")
+    with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
+        where = Path(working_dir or ".").expanduser().absolute()
+        package = bundle.pack(where, "benchmark", Path(folder) / "package.zip")
+        entry.check(asked.entry, where)
+        if asked.sample_input:
+            entry.check(asked.sample_input, where, "sample_input")
+        client.upload(package.sha, package.path)
+    return client.benchmark_begin(request, package.sha)
+
+
+def follow(client: "Client", run: str, progress: Progress) -> Data:
+    """The run's view once it has ended. A run goes on when this is interrupted."""
+    while True:
+        view = client.benchmark(run)
+        if view["state"] in ENDED:
+            return view
+        progress(words(view))
+        time.sleep(POLL_S)
+
+
+def words(view: Data) -> str:
+    """What a run is doing, in one line."""
+    told = view["progress"]
+    if view["state"] == "WAITING" or not told:
+        return f"{view['run']}: {view['reason'] or 'waiting for its nodes'}"
+    round_ = f", round {told['round']}" if "round" in told else ""
+    return f"{view['run']}: {told['case']} ({told['number']} of {told['of']}), {told['doing']}{round_}"
+
+
+def lines_of(client: "Client | None", ref: str) -> list[Data]:
+    """The lines of a run of the fleet, or of a file that one was written to. Raises NotFound."""
+    path = Path(ref)
+    if ref.endswith((".jsonl", ".json")) or path.is_file():
+        return read_lines(path)
+    if client is None:
+        raise NotFound(f"no file {ref}", "name a run of the fleet, or a file of lines")
+    return client.benchmark_lines(ref)
+
+
+def read_lines(path: Path) -> list[Data]:
+    """Raises UserError naming the line that is none of a run."""
+    import json
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise NotFound(f"{path} cannot be read: {e}", "name a file that `benchmark report -f jsonl` wrote") from None
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            told = json.loads(line)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict) or not isinstance(told.get("line"), str):
+            raise UserError(f"{path}:{number} is no line of a benchmark run", "each line is a JSON object with `line`")
+        found.append(told)
+    return found
+
+
+def results_of(client: "Client | None", ref: str) -> Data:
+    return analysis.results(lines_of(client, ref))

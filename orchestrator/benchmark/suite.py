@@ -1,0 +1,112 @@
+"""What a run measures: cases × precisions × levels × regimes, on columns. Pure data, checked before anything starts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+
+from cluster.validation import WrongValueError, checked
+from workers.benchmark import catalogue
+
+Data = dict[str, Any]
+
+
+Text = Annotated[str, Field(max_length=400)]
+Names = Annotated[tuple[Text, ...], Field(max_length=256)]
+
+
+class Request(BaseModel):
+    """What a user asked for. `cases` are names, suites or patterns; `entry` names a model of their own instead.
+
+    `rounds` and `max_rounds` bound what each case gets, `case_s` its time and `max_minutes` that of the run.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cases: Names = ("all",)
+    scale: Literal["quick", "full"] = "quick"
+    precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16"], ...], Field(min_length=1)] = ("fp32",)
+    levels: Annotated[tuple[Literal["O0", "O1", "O2", "O3"], ...], Field(min_length=1)] = ("O1",)
+    regimes: Annotated[tuple[Literal["hot", "cold"], ...], Field(min_length=1)] = ("hot",)
+    rounds: Annotated[StrictInt, Field(ge=0, le=10_000)] = 0
+    max_rounds: Annotated[StrictInt, Field(ge=1, le=10_000)] = 60
+    case_s: Annotated[float, Field(gt=0)] = 30.0
+    max_minutes: Annotated[float, Field(gt=0)] = 60.0
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
+    entry: Text = ""
+    sample_input: Text = ""
+    batch_size: Annotated[StrictInt, Field(ge=0)] = 0
+    train: bool = True
+    pools: Names = ()
+    kinds: Names = ()
+    all_devices: bool = False
+    energy: bool = True
+    priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
+    workload: Text = ""
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> "Request":
+        if self.rounds > self.max_rounds:
+            raise WrongValueError(
+                f"rounds {self.rounds} are more than max_rounds {self.max_rounds}", "raise max_rounds"
+            )
+        return self
+
+    def to_plain(self) -> Data:
+        return self.model_dump(mode="json")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a case is run: one arm of each column."""
+
+    precision: str
+    level: str
+    regime: str
+
+    def __str__(self) -> str:
+        return f"{self.precision}/{self.level}" + ("/cold" if self.regime == "cold" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One case in all its ways: what is measured in the same rounds."""
+
+    case: str
+    about: Data
+    ways: tuple[Way, ...] = field(default_factory=tuple)
+
+
+def request(data: Data) -> Request:
+    """Raises SpecError naming the field and the nearest valid value, NotFound for an unknown case."""
+    made = checked(Request, data, "")
+    if not made.entry:
+        catalogue.choose(made.cases, made.scale)
+    return made
+
+
+def groups(asked: Request) -> tuple[Group, ...]:
+    """In the order of the catalogue. Only operations that cross memory are measured cold, too."""
+    if asked.entry:
+        modes = ("forward", "train") if asked.train else ("forward",)
+        name = asked.workload or asked.entry
+        return tuple(Group(f"user/{name}/{mode}", _user(name, mode), tuple(_ways(asked, False))) for mode in modes)
+    made = []
+    for case in catalogue.choose(asked.cases, asked.scale):
+        moved = case.definition.family == "transfer"
+        ways = (Way("fp32", "O1", "hot"),) if moved else tuple(_ways(asked, case.definition.cold))
+        made.append(Group(case.name, case.to_plain() | {"scale": asked.scale}, ways))
+    return tuple(made)
+
+
+def _ways(asked: Request, cold: bool) -> Iterator[Way]:
+    regimes = [r for r in asked.regimes if r == "hot" or cold] or ["hot"]
+    for precision in asked.precisions:
+        for level in asked.levels:
+            yield from (Way(precision, level, regime) for regime in regimes)
+
+
+def _user(name: str, mode: str) -> Data:
+    return {"case": f"user/{name}/{mode}", "workload": name, "family": "model", "mode": mode, "about": "a user's model",
+            "sizes": {}, "flops": None, "item": "sample", "items": None, "scale": "full"}  # fmt: skip

@@ -1,0 +1,135 @@
+"""A column of a benchmark run: one device of the fleet, measured through the session of a job that holds its node."""
+
+import time
+from typing import Any
+
+from cluster.errors import FleetError, NotFound, UserError
+from orchestrator.benchmark.conductor import ColumnLost, SessionEnded
+from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.states import TERMINAL, State
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.live import node_of
+
+LOOK_S = 0.2
+UP_S = 180.0
+"""From its start to its first answer a session imports torch and opens its device."""
+VERDICT_S = 60.0
+"""So long the fleet may take to find out what became of a session that does not answer."""
+Data = dict[str, Any]
+
+
+class FleetColumn:
+    """`call` asks the session of the job's present attempt. Built once that answers (see `open_column`)."""
+
+    def __init__(self, name: str, job: str, number: int, jobs: Jobs, agents: Agents):
+        self.id, self.job, self.number = name, job, number
+        self.host = ""
+        self.facts: Data = {}
+        self._jobs, self._agents, self._epoch = jobs, agents, 0
+
+    def open(self) -> None:
+        """Wait until the session answers. Raises ColumnLost."""
+        attempt = self._running(time.monotonic() + UP_S)
+        self._epoch = attempt.epoch
+        described = self._described(time.monotonic() + UP_S)
+        node = node_of(attempt.leases[0][0])
+        facts = self._agents[node].facts
+        self.host = described["host"]
+        self.facts = described | {
+            "pool": attempt.pool,
+            "kind": attempt.kind,
+            "node": node,
+            "job": self.job,
+            "versions": dict(facts.versions) if facts else {},
+            "counts_energy": described["counts_energy"],
+        }
+
+    def call(self, message: Data, timeout_s: float) -> Data:
+        try:
+            told: Data = self._ask(message, timeout_s)
+        except (FleetError, NotFound) as e:
+            self._find_out(str(e))
+            raise SessionEnded(self._why(str(e))) from e
+        except UserError as e:
+            return {"failed": e.message}
+        return told
+
+    def end(self) -> None:
+        """Let the session, and with it the job, end well."""
+        try:
+            self._ask({"do": "end"}, 10.0)
+        except (FleetError, NotFound, UserError, ColumnLost):
+            return
+
+    def _ask(self, message: Data, timeout_s: float) -> Any:
+        record = self._record()
+        if record.job.state in TERMINAL:
+            raise ColumnLost(_reason(record))
+        attempt = record.attempts[-1]
+        if attempt.epoch != self._epoch:
+            raise FleetError("the session was started anew", "")
+        node = node_of(attempt.leases[0][0])
+        wanted = message | {"device": self.number}
+        return self._agents.call(node, "measure", self.job, attempt.epoch, wanted, timeout_s, timeout_s=timeout_s + 10)
+
+    def _find_out(self, said: str) -> None:
+        """Wait until the fleet knows what became of the session; go on with a new one. Raises ColumnLost."""
+        deadline = time.monotonic() + VERDICT_S
+        while time.monotonic() < deadline:
+            record = self._record()
+            if record.job.state in TERMINAL:
+                raise ColumnLost(_reason(record))
+            if record.attempts and self._is_lost(record.attempts[-1]):
+                raise ColumnLost(f"its node is lost: {self._node_trouble(record.attempts[-1])}")
+            if record.job.state is State.RUNNING and record.attempts[-1].epoch != self._epoch:
+                self.open()
+                return
+            time.sleep(LOOK_S)
+        raise ColumnLost(f"no word of its session for {VERDICT_S:.0f} s: {said}")
+
+    def _is_lost(self, attempt: Attempt) -> bool:
+        return bool(self._node_trouble(attempt))
+
+    def _node_trouble(self, attempt: Attempt) -> str:
+        agent = self._agents.get(node_of(attempt.leases[0][0]))
+        return "it left the fleet" if agent is None else agent.lost
+
+    def _why(self, said: str) -> str:
+        """What ended the attempt before this one."""
+        ended = [a for a in self._record().attempts if a.epoch < self._epoch]
+        return (ended[-1].reason if ended else "") or said
+
+    def _running(self, deadline: float) -> Attempt:
+        while True:
+            record = self._record()
+            if record.job.state in TERMINAL:
+                raise ColumnLost(_reason(record))
+            if record.job.state is State.RUNNING:
+                return record.attempts[-1]
+            if time.monotonic() > deadline and record.job.state is not State.PENDING:
+                raise ColumnLost(f"its session did not start within {UP_S:.0f} s")
+            time.sleep(LOOK_S)
+
+    def _described(self, deadline: float) -> Data:
+        while True:
+            try:
+                told: Data = self._ask({"do": "describe", "limit_s": UP_S}, UP_S)
+                return told
+            except (FleetError, NotFound) as e:
+                if time.monotonic() > deadline or self._record().job.state is not State.RUNNING:
+                    self._raise_lost(str(e))
+                time.sleep(LOOK_S)
+
+    def _raise_lost(self, said: str) -> None:
+        record = self._record()
+        raise ColumnLost(_reason(record) if record.job.state in TERMINAL else f"its session does not answer: {said}")
+
+    def _record(self) -> Record:
+        return self._jobs[self.job]
+
+
+def _reason(record: Record) -> str:
+    failure: Any = record.failure or {}
+    told = failure.get("message") if isinstance(failure, dict) else ""
+    return str(told or record.reason or f"its job ended as {record.job.state}")

@@ -1,0 +1,41 @@
+"""Benchmark runs over the fleet: begin, look, read what was measured, cancel."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from orchestrator.server.answers import answer
+from orchestrator.server.routes import Service
+from orchestrator.server.routes.bodies import BenchmarkOrder
+
+router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
+
+
+@router.post("", status_code=201)
+def begin(body: BenchmarkOrder, service: Service) -> Response:
+    """Start a run: a job for each node it measures. Once this answers, it is durable."""
+    return answer(service.benchmark_begin(body.request, body.package), 201)
+
+
+@router.get("")
+def runs(service: Service) -> Response:
+    """All runs, the newest last."""
+    return answer(service.benchmarks())
+
+
+@router.get("/{ref}")
+def run(ref: str, service: Service) -> Response:
+    """One run: its state, its columns, what it is doing. `latest` is the newest."""
+    return answer(service.benchmark(ref))
+
+
+@router.get("/{ref}/lines")
+def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0)] = 0) -> Response:
+    """What was measured, oldest first, from number `after` on: the lines that reports are made of."""
+    return answer(service.benchmark_lines(ref, after))
+
+
+@router.post("/{ref}/cancel")
+def cancel(ref: str, service: Service) -> Response:
+    """End it; what was measured stays. A run that has ended stays as it is."""
+    return answer(service.benchmark_cancel(ref))

@@ -1,0 +1,46 @@
+"""The lines of benchmark runs: appended as they are measured, read by reports for ever after."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, select
+
+from orchestrator.store.codec import decode, encode
+from orchestrator.store.schema import benchmark_lines as table
+from orchestrator.store.writer import Work
+
+if TYPE_CHECKING:
+    from orchestrator.store.database import Database
+    from orchestrator.store.writer import Writer
+
+Data = dict[str, Any]
+ENDS = ("begun", "ended")
+
+
+class BenchmarkLines:
+    """Shares the store's writer: a line is durable when `append` returns. Raises FleetError when it cannot be."""
+
+    def __init__(self, database: "Database", writer: "Writer"):
+        self._database, self._writer = database, writer
+
+    def append(self, run: str, line: Data) -> None:
+        row = {"run": run, "time": time.time(), "line": str(line["line"]), "data": encode(line)}
+        self._writer.submit(Work([], benchmark_lines=[row]))
+
+    def read(self, run: str, after: int = 0) -> list[Data]:
+        """Of one run, oldest first, each with its `seq` and `time`."""
+        wanted = select(table).where(table.c.run == run, table.c.seq > after).order_by(table.c.seq)
+        with self._database.reading() as connection:
+            return [{**decode(r.data), "seq": r.seq, "time": r.time} for r in connection.execute(wanted)]
+
+    def runs(self) -> list[Data]:
+        """First and last words of every run, oldest first: {"run", "begun": line, "ended": line or None, "cells"}."""
+        ends = select(table).where(table.c.line.in_(ENDS)).order_by(table.c.seq)
+        counts = select(table.c.run, func.count()).where(table.c.line == "cell").group_by(table.c.run)
+        found: dict[str, Data] = {}
+        with self._database.reading() as connection:
+            cells = {row[0]: row[1] for row in connection.execute(counts)}
+            for row in connection.execute(ends):
+                known = found.setdefault(row.run, {"run": row.run, "begun": None, "ended": None})
+                known[row.line] = {**decode(row.data), "time": row.time}
+        return [known | {"cells": cells.get(run, 0)} for run, known in found.items() if known["begun"]]

@@ -1,0 +1,31 @@
+"""Hashes of weights and inputs: equal where two machines compute the same thing."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from workers.backends.parts.placing import tensors_of
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """Of names, dtypes, shapes and bits of the state dict."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        _add(digest, tensor)
+    return digest.hexdigest()
+
+
+def inputs_sha256(value: Any) -> str:
+    """Of dtypes, shapes and bits of all tensors in nested data."""
+    digest = hashlib.sha256()
+    for tensor in tensors_of(value):
+        _add(digest, tensor)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, tensor: torch.Tensor) -> None:
+    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,0 +1,23 @@
+"""A session of this machine, without a fleet: `python -m workers.benchmark FOLDER BACKEND DEVICE SEED`.
+
+It writes its socket's place into FOLDER and serves until told to end, or until whoever started it is gone.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main(folder: str, name: str, device: str, seed: str) -> None:
+    from workers import backends
+    from workers.benchmark.serving import serve
+    from workers.benchmark.session import Session
+
+    parent = os.getppid()
+    with backends.create(name, int(device)) as backend:
+        session = Session(backend, int(seed))
+        serve(Path(folder), session.handle, lambda: os.getppid() != parent)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

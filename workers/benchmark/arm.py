@@ -1,0 +1,213 @@
+"""An arm: one cell made ready on one device. Everything that must not be in a timed block happens here, once."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.errors import UserError
+from workers.backends.base import BaseBackend
+from workers.backends.parts.compare import first_tensor
+from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
+from workers.backends.parts.placing import tensors_of
+from workers.backends.parts.precision import name_of, precision_of
+from workers.benchmark import accuracy, reference
+from workers.benchmark.building import Built
+from workers.benchmark.timing import Timer
+from workers.optimizers.level import OptimizationLevel
+from workers.optimizers.work import Sample
+
+WARMUP_LEAST, WARMUP_MOST_S, WARMUP_STEADY = 5, 2.0, 0.02
+BLOCK_S, LONGEST_BLOCK_CALLS = 0.02, 10_000
+OVERHEAD_SHARE = 1e-3
+COLD_TIMES_CACHE, COLD_MOST_BYTES = 3, 2 << 30
+LEARNING_RATE = 1e-4
+O2 = OptimizationLevel.O2
+
+
+class Unsupported(Exception):
+    """This device cannot do this cell; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What an arm measures: `precision` fp32, bf16 or fp16, `regime` hot or cold."""
+
+    case: str
+    precision: str = "fp32"
+    level: str = "O1"
+    regime: str = "hot"
+    train: bool = False
+    depth: float = 1.0
+    roundings: float = 1.0
+    flops: float = 0.0
+    is_model: bool = False
+
+
+@dataclass(slots=True)
+class Arm:
+    """`call` is what is timed; `calls` of it make a block. `facts` are what opening found out."""
+
+    call: Callable[[], Any]
+    calls: int = 1
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int) -> Arm:
+    """Raises Unsupported with the reason, and whatever the workload raises."""
+    dtype = precision_of(cell.precision)
+    if dtype != torch.float32 and not backend.supports_dtype(dtype):
+        raise Unsupported(f"{backend.device} has no native {name_of(dtype)}")
+    sample = built.sample if cell.is_model else reference.rounded(built.sample, dtype)
+    want = reference.compute(built, sample, cell.train, cell.flops)
+    facts: dict[str, Any] = {"inputs_sha256": inputs_sha256(sample), "weights_sha256": weights_sha256(built.module)}
+    started = perf_counter()
+    ready = (_training if cell.train else _forward)(cell, built, sample, backend, dtype)
+    facts |= {"prepare_s": perf_counter() - started, "applied": ready.applied, "skipped": ready.skipped}
+    begun = perf_counter()
+    first = ready.call()
+    backend.synchronize()
+    facts["first_call_s"] = perf_counter() - begun
+    facts["accuracy"] = _checked(cell, ready, first, want, dtype)
+    del first
+
+    def once() -> None:
+        ready.call()
+        backend.synchronize()
+
+    facts["peak_memory_bytes"] = backend.peak_of(once)
+    call = _cold(ready, cache_bytes) if cell.regime == "cold" else ready.call
+    facts["warmup_calls"], call_s = warm_up(call, timer)
+    arm = Arm(call, calls_per_block(call_s, timer.overhead_s), facts)
+    facts |= {"calls_per_block": arm.calls, "warm_call_s": call_s}
+    return arm
+
+
+def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:
+    """(calls, seconds per call): until the median of five blocks moves less than 2 %, for at most two seconds."""
+    taken: list[float] = []
+    begun, before = perf_counter(), float("inf")
+    while len(taken) < 1_000_000:
+        taken.append(timer.block(call, 1).seconds)
+        now = median(taken[-5:])
+        steady = len(taken) >= WARMUP_LEAST and abs(now - before) <= WARMUP_STEADY * now
+        if steady or (len(taken) >= 3 and perf_counter() - begun > WARMUP_MOST_S):
+            break
+        before = now
+    return len(taken), median(taken[-5:])
+
+
+def calls_per_block(call_s: float, overhead_s: float) -> int:
+    """So many that the clock's own cost is below a thousandth, and a block takes 20 ms; one call may take longer."""
+    wanted_s = max(BLOCK_S, overhead_s / OVERHEAD_SHARE)
+    return max(1, min(round(wanted_s / max(call_s, 1e-9)), LONGEST_BLOCK_CALLS))
+
+
+@dataclass(slots=True)
+class _Ready:
+    """`with_inputs` calls the model with other inputs than its own; None where it trains."""
+
+    call: Callable[[], Any]
+    applied: list[str]
+    skipped: dict[str, str]
+    with_inputs: Callable[[Sample], Any] | None = None
+    inputs: Sample | None = None
+    parameters: tuple[Tensor, ...] = ()
+
+
+def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+    asked = dtype if cell.is_model else torch.float32  # an operation's inputs have the precision already
+    prepared = _supported(lambda: backend.prepare(built.module, cell.level, sample, asked))
+    _require_compiled(cell, prepared.skipped)
+    inputs = backend.to_device(sample)
+
+    def with_inputs(given: Sample) -> Any:
+        with torch.no_grad():
+            return prepared.model(*given.args, **given.kwargs)
+
+    return _Ready(lambda: with_inputs(inputs), prepared.applied, prepared.skipped, with_inputs, inputs)
+
+
+def _training(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+    """Forward, loss, backward and a step of plain SGD."""
+    model = built.module.train()
+    if not any(p.requires_grad for p in model.parameters()):
+        raise Unsupported("the model has no parameter to train")
+    sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    done = _supported(lambda: backend.prepare_training(model, sgd, dtype, cell.level, sample))
+    _require_compiled(cell, done.skipped)
+    inputs, optimizer = backend.to_device(sample), done.optimizer
+    assert optimizer is not None
+
+    def call() -> Tensor:
+        optimizer.zero_grad()
+        loss = built.loss(done.model(*inputs.args, **inputs.kwargs))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    trained = tuple(p for group in optimizer.param_groups for p in group["params"])
+    return _Ready(call, done.applied, done.skipped, parameters=trained)
+
+
+def _supported(prepare: Callable[[], Any]) -> Any:
+    """What a back end refuses on purpose is not supported; anything else is a failure of the cell."""
+    try:
+        return prepare()
+    except UserError as e:
+        raise Unsupported(e.message) from e
+
+
+def _require_compiled(cell: Cell, skipped: dict[str, str]) -> None:
+    """A level that did not take effect is not measured under its name."""
+    if OptimizationLevel.from_string(cell.level) >= O2 and "compile" in skipped:
+        raise Unsupported(f"{cell.level} took no effect here: {skipped['compile']}")
+
+
+def _checked(cell: Cell, ready: _Ready, first: Any, want: reference.Reference, dtype: torch.dtype) -> dict[str, Any]:
+    """Errors of the first call's output, or of its loss and gradients."""
+    if want.output is None:
+        return {"ok": None, "reason": f"not checked: {want.why_not}"}
+    times = 3 if cell.train else 1  # the backward and the step come after the forward
+    rounding = accuracy.Rounding(dtype, times * cell.depth, times * cell.roundings)
+    if not cell.train:
+        told = accuracy.measure(first_tensor(first), want.output, rounding)
+    else:
+        told = _checked_gradients(ready.parameters, want, rounding)
+        told["loss"], told["loss_reference"] = float(first.detach().cpu()), float(want.output)
+    return told | {"reference": f"cpu {want.dtype}"}
+
+
+def _checked_gradients(
+    parameters: tuple[Tensor, ...], want: reference.Reference, rounding: accuracy.Rounding
+) -> dict[str, Any]:
+    """All gradients, each in units of its own size, as one vector. One below a thousandth of the largest counts as if
+    it had that size: the gradient of a bias that changes nothing is noise."""
+    have = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().cpu().double() for p in parameters]
+    sizes = [float(w.double().square().mean().sqrt()) for w in want.gradients]
+    sizes = [max(size, max(sizes) / 1e3) or 1.0 for size in sizes]
+    flat = [torch.cat([(t.double() / size).reshape(-1) for t, size in zip(side, sizes, strict=True)])
+            for side in (have, want.gradients)]  # fmt: skip
+    return accuracy.measure(flat[0], flat[1], rounding, normwise=True) | {"of": "gradients"}
+
+
+def _cold(ready: _Ready, cache_bytes: int) -> Callable[[], Any]:
+    """The call over copies of its inputs in turns, so many that a cache forgot each before it comes again."""
+    if ready.with_inputs is None or ready.inputs is None:
+        raise Unsupported("a training step reads its weights anyway: only hot is measured")
+    with_inputs, inputs = ready.with_inputs, ready.inputs
+    size_bytes = sum(t.nbytes for t in tensors_of(inputs))
+    copies = max(2, -(-COLD_TIMES_CACHE * cache_bytes // max(size_bytes, 1)) + 1)
+    if copies * size_bytes > COLD_MOST_BYTES:
+        copies = max(2, COLD_MOST_BYTES // max(size_bytes, 1))
+    turns = itertools.cycle([inputs, *(_copy(inputs) for _ in range(copies - 1))])
+    return lambda: with_inputs(next(turns))
+
+
+def _copy(sample: Sample) -> Sample:
+    return Sample(tuple(t.clone() if isinstance(t, Tensor) else t for t in sample.args), dict(sample.kwargs))

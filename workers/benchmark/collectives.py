@@ -1,0 +1,152 @@
+"""All-reduce and all-gather inside one island: ranks of their own processes, each with one of this node's devices.
+
+The rank of this process is 0 and keeps the clock; the others are children that follow it call by call, so that nobody
+can be a round ahead.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import workers
+from workers.backends.base import BaseBackend
+from workers.benchmark.arm import Arm, Unsupported, calls_per_block, warm_up
+from workers.benchmark.case import Case
+from workers.benchmark.timing import Timer
+
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+PATIENCE = timedelta(seconds=60)
+
+
+def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
+    ranks = case.sizes["ranks"]
+    if backend.device.type != "cpu" and backend.device_count < ranks:
+        raise Unsupported(f"needs {ranks} devices in one node, this session sees {backend.device_count}")
+    if backend.device.type == "xla":
+        raise Unsupported("XLA's collectives need one process per device from the start")
+    if dist.is_initialized():
+        raise Unsupported("this process belongs to a group of ranks already")
+    group = _Group(case, backend)
+    try:
+        call, arrived = group.call, group.check()
+        warmup_calls, call_s = warm_up(call, timer)
+    except BaseException:
+        group.end()
+        raise
+    calls = min(calls_per_block(call_s, timer.overhead_s), 200)
+    accuracy = {"ok": arrived, "reason": "" if arrived else "the ranks' sum or parts are wrong"}
+    facts = {"accuracy": accuracy, "warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_block": calls,
+             "collective": backend.collective_backend, "applied": [], "skipped": {}}  # fmt: skip
+    return _GroupArm(call, calls, facts, group)
+
+
+class _GroupArm(Arm):
+    """Its ranks end with it."""
+
+    def __init__(self, call: Any, calls: int, facts: dict[str, Any], group: "_Group"):
+        super().__init__(call, calls, facts)
+        self._group = group
+
+    def __del__(self) -> None:
+        self._group.end()
+
+
+class _Group:
+    """Rank 0's side. A word is sent round before each call: 1 go on, 0 end."""
+
+    def __init__(self, case: Case, backend: BaseBackend):
+        self._folder = tempfile.TemporaryDirectory(prefix="pf-ranks-")
+        store = str(Path(self._folder.name) / "store")
+        self._ended = False
+        arguments = [case.definition.name, str(case.sizes["bytes"]), str(case.sizes["ranks"]), backend.BACKEND_NAME]
+        code = str(Path(workers.__file__).parents[1])
+        self._children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "workers.benchmark.collectives", store, str(rank), *arguments],
+                env=os.environ | {"PYTHONPATH": code}, stdin=subprocess.DEVNULL,
+            )
+            for rank in range(1, case.sizes["ranks"])
+        ]  # fmt: skip
+        self._rank = _Rank(store, 0, case.definition.name, case.sizes["bytes"], case.sizes["ranks"], backend)
+
+    def call(self) -> torch.Tensor:
+        self._rank.say(1)
+        return self._rank.communicate()
+
+    def check(self) -> bool:
+        got = self.call()
+        want = self._rank.expected()
+        return torch.equal(got.cpu(), want)
+
+    def end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._rank.say(0)
+        dist.destroy_process_group()
+        for child in self._children:
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._folder.cleanup()
+
+
+class _Rank:
+    def __init__(self, store: str, rank: int, name: str, count: int, ranks: int, backend: BaseBackend):
+        self._name, self._ranks = name, ranks
+        dist.init_process_group(
+            backend.collective_backend,
+            store=torch._C._distributed_c10d.FileStore(store, ranks),
+            rank=rank,
+            world_size=ranks,
+            timeout=PATIENCE,
+        )
+        part = count // 4 // (ranks if name == "all-gather" else 1)
+        self._mine = torch.full((part,), float(rank + 1), device=backend.device)
+        self._all = torch.empty(part * ranks, device=backend.device)
+        self._word = torch.zeros(1, dtype=torch.int32, device=backend.device)
+
+    def say(self, word: int) -> None:
+        self._word.fill_(word)
+        dist.broadcast(self._word, 0)
+
+    def hear(self) -> int:
+        dist.broadcast(self._word, 0)
+        return int(self._word)
+
+    def communicate(self) -> torch.Tensor:
+        if self._name == "all-gather":
+            _gather(self._all, self._mine)
+            return self._all
+        summed = self._mine.clone()
+        dist.all_reduce(summed)
+        return summed
+
+    def expected(self) -> torch.Tensor:
+        if self._name == "all-gather":
+            parts = [torch.full((len(self._mine),), float(rank + 1)) for rank in range(self._ranks)]
+            return torch.cat(parts)
+        return torch.full((len(self._mine),), float(sum(range(1, self._ranks + 1))))
+
+
+def main(store: str, rank: str, name: str, count: str, ranks: str, backend: str) -> None:
+    from workers import backends
+
+    made = backends.create(backend, 0 if backend == "cpu" else int(rank))
+    mine = _Rank(store, int(rank), name, int(count), int(ranks), made)
+    while mine.hear():
+        mine.communicate()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

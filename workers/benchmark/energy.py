@@ -1,0 +1,57 @@
+"""Joules from counters that count them: NVML's and RAPL's. Where there is none, there is no number."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workers.backends.base import BaseBackend
+
+POWERCAP = Path("/sys/class/powercap")
+Counter = Callable[[], float]
+"""Joules since some moment; only differences mean anything."""
+
+
+def counter(backend: BaseBackend, powercap: Path = POWERCAP) -> tuple[str, Counter | None]:
+    """(where joules are read, the reader), or ("why not", None)."""
+    if backend.BACKEND_NAME == "nvidia":
+        return _nvml(backend)
+    if backend.BACKEND_NAME == "cpu":
+        return _rapl(powercap)
+    return f"no energy counter of {backend.BACKEND_NAME} is read", None
+
+
+def _nvml(backend: BaseBackend) -> tuple[str, Counter | None]:
+    """Total energy since the driver was loaded, in millijoules; Volta and newer. Source: NVML API reference."""
+    from workers.discovery.nvidia import energy_reader
+
+    return energy_reader(str(backend.get_device_info(backend.device_id).uuid))
+
+
+def _rapl(powercap: Path) -> tuple[str, Counter | None]:
+    """Packages only: their sub-domains are part of them. Root may read them (CVE-2020-8694)."""
+    files = sorted(powercap.glob("intel-rapl:[0-9]*/energy_uj"))
+    files = [f for f in files if f.parent.name.count(":") == 1]
+    if not files:
+        return "this machine has no powercap counters", None
+    try:
+        for file in files:
+            file.read_text()
+    except OSError as e:
+        return f"{files[0]} cannot be read: {e.strerror}", None
+    return "RAPL, all packages", _Rapl(files)
+
+
+class _Rapl:
+    """Microjoule counters that wrap round at `max_energy_range_uj`."""
+
+    def __init__(self, files: list[Path]):
+        self._files = files
+        self._ranges = [int((f.parent / "max_energy_range_uj").read_text()) for f in files]
+        self._last = [int(f.read_text()) for f in files]
+        self._joules = 0.0
+
+    def __call__(self) -> float:
+        now = [int(f.read_text()) for f in self._files]
+        steps = zip(now, self._last, self._ranges, strict=True)
+        self._joules += sum((new - old) % limit for new, old, limit in steps) / 1e6
+        self._last = now
+        return self._joules

@@ -1,0 +1,107 @@
+"""The state of the machine round a measurement: who else wants its CPUs, how hot and how fast it is.
+
+Linux tells most of it in files; what a system does not tell is left out, never guessed.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+QUIET_PRESSURE, UNUSABLE_PRESSURE = 10.0, 90.0
+"""Percent of the last ten seconds in which some task waited for a CPU (PSI, Documentation/accounting/psi.rst). Above 90
+on our own machine every comparison was inconclusive."""
+QUIET_STEAL, UNUSABLE_STEAL = 1.0, 25.0
+"""Percent of CPU time the hypervisor kept for others (proc(5), steal)."""
+DEFAULT_LLC_BYTES = 64 << 20
+
+
+def state() -> dict[str, Any]:
+    """Now: load, pressure, CPU times since boot, frequencies, temperatures, and the busiest other processes."""
+    return {
+        "load_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(),
+        "pressure_cpu": _pressure("cpu"),
+        "pressure_memory": _pressure("memory"),
+        "cpu_times": _cpu_times(),
+        "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "cpu_mhz": _frequency(),
+        "temperature_c": _temperature(),
+    }
+
+
+def classify(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """{"class": quiet | shared | unusable, "reasons", "steal_percent", …} of the time between two states.
+
+    Our own processes press on the CPUs, too: pressure counts only beyond what their number explains.
+    """
+    steal, busy = _share(before, after, "steal"), _share(before, after, "busy")
+    pressure = max((s["pressure_cpu"] for s in (before, after) if s["pressure_cpu"] is not None), default=None)
+    reasons, worst = [], "quiet"
+    if steal is not None and steal > QUIET_STEAL:
+        reasons.append(f"the hypervisor took {steal:.0f} % of the CPU time")
+        worst = "unusable" if steal > UNUSABLE_STEAL else "shared"
+    if pressure is not None and pressure > QUIET_PRESSURE:
+        reasons.append(f"tasks waited for a CPU {pressure:.0f} % of the time")
+        worst = "unusable" if pressure > UNUSABLE_PRESSURE or worst == "unusable" else "shared"
+    load, cpus = before.get("load_1min"), before.get("cpus") or 1
+    if pressure is None and load is not None and load > 0.5 * cpus:
+        reasons.append(f"load average {load:.1f} on {cpus} CPUs before it began")
+        worst = "shared" if worst == "quiet" else worst
+    return {"class": worst, "reasons": reasons, "steal_percent": steal, "busy_percent": busy, "pressure_cpu": pressure}
+
+
+def identity() -> str:
+    """The same for all processes of one running machine, whatever container or environment they are in."""
+    return _text("/proc/sys/kernel/random/boot_id") or f"{os.uname().nodename}-{int(psutil.boot_time())}"
+
+
+def last_level_cache_bytes() -> int:
+    """Of CPU 0, the largest of its caches."""
+    sizes = [_text(str(path)) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    found = [int(size[:-1]) * units[size[-1]] for size in sizes if size and size[-1] in units]
+    return max(found, default=DEFAULT_LLC_BYTES)
+
+
+def _pressure(what: str) -> float | None:
+    """PSI's "some avg10"."""
+    line = next((text for text in _text(f"/proc/pressure/{what}").splitlines() if text.startswith("some")), "")
+    values = dict(part.split("=") for part in line.split()[1:])
+    return float(values["avg10"]) if "avg10" in values else None
+
+
+def _cpu_times() -> dict[str, float]:
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    total = sum(getattr(times, field) for field in times._fields if not field.startswith("guest"))
+    return {"total": total, "busy": total - idle, "steal": getattr(times, "steal", 0.0)}
+
+
+def _share(before: dict[str, Any], after: dict[str, Any], what: str) -> float | None:
+    total = after["cpu_times"]["total"] - before["cpu_times"]["total"]
+    return 100 * (after["cpu_times"][what] - before["cpu_times"][what]) / total if total > 0 else None
+
+
+def _frequency() -> float | None:
+    try:
+        told = psutil.cpu_freq()
+    except (OSError, NotImplementedError, AttributeError):
+        return None
+    return round(told.current, 0) if told else None
+
+
+def _temperature() -> float | None:
+    try:
+        sensors = psutil.sensors_temperatures()
+    except (OSError, AttributeError):
+        return None
+    return max((reading.current for readings in sensors.values() for reading in readings), default=None)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,56 @@
+"""What a cell should compute: on the CPU in float64, from weights and inputs as the cell's precision has them."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workers.backends.parts.compare import first_tensor
+from workers.backends.parts.placing import map_tensors
+from workers.benchmark.building import Built
+from workers.optimizers.work import Sample
+
+MOST_FLOPS = 2e12
+"""Beyond this float64 on the CPU takes longer than a user waits: then float32, which is said, and beyond 20 times this
+nothing is checked, which is said too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`output` of a forward, or the loss, and gradients in the order of the module's parameters. `why_not` else."""
+
+    dtype: str = "float64"
+    output: Tensor | None = None
+    gradients: tuple[Tensor, ...] = ()
+    why_not: str = ""
+
+
+def compute(built: Built, sample: Sample, train: bool, flops: float) -> Reference:
+    """`sample` is as the cell has it, rounded to its precision."""
+    if flops > 20 * MOST_FLOPS:
+        return Reference(why_not=f"{flops:.2g} operations are too many for a reference on the CPU")
+    dtype = torch.float64 if flops <= MOST_FLOPS else torch.float32
+    module = copy.deepcopy(built.module).to(dtype)
+    inputs = rounded(sample, dtype)
+    name = str(dtype).removeprefix("torch.")
+    if not train:
+        with torch.no_grad():
+            return Reference(name, first_tensor(module.eval()(*inputs.args, **inputs.kwargs)).detach())
+    module.train()
+    loss = _as(dtype, built, module, inputs)
+    loss.backward()  # type: ignore[no-untyped-call]
+    grads = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters())
+    return Reference(name, loss.detach(), grads)
+
+
+def rounded(sample: Sample, dtype: torch.dtype) -> Sample:
+    """Floating-point inputs in `dtype`; token ids stay."""
+    args: tuple[Tensor, ...] = map_tensors(sample.args, lambda t: t.to(dtype) if t.is_floating_point() else t)
+    kwargs: dict[str, Tensor] = map_tensors(sample.kwargs, lambda t: t.to(dtype) if t.is_floating_point() else t)
+    return Sample(args, kwargs)
+
+
+def _as(dtype: torch.dtype, built: Built, module: nn.Module, inputs: Sample) -> Tensor:
+    """The loss; its own rounding to float32 is the same on every side."""
+    return built.loss(module(*inputs.args, **inputs.kwargs))

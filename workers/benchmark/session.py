@@ -1,0 +1,216 @@
+"""One device being measured: it opens arms, times a block of one when told to, and says what the machine is like.
+
+Who decides what is measured when, and when it is enough, sits elsewhere (orchestrator/benchmark/conductor.py): rounds
+go over all devices of a machine in turns, so no device may keep its own time.
+"""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cluster.errors import UserError, nearest
+from workers.backends.base import BaseBackend
+from workers.backends.parts.compare import first_tensor
+from workers.backends.parts.placing import map_tensors
+from workers.benchmark import arm as arms
+from workers.benchmark import catalogue, energy, host
+from workers.benchmark.arm import Arm, Cell, Unsupported
+from workers.benchmark.building import Built, build, mean_square
+from workers.benchmark.collectives import open_collective
+from workers.benchmark.timing import Timer
+from workers.benchmark.transfer_arms import open_transfer
+from workers.benchmark.transfers import COLLECTIVES
+from workers.optimizers.work import Sample
+
+ENERGY_S = 5.0
+TIMED_OUT = 124
+"""Exit code of a session that was stuck: a call into a library cannot be ended, only its process."""
+Message = dict[str, Any]
+UserBuild = Callable[[], tuple[Any, Any]]
+"""Makes (module, sample) of the user's own model."""
+
+
+class Session:
+    """`handle` takes {"do": verb, …} and answers with plain data. Raises UserError for what it does not understand."""
+
+    def __init__(self, backend: BaseBackend, seed: int = 0, user_build: UserBuild | None = None):
+        self._backend, self._seed, self._user_build = backend, seed, user_build
+        self._timer = Timer(backend)
+        self._cache_bytes = _cache_bytes(backend)
+        self._arms: dict[str, Arm] = {}
+        self._energy_source, self._joules = energy.counter(backend)
+        self._verbs: dict[str, Callable[..., Any]] = {
+            "describe": self.describe,
+            "state": host.state,
+            "open": self.open,
+            "block": self.block,
+            "energy": self.energy,
+            "close": self.close,
+        }
+
+    def handle(self, message: Message) -> Any:
+        given = dict(message)
+        verb, limit_s = str(given.pop("do", "")), float(given.pop("limit_s", 0) or 0)
+        if verb not in self._verbs:
+            raise UserError(f"a session does not understand {verb!r}", nearest(verb, tuple(self._verbs)))
+        with _Watchdog(limit_s):
+            return self._verbs[verb](**given)
+
+    def describe(self) -> Message:
+        info = self._backend.get_device_info(self._backend.device_id)
+        return {
+            "host": host.identity(),
+            "device": info.to_dict(),
+            "emulated": self._backend.emulated,
+            "torch": str(torch.__version__),
+            "versions": info.runtime_versions,
+            "threads": torch.get_num_threads(),
+            "timer": self._timer.name,
+            "timer_overhead_s": self._timer.overhead_s,
+            "cache_bytes": self._cache_bytes,
+            "energy": self._energy_source,
+            "counts_energy": self._joules is not None,
+            "pid": os.getpid(),
+        }
+
+    def open(self, arm: str, cell: Message) -> Message:
+        """Facts of the arm; {"unsupported": reason} where this device cannot, {"failed": message} where it did not."""
+        try:
+            opened = self._open(cell)
+        except Unsupported as e:
+            return {"unsupported": str(e)}
+        except Exception as e:  # whatever a workload raises, the user's own model above all, is told in its cell
+            return {"failed": _told(e)}
+        finally:
+            gc.collect()
+        self._arms[arm] = opened
+        return opened.facts
+
+    def block(self, arm: str) -> Message:
+        """One block of an open arm, and the wait for one call alone."""
+        opened = self._opened(arm)
+        try:
+            taken = self._timer.block(opened.call, opened.calls)
+            return {
+                "calls": taken.calls,
+                "seconds": taken.seconds,
+                "cpu_s": taken.cpu_s,
+                "preempted": taken.preempted,
+                "alone_s": self._timer.alone(opened.call),
+                "at": time.time(),
+            }
+        except Exception as e:
+            return {"failed": _told(e)}
+
+    def energy(self, arm: str) -> Message:
+        """{"joules_per_call"} over at least five seconds, all that the package or card drew; {} without a counter."""
+        if self._joules is None:
+            return {}
+        opened, calls = self._opened(arm), 0
+        joules, begun = self._joules(), time.monotonic()
+        while (elapsed_s := time.monotonic() - begun) < ENERGY_S:
+            calls += self._timer.block(opened.call, opened.calls).calls
+        return {"joules_per_call": (self._joules() - joules) / calls, "watts": (self._joules() - joules) / elapsed_s}
+
+    def close(self) -> Message:
+        self._arms.clear()
+        gc.collect()
+        self._backend.empty_cache()
+        return {}
+
+    def _opened(self, arm: str) -> Arm:
+        if arm not in self._arms:
+            raise UserError(f"no arm {arm!r} is open", "open it first")
+        return self._arms[arm]
+
+    def _open(self, given: Message) -> Arm:
+        if given["case"].startswith("user/"):
+            return self._open_user(given)
+        case = catalogue.find(given["case"])
+        if case.definition.name in COLLECTIVES:
+            return open_collective(case, self._backend, self._timer)
+        if case.definition.family == "transfer":
+            return open_transfer(case, self._backend, self._timer)
+        is_model = case.definition.family == "model"
+        cell = Cell(
+            case.name, given["precision"], given["level"], given.get("regime", "hot"), case.mode == "train",
+            case.definition.depth(case.sizes), case.definition.roundings(case.sizes), case.flops, is_model,
+        )  # fmt: skip
+        opened = arms.open_arm(cell, build(case, self._seed), self._backend, self._timer, self._cache_bytes)
+        opened.facts["min_bytes"] = case.bytes({"fp32": 4}.get(cell.precision, 2))
+        return opened
+
+    def _open_user(self, given: Message) -> Arm:
+        """The user's own model: its operations are counted by torch, not by a formula."""
+        if self._user_build is None:
+            raise UserError("this session was given no model of a user", "name one with --entry")
+        module, sample = self._user_build()
+        if sample is None:
+            raise UserError("a benchmark needs inputs", "add sample_input(batch_size) beside the model's factory")
+        train = given["case"].endswith("/train")
+        flops = _counted_flops(module, sample)
+        depth, roundings = _depth(module)
+        cell = Cell(given["case"], given["precision"], given["level"], "hot", train, depth, roundings, flops, True)
+        opened = arms.open_arm(cell, Built(module, sample, mean_square), self._backend, self._timer, self._cache_bytes)
+        opened.facts |= {
+            "flops": flops * (3 if train else 1),
+            "flops_source": "torch.utils.flop_counter",
+            "items": int(first_dimension(sample)),
+        }
+        return opened
+
+
+def first_dimension(sample: Sample) -> int:
+    """What a batch is counted by."""
+    found: list[int] = []
+    map_tensors((sample.args, sample.kwargs), lambda t: found.append(t.shape[0]) if t.dim() else None)
+    return found[0] if found else 1
+
+
+def _counted_flops(module: Any, sample: Sample) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        first_tensor(module.eval()(*sample.args, **sample.kwargs))
+    return float(counter.get_total_flops())
+
+
+def _depth(module: Any) -> tuple[float, float]:
+    """(the longest sum of any layer, the number of layers): how far errors may add up."""
+    rows = [p.numel() // p.shape[0] for p in module.parameters() if p.dim() > 1]
+    return float(max(rows, default=1)), float(max(len(rows), 1))
+
+
+def _cache_bytes(backend: BaseBackend) -> int:
+    """Of the cache nearest to memory that a cold call must not find its inputs in."""
+    if backend.device.type == "cuda":
+        properties: Any = torch.cuda.get_device_properties(backend.device)
+        return int(getattr(properties, "L2_cache_size", 0)) or 256 << 20
+    return host.last_level_cache_bytes()
+
+
+def _told(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    said = error.message if isinstance(error, UserError) else lines[0]
+    return f"{type(error).__name__}: {said}" if not isinstance(error, UserError) else said
+
+
+class _Watchdog:
+    """Ends this process when its block lasts longer than it may; 0: no limit."""
+
+    def __init__(self, limit_s: float):
+        self._timer = threading.Timer(limit_s, os._exit, (TIMED_OUT,)) if limit_s > 0 else None
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

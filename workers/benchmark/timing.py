@@ -1,0 +1,88 @@
+"""Blocks of calls timed by the clock that is right for the device, and what that clock itself costs.
+
+An accelerator of CUDA, ROCm or XPU is timed by its own events; everything else by the host's clock round a block that
+a forced synchronisation closes. MPS has events too, but they were unreliable before pytorch#196395.
+"""
+
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+from workers.backends.base import BaseBackend
+
+WITH_EVENTS = ("cuda", "xpu")
+LOOKS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`seconds` of `calls` calls by the timer, `cpu_s` of this process meanwhile, and how often the system took the CPU
+    away."""
+
+    calls: int
+    seconds: float
+    cpu_s: float
+    preempted: int
+
+    @property
+    def call_s(self) -> float:
+        return self.seconds / self.calls
+
+
+class Timer:
+    """`name` says which clock; `overhead_s` is what one empty block takes by it, measured at the start."""
+
+    def __init__(self, backend: BaseBackend):
+        self._backend = backend
+        self._device: Any = torch.get_device_module(backend.device) if backend.device.type in WITH_EVENTS else None
+        self.name = f"{backend.device.type} events" if self._device else "host clock, synchronised"
+        self.overhead_s = median(self.block(lambda: None, 1).seconds for _ in range(LOOKS))
+
+    def block(self, call: Callable[[], Any], calls: int) -> Block:
+        """Every result is held until the next is asked for, and the last until the device is done."""
+        self._backend.synchronize()
+        before, cpu = _switches(), process_time()
+        seconds = (self._by_events if self._device else self._by_host)(call, calls)
+        return Block(calls, seconds, process_time() - cpu, _switches() - before)
+
+    def _by_host(self, call: Callable[[], Any], calls: int) -> float:
+        boundary = self._backend.step_boundary
+        begun = perf_counter()
+        for _ in range(calls):
+            kept = call()
+            boundary()
+        self._backend.synchronize()
+        seconds = perf_counter() - begun
+        del kept
+        return seconds
+
+    def _by_events(self, call: Callable[[], Any], calls: int) -> float:
+        begin, end = (self._device.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(calls):
+            kept = call()
+        end.record()
+        self._backend.synchronize()
+        del kept
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def alone(self, call: Callable[[], Any]) -> float:
+        """Seconds from asking for one call until it is done, by the host's clock: what a single request waits."""
+        self._backend.synchronize()
+        begun = perf_counter()
+        kept = call()
+        self._backend.synchronize()
+        seconds = perf_counter() - begun
+        del kept
+        return seconds
+
+
+def _switches() -> int:
+    """Times that the system took a CPU away from this process. Source: getrusage(2), ru_nivcsw."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if os.name == "posix" else 0
