@@ -67,8 +67,9 @@ class Arm:
     def stop(self, status: str, problem: str) -> None:
         self.status, self.problem = status, problem
 
-    def call_s(self, again: bool = False) -> dict[int, float]:
-        return {n: b["seconds"] / b["calls"] for n, b in (self.again if again else self.rounds).items()}
+    def undisturbed_s(self) -> dict[int, float]:
+        """Seconds per call of the quickest part of each round's block."""
+        return {number: undisturbed_s(block) for number, block in self.rounds.items()}
 
 
 class Conductor:
@@ -239,9 +240,14 @@ class Conductor:
             raise Cancelled(reason)
 
 
+def undisturbed_s(block: Data) -> float:
+    """Seconds per call of the quickest part: what else runs on a host makes parts slower, never quicker."""
+    return float(min(block["parts_s"]) / block["calls"])
+
+
 def ratio(reference: Arm, arm: Arm) -> statistics.Ratio:
     """Of rounds both have. Pairs only mean something on one host."""
-    a, b = reference.call_s(), arm.call_s()
+    a, b = reference.undisturbed_s(), arm.undisturbed_s()
     if reference.column.host != arm.column.host:
         return statistics.apart(list(a.values()), list(b.values()))
     common = sorted(a.keys() & b.keys())

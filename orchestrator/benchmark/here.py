@@ -104,7 +104,7 @@ def measure(request: Data, backends: list[str], progress: Callable[[str], None])
 
     def tell(line: Data) -> None:
         if line["line"] == "progress":
-            progress(f"{line['case']} ({line['number']} of {line['of']}), {line['doing']}")
+            progress(f"{line['case']} ({line['number']} of {line['of']})")
         else:
             lines.append(line | {"time": time.time()})
 

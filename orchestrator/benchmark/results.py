@@ -6,9 +6,11 @@ The lines keep every sample; all else is computed here, so a report of an old ru
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from orchestrator.benchmark import peaks, statistics
+from orchestrator.benchmark.conductor import undisturbed_s
 from orchestrator.benchmark.statistics import Ratio, Verdict
 
 SCHEMA = 1
@@ -56,13 +58,14 @@ def _summary(cell: Data, column: Data) -> Data:
     if cell["status"] != MEASURED or not cell["blocks"]:
         return about | {"status": cell["status"] if cell["status"] != MEASURED else "skipped", "call_s": None}
     blocks = cell["blocks"]
-    call = statistics.interval([b["seconds"] / b["calls"] for b in blocks])
+    call = statistics.interval([median(b["parts_s"]) / b["calls"] for b in blocks])
     noise = _noise(cell)
     return about | {
         "kind": column.get("kind", ""), "pool": column.get("pool", ""),
         "call_s": asdict(call),
         "alone_s": asdict(statistics.interval([b["alone_s"] for b in blocks])),
-        "cpu_s": statistics.interval([b["cpu_s"] / b["calls"] for b in blocks]).median,
+        "undisturbed_s": median(undisturbed_s(b) for b in blocks),
+        "cpu_s": median(b["cpu_s"] / b["calls"] / len(b["parts_s"]) for b in blocks),
         "rounds": len(blocks),
         "preempted": sum(b["preempted"] > 0 for b in blocks) / len(blocks),
         "noise": noise,
@@ -111,7 +114,7 @@ def _noise(cell: Data) -> float | None:
 
 
 def _by_round(blocks: Iterable[Data]) -> dict[int, float]:
-    return {b["round"]: b["seconds"] / b["calls"] for b in blocks}
+    return {b["round"]: undisturbed_s(b) for b in blocks}
 
 
 def _compare(known: list[Data], cells: dict[str, Data]) -> None:

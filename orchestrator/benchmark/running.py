@@ -52,8 +52,7 @@ def words(view: Data) -> str:
     told = view["progress"]
     if view["state"] == "WAITING" or not told:
         return f"{view['run']}: {view['reason'] or 'waiting for its nodes'}"
-    round_ = f", round {told['round']}" if "round" in told else ""
-    return f"{view['run']}: {told['case']} ({told['number']} of {told['of']}), {told['doing']}{round_}"
+    return f"{view['run']}: {told['case']} ({told['number']} of {told['of']})"
 
 
 def lines_of(client: "Client | None", ref: str) -> list[Data]:

@@ -23,7 +23,8 @@ from workers.optimizers.level import OptimizationLevel
 from workers.optimizers.work import Sample
 
 WARMUP_LEAST, WARMUP_MOST_S, WARMUP_STEADY = 5, 2.0, 0.02
-BLOCK_S, LONGEST_BLOCK_CALLS = 0.02, 10_000
+PART_S, PARTS, MOST_CALLS = 5e-3, 5, 10_000
+SLOW_S = 0.1
 OVERHEAD_SHARE = 1e-3
 COLD_TIMES_CACHE, COLD_MOST_BYTES = 3, 2 << 30
 LEARNING_RATE = 1e-4
@@ -51,10 +52,11 @@ class Cell:
 
 @dataclass(slots=True)
 class Arm:
-    """`call` is what is timed; `calls` of it make a block. `facts` are what opening found out."""
+    """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out."""
 
     call: Callable[[], Any]
     calls: int = 1
+    parts: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -83,9 +85,9 @@ def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache
     facts["peak_memory_bytes"] = backend.peak_of(once)
     call = _cold(ready, cache_bytes) if cell.regime == "cold" else ready.call
     facts["warmup_calls"], call_s = warm_up(call, timer)
-    arm = Arm(call, calls_per_block(call_s, timer.overhead_s), facts)
-    facts |= {"calls_per_block": arm.calls, "warm_call_s": call_s}
-    return arm
+    calls, parts = block_shape(call_s, timer.overhead_s)
+    facts |= {"calls_per_part": calls, "parts": parts, "warm_call_s": call_s}
+    return Arm(call, calls, parts, facts)
 
 
 def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:
@@ -93,7 +95,7 @@ def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:
     taken: list[float] = []
     begun, before = perf_counter(), float("inf")
     while len(taken) < 1_000_000:
-        taken.append(timer.block(call, 1).seconds)
+        taken.append(timer.block(call, 1).call_s)
         now = median(taken[-5:])
         steady = len(taken) >= WARMUP_LEAST and abs(now - before) <= WARMUP_STEADY * now
         if steady or (len(taken) >= 3 and perf_counter() - begun > WARMUP_MOST_S):
@@ -102,10 +104,13 @@ def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:
     return len(taken), median(taken[-5:])
 
 
-def calls_per_block(call_s: float, overhead_s: float) -> int:
-    """So many that the clock's own cost is below a thousandth, and a block takes 20 ms; one call may take longer."""
-    wanted_s = max(BLOCK_S, overhead_s / OVERHEAD_SHARE)
-    return max(1, min(round(wanted_s / max(call_s, 1e-9)), LONGEST_BLOCK_CALLS))
+def block_shape(call_s: float, overhead_s: float) -> tuple[int, int]:
+    """(calls of a part, parts of a block). A part takes 5 ms, and so long that the clock's own cost is below a
+    thousandth of it; slow calls make a part each, and the slowest a block.
+    """
+    wanted_s = max(PART_S, overhead_s / OVERHEAD_SHARE)
+    calls = max(1, min(round(wanted_s / max(call_s, 1e-9)), MOST_CALLS))
+    return calls, PARTS if calls * call_s < 2 * PART_S else 3 if call_s < SLOW_S else 1
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import workers
 from workers.backends.base import BaseBackend
-from workers.benchmark.arm import Arm, Unsupported, calls_per_block, warm_up
+from workers.benchmark.arm import Arm, Unsupported, block_shape, warm_up
 from workers.benchmark.case import Case
 from workers.benchmark.timing import Timer
 
@@ -40,18 +40,18 @@ def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
     except BaseException:
         group.end()
         raise
-    calls = min(calls_per_block(call_s, timer.overhead_s), 200)
+    calls, parts = block_shape(call_s, timer.overhead_s)
     accuracy = {"ok": arrived, "reason": "" if arrived else "the ranks' sum or parts are wrong"}
-    facts = {"accuracy": accuracy, "warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_block": calls,
+    facts = {"accuracy": accuracy, "warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_part": calls,
              "collective": backend.collective_backend, "applied": [], "skipped": {}}  # fmt: skip
-    return _GroupArm(call, calls, facts, group)
+    return _GroupArm(call, calls, parts, facts, group)
 
 
 class _GroupArm(Arm):
     """Its ranks end with it."""
 
-    def __init__(self, call: Any, calls: int, facts: dict[str, Any], group: "_Group"):
-        super().__init__(call, calls, facts)
+    def __init__(self, call: Any, calls: int, parts: int, facts: dict[str, Any], group: "_Group"):
+        super().__init__(call, calls, parts, facts)
         self._group = group
 
     def __del__(self) -> None:

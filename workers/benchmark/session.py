@@ -95,10 +95,10 @@ class Session:
         """One block of an open arm, and the wait for one call alone."""
         opened = self._opened(arm)
         try:
-            taken = self._timer.block(opened.call, opened.calls)
+            taken = self._timer.block(opened.call, opened.calls, opened.parts)
             return {
                 "calls": taken.calls,
-                "seconds": taken.seconds,
+                "parts_s": list(taken.parts_s),
                 "cpu_s": taken.cpu_s,
                 "preempted": taken.preempted,
                 "alone_s": self._timer.alone(opened.call),

@@ -22,17 +22,18 @@ LOOKS = 50
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`seconds` of `calls` calls by the timer, `cpu_s` of this process meanwhile, and how often the system took the CPU
-    away."""
+    """Parts of `calls` calls each, with the seconds of each by the timer; `cpu_s` of this process in all of them, and
+    how often the system took the CPU away. A short part is more often undisturbed than a long one."""
 
     calls: int
-    seconds: float
+    parts_s: tuple[float, ...]
     cpu_s: float
     preempted: int
 
     @property
     def call_s(self) -> float:
-        return self.seconds / self.calls
+        """The middle of the parts, per call."""
+        return median(self.parts_s) / self.calls
 
 
 class Timer:
@@ -42,14 +43,15 @@ class Timer:
         self._backend = backend
         self._device: Any = torch.get_device_module(backend.device) if backend.device.type in WITH_EVENTS else None
         self.name = f"{backend.device.type} events" if self._device else "host clock, synchronised"
-        self.overhead_s = median(self.block(lambda: None, 1).seconds for _ in range(LOOKS))
+        self.overhead_s = median(self.block(lambda: None, 1).parts_s[0] for _ in range(LOOKS))
 
-    def block(self, call: Callable[[], Any], calls: int) -> Block:
+    def block(self, call: Callable[[], Any], calls: int, parts: int = 1) -> Block:
         """Every result is held until the next is asked for, and the last until the device is done."""
         self._backend.synchronize()
+        one = self._by_events if self._device else self._by_host
         before, cpu = _switches(), process_time()
-        seconds = (self._by_events if self._device else self._by_host)(call, calls)
-        return Block(calls, seconds, process_time() - cpu, _switches() - before)
+        taken = tuple(one(call, calls) for _ in range(parts))
+        return Block(calls, taken, process_time() - cpu, _switches() - before)
 
     def _by_host(self, call: Callable[[], Any], calls: int) -> float:
         boundary = self._backend.step_boundary

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from workers.backends.base import BaseBackend
-from workers.benchmark.arm import Arm, Unsupported, calls_per_block, warm_up
+from workers.benchmark.arm import Arm, Unsupported, block_shape, warm_up
 from workers.benchmark.case import Case
 from workers.benchmark.timing import Timer
 
@@ -34,8 +34,8 @@ def open_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
     backend.synchronize()
     arrived = bool(torch.equal(target.cpu(), host.cpu()))
     warmup_calls, call_s = warm_up(call, timer)
-    calls = calls_per_block(call_s, timer.overhead_s)
+    calls, parts = block_shape(call_s, timer.overhead_s)
     accuracy = {"ok": arrived, "reason": "" if arrived else "what arrived is not what was sent"}
-    facts = {"accuracy": accuracy, "warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_block": calls,
+    facts = {"accuracy": accuracy, "warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_part": calls,
              "pinned": pinned, "applied": [], "skipped": {}}  # fmt: skip
-    return Arm(call, calls, facts)
+    return Arm(call, calls, parts, facts)

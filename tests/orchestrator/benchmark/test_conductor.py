@@ -32,7 +32,14 @@ class Scripted:
         if verb == "open":
             return {"accuracy": {"ok": True, "reason": ""}} | self.opened
         if verb == "block":
-            return {"calls": 1, "seconds": self.call_s, "cpu_s": 0.0, "preempted": 0, "alone_s": self.call_s, "at": 0.0}
+            return {
+                "calls": 1,
+                "parts_s": [self.call_s],
+                "cpu_s": 0.0,
+                "preempted": 0,
+                "alone_s": self.call_s,
+                "at": 0.0,
+            }
         return {}
 
 
