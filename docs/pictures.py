@@ -41,7 +41,7 @@ PICTURES = {
     "explain": ("Why a job runs where it does", "polyfleet submit examples/sine.yaml --dry-run"),
     "benchmark": (
         "One model in every pool",
-        "polyfleet benchmark model.py:make_model --working-dir examples/digits --batch-size 64",
+        "polyfleet benchmark run model.py:make_model --working-dir examples/digits --batch-size 64",
     ),
 }
 # Fonts of the reader's machine: a picture fetches nothing.

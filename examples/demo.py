@@ -211,13 +211,32 @@ def wait_for(true: Any, timeout_s: float = 120) -> None:
 
 def benchmark(o: Any, folder: str) -> None:
     compared = o.benchmark(
-        "model.py:make_model", sample_input="model.py:sample_input", working_dir=folder, batch_size=64, progress=say
+        entry="model.py:make_model",
+        sample_input="model.py:sample_input",
+        working_dir=folder,
+        batch_size=64,
+        pools=[pool["pool"] for pool in o.fleet()["pools"]],
+        case_s=10,
+        progress=say,
     )
     console.print(compared)
+    told = (
+        "column",
+        "pool",
+        "kind",
+        "case",
+        "status",
+        "reason",
+        "call_s",
+        "items_per_s",
+        "versus",
+        "noise",
+        "accuracy",
+    )
     summary["benchmark"] = {
-        "rows": [{k: v for k, v in row.items() if k != "samples_s"} for row in compared["rows"]],
-        "divergence": compared["divergence"],
-        "failed": compared["failed"],
+        "cells": [{name: cell.get(name) for name in told} for cell in compared["cells"]],
+        "hosts": compared["hosts"],
+        "failed": [cell["id"] for cell in compared["cells"] if cell["status"] != "measured"] + list(compared["lost"]),
     }
 
 

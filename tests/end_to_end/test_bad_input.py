@@ -63,7 +63,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("submit", "--task", "prepare", *MODEL, "job.yaml"), 2, "job.yaml is not a folder"),
     (("submit", "--task", "prepare", *MODEL, "shadow"), 2, "its top-level 'cluster.py' would hide Polyfleet's own"),
     (
-        ("benchmark", "m.py:model", "--working-dir", "shadow"),
+        ("benchmark", "run", "m.py:model", "--working-dir", "shadow"),
         2,
         "its top-level 'cluster.py' would hide Polyfleet's own",
     ),
@@ -75,8 +75,14 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
         2,
         "entry: m.py has no function 'tain'\n  did you mean",
     ),
-    (("benchmark", "broken.py:model", "--working-dir", "code"), 2, "entry: broken.py:1: not Python: invalid syntax"),
-    (("benchmark", "m.py:model", "--working-dir", "code", "--pools", "rigth"), 2, "no pool 'rigth' in fleet test"),
+    (("benchmark", "run", "broken.py:model", "--working-dir", "code"), 2, "entry: broken.py:1: not Python: invalid"),
+    (("benchmark", "run", "m.py:model"), 2, "m.py:model is a file of a folder\n  name the folder with --working-dir"),
+    (("benchmark", "run", "mlp", "--pools", "rigth"), 2, "pools: no device of pool 'rigth' is ready\n  did you mean"),
+    (("benchmark", "run", "mlp", "--kinds", "tpu:v5e"), 2, "no device of kind 'tpu:v5e' is here\n  here: cpu"),
+    (("benchmark", "run", "mpl"), 2, "no case or suite 'mpl'\n  did you mean 'mlp'?"),
+    (("benchmark", "run", "mlp", "--precision", "fp33"), 2, "precisions"),
+    (("benchmark", "run", "mlp", "--rounds", "99"), 2, "rounds 99 are more than max_rounds 60\n  raise max_rounds"),
+    (("benchmark", "show", "bench-absent"), 2, "no benchmark run 'bench-absent'"),
     (("submit", "--working-dir", "links", "--", "true"), 2, "is a link to /etc/hostname, outside the folder"),
     (("submit", "--working-dir", "huge", "--", "true"), 2, "the largest so far: data.bin (600 MiB)"),
     (("show", "absent"), 2, "no job 'absent'"),
@@ -148,9 +154,9 @@ def test_a_mistake_is_told_in_one_sentence_and_leaves_nothing(
 
 
 def test_what_only_the_pool_can_tell_fails_the_job_with_the_same_clearness(whole_fleet: Orchestrator, polyfleet: Cli):
-    done = polyfleet("benchmark", "absent_module:model", "--working-dir", "code", "--pools", "right")
+    done = polyfleet("benchmark", "run", "absent_module:model", "--working-dir", "code", "--pools", "right")
     assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (1, False)
-    assert "right: no result, no module 'absent_module' here; is it in the submitted folder?" in done.stdout
+    assert "cpu: failed: no module 'absent_module' here; is it in the submitted folder?" in done.stdout
 
 
 def test_a_run_job_may_have_modules_named_like_ours(whole_fleet: Orchestrator, polyfleet: Cli):

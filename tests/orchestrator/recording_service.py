@@ -99,6 +99,7 @@ class RecordingService:
         self.calls = []
         self.packages = {}
         self.views = {}
+        self.runs = {}
         self.lines = {}
         self.keys = {}
         self.found = []
@@ -131,8 +132,6 @@ class RecordingService:
                 "traceback": "T",
                 "exit_code": 1,
             }
-        if spec["task"] == "benchmark":
-            given["result"] = benchmark_result(given["kind"])
         self.views[job_id] = job_view(job_id, name, spec["task"], state, **given)
         self.lines.setdefault(job_id, [f"hello from {name}"])
         self.keys[key] = job_id
@@ -290,35 +289,105 @@ class RecordingService:
             return told | {"only_in_a": ["model/x"], "only_in_b": [], "entries": []}
         raise NotFound(f"no tool {verb}", "none")
 
+    def benchmark_begin(self, request, package):
+        self._note("benchmark_begin", request, package)
+        run = f"bench-{len(self.runs):06x}"
+        self.runs[run] = [line | {"seq": n, "time": 0.0} for n, line in enumerate(benchmark_lines(run, request), 1)]
+        return self.benchmark(run)
+
+    def benchmarks(self):
+        return [self.benchmark(run) for run in self.runs]
+
+    def benchmark(self, ref):
+        if ref not in self.runs:
+            raise NotFound(f"no benchmark run {ref!r}", "none")
+        columns = self.runs[ref][0]["columns"]
+        return {
+            "run": ref,
+            "request": {},
+            "columns": columns,
+            "state": "SUCCEEDED",
+            "reason": "",
+            "progress": {},
+            "cells": 2,
+            "begun_s": 0.0,
+            "ended_s": 1.0,
+            "package": "",
+        }
+
+    def benchmark_lines(self, ref, after):
+        self.benchmark(ref)
+        return [line for line in self.runs[ref] if line["seq"] > after]
+
+    def benchmark_cancel(self, ref):
+        return self.benchmark(ref)
+
     def close(self):
         self.closed = True
         if self.home:
             (Path(self.home) / "closed").write_text("yes")
 
 
-def benchmark_result(kind):
-    times = (
-        {"median_s": 0.010, "ci_low_s": 0.009, "ci_high_s": 0.011}
-        if kind == "cpu"
-        else {"median_s": 0.020, "ci_low_s": 0.019, "ci_high_s": 0.021}
-    )
-    rows = [
-        {"case": case, **times, "samples_s": [0.01], "first_call_s": 1.0, "items_per_s": 100.0}
-        for case in ("forward", "training_step")
-    ]
-    return {
-        "rows": rows,
-        "divergence": {"max_abs": 1e-6, "max_rel": 1e-5, "reference": "cpu float32, this process"},
-        "weights_sha256": "w",
-        "inputs_sha256": "i",
-        "output_sample": [1.0, 2.0],
-        "output_shape": [1, 2],
-        "kind": kind,
-        "emulated": kind.endswith(":emulated"),
-        "torch": "2.13.0",
-        "threads": 1,
-        "parameters": 3,
+def benchmark_lines(run, request):
+    """A run over two pools in which xla takes twice as long."""
+    columns = [("cpu", "cpu", 0.010), ("tpu:emulated", "xla", 0.020)]
+    yield {
+        "line": "begun",
+        "run": run,
+        "request": request,
+        "columns": [
+            {"column": c, "pool": pool, "kind": c, "job": f"{run}-{pool}", "number": 0} for c, pool, _ in columns
+        ],
     }
+    for name, pool, _ in columns:
+        yield {
+            "line": "column",
+            "column": name,
+            "host": "h",
+            "facts": {"kind": name, "pool": pool, "emulated": ":" in name},
+        }
+    for name, _, seconds in columns:
+        blocks = [
+            {
+                "round": n,
+                "calls": 1,
+                "parts_s": [seconds * (1 + n / 1000)],
+                "cpu_s": seconds,
+                "preempted": 0,
+                "alone_s": seconds,
+                "at": 0.0,
+            }
+            for n in range(12)
+        ]
+        case = {
+            "case": "mlp/forward/b64-d256",
+            "workload": "mlp",
+            "family": "model",
+            "mode": "forward",
+            "item": "sample",
+            "items": 64,
+            "flops": 1e9,
+            "min_bytes": 1e6,
+            "precision": "fp32",
+            "level": "O1",
+            "regime": "hot",
+        }
+        yield {
+            "line": "cell",
+            "id": f"mlp@{name}",
+            "column": name,
+            "host": "h",
+            "status": "measured",
+            "reason": "",
+            **case,
+            "accuracy": {"ok": True},
+            "blocks": blocks,
+            "blocks_again": blocks,
+            "first_call_s": 1.0,
+            "host_before": None,
+            "host_after": None,
+        }
+    yield {"line": "ended", "state": "SUCCEEDED", "reason": ""}
 
 
 if __name__ == "__main__":

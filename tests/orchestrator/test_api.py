@@ -164,29 +164,19 @@ def test_checkpoints_are_listed_checked_and_moved(o):
     assert o.checkpoints.copy("cpu:a", "xla:b")["target"] == "xla:b"
 
 
-def test_a_benchmark_measures_each_pool_and_compares(o, live, tmp_path):
+def test_a_benchmark_measures_each_kind_and_compares(o, live, tmp_path):
     (tmp_path / "model.py").write_text("def make(): ...")
-    told = []
-    answer = o.benchmark("model.py:make", working_dir=str(tmp_path), rounds=3, progress=told.append)
-    assert [(r["pool"], r["case"]) for r in answer["rows"]] == [
-        ("cpu", "forward"), ("cpu", "training_step"), ("xla", "forward"), ("xla", "training_step"),
-    ]  # fmt: skip
-    assert answer["rows"][2]["speed_ratio"] == 0.5
-    assert "0.50×" in text(answer)
-    assert told[-1].endswith("succeeded")
-    submitted = [call[1] for call in live.service.calls if call[0] == "submit"]
-    assert [s["resources"] for s in submitted] == [
-        {"accelerators": "cpu:1", "pool": "cpu"}, {"accelerators": "tpu:emulated:1", "pool": "xla"},
-    ]  # fmt: skip
-
-
-def test_an_interrupted_benchmark_cancels_the_job_it_waits_for(o, live, tmp_path):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        o.benchmark("m:make", working_dir=str(tmp_path), progress=interrupt)
-    assert [view["state"] for view in live.service.views.values()] == ["CANCELLED"]
+    answer = o.benchmark(entry="model.py:make", working_dir=str(tmp_path), rounds=3)
+    assert [(cell["column"], cell["kind"]) for cell in answer["cells"]] == [("cpu", "cpu"), ("tpu:emulated",) * 2]
+    assert answer["cells"][1]["versus"]["ratio"] == pytest.approx(0.5)
+    assert "0.50× ▼" in text(answer)
+    [(_, request, package)] = [call for call in live.service.calls if call[0] == "benchmark_begin"]
+    assert request == {"rounds": 3, "entry": "model.py:make"} and len(package) == 64
+    assert o.benchmark_runs()[0]["state"] == "SUCCEEDED"
+    with pytest.raises(SpecError, match="precisions"):
+        o.benchmark("mlp", precisions=["fp33"])
+    with pytest.raises(NotFound, match="no case or suite 'mpl'; did you mean 'mlp'"):
+        o.benchmark("mpl")
 
 
 def test_cancel_and_explain_take_a_reference(o):

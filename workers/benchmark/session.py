@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cluster.errors import UserError, nearest
+from cluster.errors import PolyfleetError, UserError, nearest
 from workers.backends.base import BaseBackend
 from workers.backends.parts.compare import first_tensor
 from workers.backends.parts.placing import map_tensors
@@ -26,6 +26,7 @@ from workers.benchmark.timing import Timer
 from workers.benchmark.transfer_arms import open_transfer
 from workers.benchmark.transfers import COLLECTIVES
 from workers.optimizers.work import Sample
+from workers.tasks.plain_values import plain
 
 ENERGY_S = 5.0
 TIMED_OUT = 124
@@ -59,7 +60,7 @@ class Session:
         if verb not in self._verbs:
             raise UserError(f"a session does not understand {verb!r}", nearest(verb, tuple(self._verbs)))
         with _Watchdog(limit_s):
-            return self._verbs[verb](**given)
+            return plain(self._verbs[verb](**given))
 
     def describe(self) -> Message:
         info = self._backend.get_device_info(self._backend.device_id)
@@ -195,9 +196,9 @@ def _cache_bytes(backend: BaseBackend) -> int:
 
 
 def _told(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    said = error.message if isinstance(error, UserError) else lines[0]
-    return f"{type(error).__name__}: {said}" if not isinstance(error, UserError) else said
+    if isinstance(error, PolyfleetError):
+        return f"{error.message}; {error.remedy}" if error.remedy else error.message
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 class _Watchdog:

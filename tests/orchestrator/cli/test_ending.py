@@ -1,5 +1,6 @@
 """How a command ends when it cannot do what it was asked: words, exit code, never a traceback."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -130,19 +131,22 @@ def test_environments_are_named_in_errors(here, tmp_path, monkeypatch):
 
 def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path):
     (tmp_path / "m.py").write_text("def make(): ...")
-    done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path), "--rounds", "3", "--no-train")
+    done = here("benchmark", "run", "m.py:make", "--working-dir", str(tmp_path), "--rounds", "3", "--no-train")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0].split()[:3] == ["POOL", "KIND", "FORWARD"]
-    assert [line.split()[0] for line in lines[1:3]] == ["cpu", "xla"]
-    assert "0.50×" in lines[2]
-    done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path), "--pools", "cpu,absent")
-    assert (done.returncode, done.stdout) == (2, "")
-    fleet = live.service.fleet()
-    fleet["pools"][1]["kinds"] = []
-    live.service.fleet = lambda: fleet
-    done = here("benchmark", "m.py:make", "--working-dir", str(tmp_path))
-    assert (done.returncode, "xla: no result, it has no device that is ready" in done.stdout) == (1, True)
+    assert lines[0].split() == ["CASE", "cpu", "tpu:emulated"]
+    assert "0.50× ▼" in lines[1]
+    told = json.loads(here("benchmark", "run", "mlp", "-o", "json").stdout)
+    assert told["cells"][1]["versus"]["verdict"] == "SLOWER"
+    assert here("benchmark", "run", "mlp", "--detach").stdout == "bench-000002\n"
+    for words, sentence in (
+        (("mpl",), "did you mean 'mlp'"),
+        (("mlp", "--precision", "fp33"), "precisions"),
+        (("mlp", "--level", "O9"), "levels"),
+        (("mlp", "m.py:make"), "one model of yours, or cases"),
+    ):
+        done = here("benchmark", "run", *words)
+        assert (done.returncode, done.stdout, sentence in done.stderr) == (2, "", True), done
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
