@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.benchmark import peaks, statistics
 from orchestrator.benchmark.conductor import undisturbed_s
 from orchestrator.benchmark.statistics import Ratio, Verdict
+from workers.benchmark.host import classify
 
 SCHEMA = 1
 MEASURED = "measured"
@@ -55,13 +56,13 @@ def _column_order(begun: Data, columns: Data) -> list[str]:
 def _summary(cell: Data, column: Data) -> Data:
     """One cell without its samples."""
     about = {k: v for k, v in cell.items() if k not in ("line", "blocks", "blocks_again", "seq", "time")}
+    about |= {"kind": column.get("kind", ""), "pool": column.get("pool", "")}
     if cell["status"] != MEASURED or not cell["blocks"]:
         return about | {"status": cell["status"] if cell["status"] != MEASURED else "skipped", "call_s": None}
     blocks = cell["blocks"]
     call = statistics.interval([median(b["parts_s"]) / b["calls"] for b in blocks])
     noise = _noise(cell)
     return about | {
-        "kind": column.get("kind", ""), "pool": column.get("pool", ""),
         "call_s": asdict(call),
         "alone_s": asdict(statistics.interval([b["alone_s"] for b in blocks])),
         "undisturbed_s": median(undisturbed_s(b) for b in blocks),
@@ -205,21 +206,22 @@ def _share(rate: float | None, limit: float | None) -> float | None:
 
 
 def _hosts(cells: Iterable[Data]) -> list[Data]:
-    """Per host the worst class of its cases, with every reason once."""
-    from workers.benchmark.host import classify
-
+    """Per host the worst of its cases: what it was like then, and why."""
     found: dict[str, Data] = {}
-    rank = ("quiet", "shared", "unusable")
     for cell in cells:
         before, after = cell.get("host_before"), cell.get("host_after")
         if not before or not after:
             continue
+        known = found.setdefault(cell["host"], {"host": cell["host"], "columns": []})
         told = classify(before, after)
-        known = found.setdefault(cell["host"], {"host": cell["host"], "class": "quiet", "reasons": [], "columns": []})
-        known["class"] = max(known["class"], told["class"], key=rank.index)
-        known["reasons"] += [reason for reason in told["reasons"] if reason not in known["reasons"]]
+        if "class" not in known or _badness(told) > _badness(known):
+            known |= told
         known["columns"] += [cell["column"]] if cell["column"] not in known["columns"] else []
     return list(found.values())
+
+
+def _badness(state: Data) -> tuple[int, float]:
+    return ("quiet", "shared", "unusable").index(state["class"]), state["pressure_cpu"] or 0.0
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

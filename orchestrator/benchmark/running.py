@@ -57,12 +57,15 @@ def words(view: Data) -> str:
 
 def lines_of(client: "Client | None", ref: str) -> list[Data]:
     """The lines of a run of the fleet, or of a file that one was written to. Raises NotFound."""
-    path = Path(ref)
-    if ref.endswith((".jsonl", ".json")) or path.is_file():
-        return read_lines(path)
+    if is_file(ref):
+        return read_lines(Path(ref))
     if client is None:
         raise NotFound(f"no file {ref}", "name a run of the fleet, or a file of lines")
     return client.benchmark_lines(ref)
+
+
+def is_file(ref: str) -> bool:
+    return ref.endswith((".jsonl", ".json")) or Path(ref).is_file()
 
 
 def read_lines(path: Path) -> list[Data]:

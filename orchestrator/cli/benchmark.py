@@ -183,3 +183,62 @@ def cancel(run: Run, output: Output = Format.TABLE) -> None:
 
     with connect(progress=say) as client:
         emit(client.benchmark_cancel(run), output, view)
+
+
+class ReportFormat(StrEnum):
+    table = "table"
+    html = "html"
+    md = "md"
+    json = "json"
+    csv = "csv"
+    jsonl = "jsonl"
+
+
+@app.command()
+def report(
+    run: Run = "latest",
+    form: Annotated[ReportFormat, typer.Option("--format", "-f", show_choices=True)] = ReportFormat.table,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
+) -> None:
+    """What a run measured: a table, one HTML file, Markdown, JSON, CSV, or the lines themselves."""
+    text = _reported(_lines(run), form)
+    if output is None:
+        write(text.rstrip("\n"))
+        return
+    try:
+        output.write_text(text)
+    except OSError as e:
+        raise UserError(f"{output} cannot be written: {e.strerror}", "name another file") from None
+    say(f"{output} written")
+
+
+def _lines(run: str) -> list[dict[str, Any]]:
+    from orchestrator.benchmark import running
+    from orchestrator.client import connect
+
+    if running.is_file(run):
+        return running.read_lines(Path(run))
+    with connect(progress=say) as client:
+        return client.benchmark_lines(run)
+
+
+def _reported(lines: list[dict[str, Any]], form: ReportFormat) -> str:
+    from orchestrator.benchmark import export
+    from orchestrator.benchmark.report import page, text
+    from orchestrator.benchmark.results import results
+    from orchestrator.cli.output import as_json, drawn
+    from orchestrator.show.benchmark import report as shown
+
+    if form is ReportFormat.jsonl:
+        return export.to_jsonl(lines)
+    found = results(lines)
+    match form:
+        case ReportFormat.html:
+            return page.html(found, lines)
+        case ReportFormat.md:
+            return text.markdown(found)
+        case ReportFormat.csv:
+            return text.to_csv(found)
+        case ReportFormat.json:
+            return as_json(found)
+    return drawn(shown(found))

@@ -36,11 +36,16 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the
 def emit(data: Any, form: Format, table: "Callable[[Any], RenderableType]") -> None:
     """`data` on stdout: as JSON, as YAML, or as what `table` makes of it."""
     if form is Format.TABLE:
-        drawn = io.StringIO()
-        console(drawn).print(table(data))
-        write("\n".join(line.rstrip() for line in drawn.getvalue().rstrip("\n").split("\n")))
+        write(drawn(table(data)))
     else:
         write(as_json(data) if form is Format.JSON else as_yaml(data))
+
+
+def drawn(table: "RenderableType") -> str:
+    """As text for stdout."""
+    out = io.StringIO()
+    console(out).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
 
 
 def as_json(data: Any, indent: int | None = 2) -> str:

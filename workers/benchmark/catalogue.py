@@ -11,7 +11,7 @@ from workers.benchmark.transfers import TRANSFERS
 
 DEFINITIONS: dict[str, Definition] = {d.name: d for d in (*OPERATIONS, *TRANSFERS, *MODELS)}
 SUITES = ("all", "operations", "models", "transfers", "smoke")
-_SMOKE = ("matmul", "rmsnorm", "attention", "mlp")
+_SMOKE = ("matmul", "rmsnorm", "attention", "memory-copy", "mlp")
 _FAMILIES = {"operations": "operation", "models": "model", "transfers": "transfer"}
 
 

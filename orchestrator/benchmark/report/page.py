@@ -1,0 +1,78 @@
+"""The report as one HTML file: no script, no network, pictures inside."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator.benchmark.report import figures, words
+from orchestrator.show.benchmark import SIGNS, WORDS
+from orchestrator.show.units import duration, size
+
+Data = dict[str, Any]
+FOLDER = Path(__file__).parent
+VERDICTS = {"FASTER": "faster", "SLOWER": "slower", "SAME": "same", "INCONCLUSIVE": "inconclusive"}
+
+
+def html(results: Data, lines: list[Data], other: Data | None = None) -> str:
+    """`other` are results of a run before, whose environment is shown beside and whose times are compared."""
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"duration": duration, "size": size}
+    return environment.get_template("page.html").render(
+        results=results,
+        began=_moment(results["began_s"]),
+        took=duration((results["ended_s"] or 0) - (results["began_s"] or 0)) if results["ended_s"] else "",
+        trust=words.trust(results),
+        strip=words.strip(results),
+        heat=heat(results),
+        figures=figures.all_figures(results, lines),
+        environment=words.environment(results),
+        columns=[column["column"] for column in results["columns"]],
+        cells=[cell | {"command": words.command(cell, results)} for cell in results["cells"]],
+        problems=[c for c in results["cells"] if c["call_s"] is None],
+        other=other,
+    )
+
+
+def heat(results: Data) -> list[Data]:
+    """Rows of the map: {"case", "tiles": [{"text", "title", "class", "strength"}]}."""
+    columns = [column["column"] for column in results["columns"]]
+    ways = list(dict.fromkeys(_way(cell) for cell in results["cells"]))
+    by_place = {(c["case"], _way(c), c["column"]): c for c in results["cells"]}
+    rows = []
+    for case in dict.fromkeys(cell["case"] for cell in results["cells"]):
+        for way in ways:
+            cells = [by_place.get((case, way, column)) for column in columns]
+            if any(cells):
+                name = case if len(ways) == 1 else f"{case} · {way}"
+                rows.append({"case": name, "tiles": [_tile(cell) for cell in cells]})
+    return rows
+
+
+def _way(cell: Data) -> str:
+    return f"{cell['precision']} {cell['level']}" + (" cold" if cell["regime"] == "cold" else "")
+
+
+def _tile(cell: Data | None) -> Data:
+    if cell is None:
+        return {"text": "", "title": "", "class": "none", "strength": 0, "time": ""}
+    if cell["call_s"] is None:
+        return {"text": WORDS.get(cell["status"], cell["status"]), "title": cell["reason"], "class": cell["status"],
+                "strength": 0, "time": ""}  # fmt: skip
+    call = cell["call_s"]
+    title = f"{duration(call['median'])} [{duration(call['low'])}, {duration(call['high'])}], {cell['rounds']} rounds"
+    versus = cell.get("versus")
+    if not versus:
+        return {"text": "", "title": title, "class": "reference", "strength": 0, "time": duration(call["median"])}
+    strength = min(abs(versus["ratio"] if versus["ratio"] > 1 else 1 / versus["ratio"]) - 1, 3.0) / 3
+    title += f"; {versus['ratio']:.3f}× [{versus['low']:.3f}, {versus['high']:.3f}], {versus['verdict'].lower()}"
+    title += f", noise {versus['noise']:.1%}, p = {versus['p']:.2g}"
+    return {
+        "text": f"{versus['ratio']:.2f}× {SIGNS[versus['verdict']]}", "title": title,
+        "class": VERDICTS[versus["verdict"]], "strength": round(15 + 55 * strength), "time": duration(call["median"]),
+    }  # fmt: skip
+
+
+def _moment(seconds: float | None) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else ""

@@ -1,0 +1,54 @@
+"""The report as Markdown, to paste, and as CSV."""
+
+import csv
+import io
+from typing import Any
+
+from orchestrator.benchmark.report import page, words
+
+Data = dict[str, Any]
+FIELDS = ("case", "precision", "level", "regime", "column", "kind", "pool", "status", "reason", "rounds",
+          "first_call_s", "compile_s", "items_per_s", "flops_per_s", "bytes_per_s", "of_peak_flops", "of_own_flops",
+          "of_own_bytes",
+          "peak_memory_bytes", "joules_per_item", "price_per_million", "noise")  # fmt: skip
+
+
+def markdown(results: Data) -> str:
+    columns = [column["column"] for column in results["columns"]]
+    trust = words.trust(results)
+    told = [
+        f"# Benchmark {results['run']}",
+        f"**{trust['class']}**: {trust['sentence']}.",
+        *(f"- **{one['column']}**: {one['sentence']}" for one in words.strip(results)),
+        "",
+        "| " + " | ".join(["case", *columns]) + " |",
+        "|" + "---|" * (len(columns) + 1),
+    ]
+    for row in page.heat(results):
+        tiles = [" ".join(filter(None, (tile["time"], tile["text"]))) for tile in row["tiles"]]
+        told.append("| " + " | ".join([_cell(row["case"]), *map(_cell, tiles)]) + " |")
+    told += ["", "× is the first column's time over this one's; ▲ faster ▼ slower = same ? inconclusive.", ""]
+    return "\n".join(told)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def to_csv(results: Data) -> str:
+    """One row per cell; times in seconds."""
+    out = io.StringIO()
+    numbers = ("call_s", "alone_s")
+    spread = [f"{name.removesuffix('_s')}_{part}_s" for name in numbers for part in ("median", "low", "high")]
+    versus = ("reference", "ratio", "low", "high", "p", "verdict")
+    writer = csv.writer(out)
+    writer.writerow([*FIELDS, *spread, *(f"versus_{name}" for name in versus), "accuracy_ok", "rms_rel"])
+    for cell in results["cells"]:
+        accuracy = cell.get("accuracy") or {}
+        writer.writerow([
+            *(cell.get(name) for name in FIELDS),
+            *((cell.get(name) or {}).get(part) for name in numbers for part in ("median", "low", "high")),
+            *((cell.get("versus") or {}).get(name) for name in versus),
+            accuracy.get("ok"), accuracy.get("rms_rel"),
+        ])  # fmt: skip
+    return out.getvalue()
