@@ -52,12 +52,14 @@ class Cell:
 
 @dataclass(slots=True)
 class Arm:
-    """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out."""
+    """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out, and `end` lets
+    go of what it holds beside memory."""
 
     call: Callable[[], Any]
     calls: int = 1
     parts: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
+    end: Callable[[], None] = lambda: None
 
 
 def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int) -> Arm:
@@ -84,10 +86,15 @@ def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache
 
     facts["peak_memory_bytes"] = backend.peak_of(once)
     call = _cold(ready, cache_bytes) if cell.regime == "cold" else ready.call
-    facts["warmup_calls"], call_s = warm_up(call, timer)
+    return settled(call, timer, facts)
+
+
+def settled(call: Callable[[], Any], timer: Timer, facts: dict[str, Any]) -> Arm:
+    """`call` warmed up, as an arm of blocks of the right size."""
+    warmup_calls, call_s = warm_up(call, timer)
     calls, parts = block_shape(call_s, timer.overhead_s)
-    facts |= {"calls_per_part": calls, "parts": parts, "warm_call_s": call_s}
-    return Arm(call, calls, parts, facts)
+    sizes = {"warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_part": calls, "parts": parts}
+    return Arm(call, calls, parts, facts | sizes)
 
 
 def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import workers
 from workers.backends.base import BaseBackend
-from workers.benchmark.arm import Arm, Unsupported, block_shape, warm_up
+from workers.benchmark.arm import Arm, Unsupported, settled
 from workers.benchmark.case import Case
 from workers.benchmark.timing import Timer
 
@@ -35,27 +35,15 @@ def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
         raise Unsupported("this process belongs to a group of ranks already")
     group = _Group(case, backend)
     try:
-        call, arrived = group.call, group.check()
-        warmup_calls, call_s = warm_up(call, timer)
+        first_call_s, arrived = timer.alone(group.call), group.check()
+        accuracy = {"ok": arrived, "reason": "" if arrived else "the ranks' sum or parts are wrong"}
+        facts = {"accuracy": accuracy, "first_call_s": first_call_s, "collective": backend.collective_backend}
+        arm = settled(group.call, timer, facts)
     except BaseException:
         group.end()
         raise
-    calls, parts = block_shape(call_s, timer.overhead_s)
-    accuracy = {"ok": arrived, "reason": "" if arrived else "the ranks' sum or parts are wrong"}
-    facts = {"accuracy": accuracy, "warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_part": calls,
-             "collective": backend.collective_backend, "applied": [], "skipped": {}}  # fmt: skip
-    return _GroupArm(call, calls, parts, facts, group)
-
-
-class _GroupArm(Arm):
-    """Its ranks end with it."""
-
-    def __init__(self, call: Any, calls: int, parts: int, facts: dict[str, Any], group: "_Group"):
-        super().__init__(call, calls, parts, facts)
-        self._group = group
-
-    def __del__(self) -> None:
-        self._group.end()
+    arm.end = group.end
+    return arm
 
 
 class _Group:

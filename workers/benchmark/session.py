@@ -119,6 +119,8 @@ class Session:
         return {"joules_per_call": (self._joules() - joules) / calls, "watts": (self._joules() - joules) / elapsed_s}
 
     def close(self) -> Message:
+        for arm in self._arms.values():
+            arm.end()
         self._arms.clear()
         gc.collect()
         self._backend.empty_cache()

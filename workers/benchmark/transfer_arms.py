@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from workers.backends.base import BaseBackend
-from workers.benchmark.arm import Arm, Unsupported, block_shape, warm_up
+from workers.benchmark.arm import Arm, Unsupported, settled
 from workers.benchmark.case import Case
 from workers.benchmark.timing import Timer
 
@@ -30,12 +30,7 @@ def open_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
         return target.copy_(host, non_blocking=pinned)
 
     call = up if name == "host-to-device" else copy
-    call()
-    backend.synchronize()
+    first_call_s = timer.alone(call)
     arrived = bool(torch.equal(target.cpu(), host.cpu()))
-    warmup_calls, call_s = warm_up(call, timer)
-    calls, parts = block_shape(call_s, timer.overhead_s)
     accuracy = {"ok": arrived, "reason": "" if arrived else "what arrived is not what was sent"}
-    facts = {"accuracy": accuracy, "warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_part": calls,
-             "pinned": pinned, "applied": [], "skipped": {}}  # fmt: skip
-    return Arm(call, calls, parts, facts)
+    return settled(call, timer, {"accuracy": accuracy, "first_call_s": first_call_s, "pinned": pinned})

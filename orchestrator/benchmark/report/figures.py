@@ -27,9 +27,11 @@ def columns_of(cells: Iterable[Data]) -> list[str]:
 
 def forest(results: Data) -> Drawn | None:
     """Ratios with their intervals, the line at 1, and the band that this host's noise makes."""
-    cells = [cell for cell in measured(results) if cell.get("versus")][:MOST_ROWS]
-    if not cells:
+    every = [cell for cell in measured(results) if cell.get("versus")]
+    if not every:
         return None
+    farthest = sorted(every, key=lambda c: -abs(math.log(c["versus"]["ratio"])))[:MOST_ROWS]
+    cells = [cell for cell in every if cell in farthest]
     with figure(9, 1.2 + 0.26 * len(cells)) as (made, axes):
         noises = [c["versus"]["noise"] for c in cells]
         noise = sorted(noises)[len(noises) // 2]
@@ -47,6 +49,7 @@ def forest(results: Data) -> Drawn | None:
         told = (
             "Each ratio with its 95 % interval. The band is how far the same differed from itself in this run (median)."
         )
+        told += f" The {len(cells)} of {len(every)} that are farthest from 1." if len(cells) < len(every) else ""
         return "Ratios", told, svg(made, "forest", "ratios with intervals")
 
 

@@ -1,0 +1,62 @@
+"""Cases: their names, their formulas against torch's own count of operations, and that each can be built."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from cluster.errors import NotFound
+from workers.benchmark import catalogue
+from workers.benchmark.building import build
+from workers.benchmark.case import FULL, QUICK
+
+QUICK_CASES = [case for case in catalogue.cases(QUICK) if case.definition.family != "transfer"]
+COUNTED = [case for case in QUICK_CASES if case.mode == "forward" and case.definition.name in (
+    "matmul", "convolution", "attention", "mlp", "resnet50", "vit", "gpt2", "bert", "dlrm")]  # fmt: skip
+
+
+def test_names_are_unique_and_found_again():
+    every = {(case.name, tuple(case.sizes.items())) for scale in (QUICK, FULL) for case in catalogue.cases(scale)}
+    names = [name for name, _ in every]
+    assert len(names) == len(set(names)) > 60
+    assert all(catalogue.find(name).name == name for name in names)
+
+
+@pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
+def test_operations_are_those_that_torch_counts(case):
+    built = build(case, 0)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        built.module.eval()(*built.sample.args)
+    counted, causal = counter.get_total_flops(), case.name.startswith("attention/prefill")
+    assert case.flops == pytest.approx(counted / 2 if causal else counted, rel=0.01)
+
+
+@pytest.mark.parametrize("case", QUICK_CASES, ids=lambda case: case.name)
+def test_every_case_moves_bytes_and_is_built_alike_from_one_seed(case):
+    assert case.bytes(4) > 0 and case.bytes(2) <= case.bytes(4) and case.items >= 1
+    one, again = build(case, 7), build(case, 7)
+    assert all(torch.equal(a, b) for a, b in zip(one.sample.args, again.sample.args, strict=True))
+    state = again.module.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in one.module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "some", "count"),
+    [
+        (["matmul"], "matmul/256x256x256", 3),
+        (["*/train/*"], "mlp/train/b64-d256", 6),
+        (["gpt2/forward"], "gpt2/forward/decode-b4-s256", 2),
+        (["smoke", "mlp"], "memory-copy/64MiB", 9),
+        (["all"], "all-reduce/4MiB-2ranks", 34),
+    ],
+)
+def test_cases_are_chosen_by_suite_workload_name_and_pattern(patterns, some, count):
+    chosen = [case.name for case in catalogue.choose(patterns)]
+    assert some in chosen and len(chosen) == count
+
+
+def test_what_means_nothing_names_the_nearest():
+    with pytest.raises(NotFound, match="no case or suite 'matmull'; did you mean 'matmul'"):
+        catalogue.choose(["mlp", "matmull"])
+    with pytest.raises(NotFound, match="mlp/train/b64-d256"):
+        catalogue.find("mlp/train/b64-d265")

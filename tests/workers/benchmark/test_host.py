@@ -1,0 +1,35 @@
+"""How busy a machine was: from two states, each of them plain data."""
+
+import pytest
+
+from workers.benchmark import host
+
+
+def state(pressure=0.0, total=100.0, steal=0.0, busy=10.0, load=0.1):
+    times = {"total": total, "busy": busy, "steal": steal}
+    return {"pressure_cpu": pressure, "cpu_times": times, "load_1min": load, "cpus": 2}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected", "reason"),
+    [
+        (state(), state(total=200), "quiet", ""),
+        (state(), state(pressure=30, total=200), "shared", "waited for a CPU 30 %"),
+        (state(), state(pressure=95, total=200), "unusable", "waited for a CPU 95 %"),
+        (state(), state(total=200, steal=5), "shared", "the hypervisor took 5 %"),
+        (state(), state(total=200, steal=40), "unusable", "the hypervisor took 40 %"),
+        (state(None, load=3), state(None, total=200), "shared", "load average 3.0 on 2 CPUs"),
+    ],
+)
+def test_a_host_is_classed_by_pressure_and_steal(before, after, expected, reason):
+    told = host.classify(before, after)
+    assert told["class"] == expected
+    assert (told["reasons"] == []) if not reason else any(reason in r for r in told["reasons"])
+
+
+def test_this_machine_tells_its_state_and_who_it_is():
+    told = host.state()
+    assert told["cpus"] >= 1 and told["cpu_times"]["total"] > 0
+    assert host.classify(told, host.state())["class"] in ("quiet", "shared", "unusable")
+    assert host.identity() == host.identity() != ""
+    assert host.last_level_cache_bytes() >= 1 << 20

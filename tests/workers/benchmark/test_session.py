@@ -1,0 +1,134 @@
+"""A session on real back ends: what it opens, times, refuses and survives."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cluster.errors import FleetError, UserError
+from workers import backends
+from workers.benchmark import catalogue, serving
+from workers.benchmark.session import Session, first_dimension
+from workers.optimizers.work import Sample
+
+NAMES = [name for name in backends.available() if name in ("cpu", "tpu")]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=NAMES)
+def session(request):
+    with backends.create(request.param) as backend:
+        yield Session(backend)
+
+
+def opened(session, case, **cell):
+    told = session.handle({"do": "open", "arm": "a", "cell": {"case": case, "precision": "fp32", "level": "O1"} | cell})
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    return told
+
+
+SMOKE = [case.name for case in catalogue.choose(["smoke", "dlrm"])]
+
+
+@pytest.mark.parametrize("case", SMOKE)
+def test_a_case_is_checked_against_float64_and_timed_in_blocks(session, case):
+    told = opened(session, case)
+    assert told["accuracy"]["ok"] is True, told
+    assert told["first_call_s"] > 0 and told["warmup_calls"] >= 3
+    block = session.handle({"do": "block", "arm": "a"})
+    assert (block["calls"], len(block["parts_s"])) == (told["calls_per_part"], told["parts"])
+    assert min(block["parts_s"]) > 0 and block["alone_s"] > 0
+    session.handle({"do": "close"})
+    with pytest.raises(UserError, match="no arm 'a' is open"):
+        session.handle({"do": "block", "arm": "a"})
+
+
+@pytest.mark.parametrize("case", ["rmsnorm/256x4096", "mlp/forward/b64-d256", "mlp/train/b64-d256"])
+def test_lower_precision_is_computed_in_it_and_its_errors_show(session, case):
+    told = opened(session, case, precision="bf16")
+    assert told["accuracy"]["ok"] is True and told["accuracy"]["dtype"] == "bfloat16"
+    assert told["accuracy"]["rms_rel"] > 1e-4
+
+
+def test_cold_goes_over_more_inputs_than_the_cache_holds():
+    with backends.create("cpu") as backend:
+        session = Session(backend)
+        session._cache_bytes = 40 << 20
+        assert opened(session, "rmsnorm/256x4096", regime="cold")["accuracy"]["ok"]
+        assert len({id(session._arms["a"].call()) for _ in range(3)}) >= 1
+        assert "only hot" in opened(session, "mlp/train/b64-d256", regime="cold")["unsupported"]
+
+
+def test_training_in_float16_is_unsupported_and_not_replaced():
+    with backends.create("cpu") as backend:
+        told = opened(Session(backend), "mlp/train/b64-d256", precision="fp16")
+        assert "loss scaling" in told["unsupported"]
+
+
+def test_collectives_run_among_real_ranks():
+    code = """
+import json
+from workers import backends
+from workers.benchmark.session import Session
+with backends.create("cpu") as backend:
+    session = Session(backend)
+    for case in ("all-reduce/4MiB-2ranks", "all-gather/4MiB-2ranks"):
+        told = session.handle({"do": "open", "arm": "a", "cell": {"case": case, "precision": "fp32", "level": "O1"}})
+        block = session.handle({"do": "block", "arm": "a"})
+        session.handle({"do": "close"})
+        print(json.dumps([told["accuracy"]["ok"], told["collective"], min(block["parts_s"]) > 0]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[True, "gloo", True]] * 2, done.stderr[-2000:]
+
+
+def test_a_user_s_model_is_counted_by_torch_and_its_failures_are_told(session):
+    model, sample = nn.Linear(8, 3), Sample((torch.rand(5, 8),), {})
+    session._user_build = lambda: (model, sample)
+    told = opened(session, "user/mine/train")
+    assert (told["accuracy"]["ok"], told["flops"], told["items"]) == (True, 3 * 2 * 5 * 8 * 3, 5)
+    session._user_build = lambda: 1 / 0
+    assert opened(session, "user/mine/forward") == {"failed": "ZeroDivisionError: division by zero"}
+    session._user_build = lambda: (model, None)
+    assert "add sample_input" in opened(session, "user/mine/forward")["failed"]
+    session._user_build = lambda: (nn.Threshold(9.0, float("nan")), sample)
+    assert "no value is finite" in opened(session, "user/mine/forward")["accuracy"]["reason"]
+
+
+def test_the_batch_is_the_first_dimension():
+    assert first_dimension(Sample((torch.rand(7, 2),), {})) == 7
+    assert first_dimension(Sample((), {"x": torch.tensor(1.0)})) == 1
+
+
+def test_it_is_asked_over_a_socket_until_told_to_end(tmp_path):
+    with backends.create("cpu") as backend:
+        session, said = Session(backend), []
+        served = threading.Thread(target=lambda: said.append(serving.serve(tmp_path, session.handle, lambda: False)))
+        served.start()
+        while not (tmp_path / serving.ADDRESS).exists():
+            served.join(0.01)
+        assert serving.ask(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
+        with pytest.raises(UserError, match="does not understand 'opn'; did you mean 'open'"):
+            serving.ask(tmp_path, {"do": "opn"}, 30)
+        serving.ask(tmp_path, {"do": "end"}, 30)
+        served.join(10)
+        assert said == ["ended"]
+        with pytest.raises(FleetError, match="does not answer"):
+            serving.ask(tmp_path, {"do": "describe"}, 1)
+
+
+def test_a_call_that_takes_too_long_ends_the_process():
+    code = """
+import time
+from workers import backends
+from workers.benchmark.session import Session
+session = Session(backends.create("cpu"), 0, lambda: time.sleep(60))
+cell = {"case": "user/x/forward", "precision": "fp32", "level": "O1"}
+session.handle({"do": "open", "arm": "a", "cell": cell, "limit_s": 0.5})
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=50).returncode == 124
