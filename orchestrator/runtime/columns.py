@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from cluster import fleet_record
 from cluster.errors import FleetError, NotFound, UserError
 from orchestrator.benchmark.conductor import ColumnLost, SessionEnded
 from orchestrator.core.fold import Attempt, Record
@@ -42,7 +43,8 @@ class FleetColumn:
             "node": node,
             "job": self.job,
             "versions": dict(facts.versions) if facts else {},
-            "counts_energy": described["counts_energy"],
+            "price_per_hour": _price(attempt.pool),
+            "price_source": "the fleet's file",
         }
 
     def call(self, message: Data, timeout_s: float) -> Data:
@@ -127,6 +129,12 @@ class FleetColumn:
 
     def _record(self) -> Record:
         return self._jobs[self.job]
+
+
+def _price(pool: str) -> float | None:
+    """Of one device of the pool for an hour; None where nobody declared one."""
+    fleet = fleet_record.read()
+    return float(fleet.pools.get(pool, {}).get("price_per_hour") or 0) or None if fleet else None
 
 
 def _reason(record: Record) -> str:

@@ -52,7 +52,7 @@ class Cell:
 
 @dataclass(slots=True)
 class Arm:
-    """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out, and `end` lets
+    """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out; `end` lets
     go of what it holds beside memory."""
 
     call: Callable[[], Any]

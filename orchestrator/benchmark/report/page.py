@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator.benchmark.report import figures, words
 from orchestrator.show.benchmark import SIGNS, WORDS
+from orchestrator.show.text import visible
 from orchestrator.show.units import duration, size
 
 Data = dict[str, Any]
@@ -17,7 +18,9 @@ def html(results: Data, lines: list[Data], other: Data | None = None) -> str:
     """`other` are results of a run before, whose environment is shown beside and whose times are compared."""
     from jinja2 import Environment, FileSystemLoader
 
-    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printable
+    )
     environment.filters |= {"duration": duration, "size": size}
     return environment.get_template("page.html").render(
         results=results,
@@ -33,6 +36,11 @@ def html(results: Data, lines: list[Data], other: Data | None = None) -> str:
         problems=[c for c in results["cells"] if c["call_s"] is None],
         other=other,
     )
+
+
+def _printable(value: Any) -> Any:
+    """Control characters of users' texts made visible; our own SVG is left as it is."""
+    return visible(value) if type(value) is str else value
 
 
 def heat(results: Data) -> list[Data]:

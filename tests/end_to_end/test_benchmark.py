@@ -1,0 +1,118 @@
+"""Benchmark runs over a real fleet: exclusive nodes, killed sessions, lost nodes, a server that restarts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator import Orchestrator, RunJob
+
+MODEL = """
+import os, torch
+
+def make():
+    return torch.nn.Linear(16, 4)
+
+def dies():
+    os._exit(9)
+
+def nan():
+    return torch.nn.Threshold(9.0, float("nan"))
+
+def sample_input(batch_size):
+    return torch.rand(batch_size, 16)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "m.py").write_text(MODEL)
+    return str(tmp_path)
+
+
+def cells(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f"{cell['case']}@{cell['column']}": cell for cell in report["cells"]}
+
+
+def test_two_nodes_are_measured_in_turns_while_each_is_held_whole(fleet: Orchestrator, cli):
+    done = cli("benchmark", "run", "rmsnorm", "mlp/forward", "--all-devices", "--max-rounds", "9", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [c["column"] for c in told["columns"]] == ["cpu@left-0", "cpu@left-1", "cpu@right-0"]
+    assert {c["node"] for c in told["columns"]} == {"left-0", "left-1", "right-0"}
+    assert len(told["cells"]) == 6 and {c["status"] for c in told["cells"]} == {"measured"}
+    assert all(c["accuracy"]["ok"] and c["rounds"] == 9 for c in told["cells"])
+    lines = [json.loads(line) for line in cli("benchmark", "report", told["run"], "-f", "jsonl").stdout.splitlines()]
+    turns = sorted((b["at"], line["column"]) for line in lines if line["line"] == "cell" for b in line["blocks"])
+    assert len({column for _, column in turns[:6]}) == 3  # interleaved: nobody had all its rounds first
+    assert {job["state"] for job in fleet.jobs() if job["name"].startswith(told["run"])} == {"SUCCEEDED"}
+
+
+def test_a_model_of_the_user_is_measured_and_its_faults_are_told(fleet: Orchestrator, folder: str):
+    good = fleet.benchmark(entry="m.py:make", working_dir=folder, batch_size=4, pools=["right"], max_rounds=9)
+    assert {c["status"] for c in good["cells"]} == {"measured"} and good["cells"][0]["items"] == 4
+    dead = fleet.benchmark(entry="m.py:dies", working_dir=folder, pools=["right"], max_rounds=9, train=False)
+    assert dead["cells"][0]["status"] == "failed" and "exit code 9" in dead["cells"][0]["reason"]
+    nan = fleet.benchmark(entry="m.py:nan", working_dir=folder, pools=["right"], max_rounds=9, train=False)
+    assert (nan["cells"][0]["status"], "no value is finite" in nan["cells"][0]["reason"]) == ("wrong", True)
+
+
+def begun(cli, *words: str) -> str:
+    return str(cli("benchmark", "run", *words, "--detach").stdout.strip())
+
+
+def progress(fleet: Orchestrator, run: str) -> dict[str, Any]:
+    return next(view for view in fleet.benchmark_runs() if view["run"] == run)
+
+
+def test_a_killed_session_costs_its_cell_and_the_run_goes_on(fleet: Orchestrator, cli, until, processes_of):
+    run = begun(cli, "softmax", "gpt2/forward", "--pools", "right", "--case-seconds", "4", "--max-rounds", "500")
+    until(lambda: progress(fleet, run)["progress"].get("round", 0) >= 2)
+    [job] = [job["id"] for job in fleet.jobs() if job["name"].startswith(run)]
+    for process in processes_of(job):
+        if "workers.attempt.child" in " ".join(process.cmdline()):
+            process.kill()
+    until(lambda: progress(fleet, run)["state"] == "SUCCEEDED")
+    told = cells(fleet.benchmark_report(run))
+    assert told["softmax/256x4096@cpu"]["status"] == "failed"
+    assert "SIGKILL" in told["softmax/256x4096@cpu"]["reason"]
+    assert {c["status"] for name, c in told.items() if name.startswith("gpt2")} == {"measured"}
+
+
+def test_a_lost_node_is_a_lost_column_and_the_others_go_on(fleet: Orchestrator, cli, until, raylet_of):
+    words = ("softmax", "rmsnorm", "--all-devices", "--pools", "left,right", "--case-seconds", "5", "--rounds", "9")
+    run = begun(cli, *words)
+    until(lambda: progress(fleet, run)["progress"].get("round", 0) >= 2)
+    raylet_of("left-1").kill()
+    until(lambda: progress(fleet, run)["state"] == "SUCCEEDED", 150)
+    told = cells(fleet.benchmark_report(run))
+    assert {told[f"{case}@cpu@left-1"]["status"] for case in ("softmax/256x4096", "rmsnorm/256x4096")} == {"lost"}
+    assert {told[f"{case}@cpu@left-0"]["status"] for case in ("softmax/256x4096", "rmsnorm/256x4096")} == {"measured"}
+
+
+def test_a_run_goes_on_after_its_server_was_killed(fleet: Orchestrator, cli, until, home: Path):
+    run = begun(cli, "softmax", "rmsnorm", "layernorm", "--pools", "right", "--max-rounds", "12")
+    until(lambda: progress(fleet, run)["cells"] >= 1)
+    server = psutil.Process(json.loads((home / "server.json").read_text())["pid"])
+    server.kill()
+    server.wait(10)
+    with Orchestrator.connect() as again:
+        until(lambda: progress(again, run)["state"] == "SUCCEEDED")
+        report = again.benchmark_report(run)
+    assert [c["status"] for c in report["cells"]] == ["measured"] * 3
+    lines = [json.loads(line) for line in cli("benchmark", "report", run, "-f", "jsonl").stdout.splitlines()]
+    assert [line["case"] for line in lines if line["line"] == "case"].count("softmax/256x4096") == 1
+
+
+def test_a_run_waits_its_turn_and_cancelling_it_lets_go_of_its_nodes(fleet: Orchestrator, cli, until):
+    holder = fleet.submit(RunJob(command="sleep 300", resources={"pool": "right"}))
+    until(lambda: holder.state == "RUNNING")
+    run = begun(cli, "softmax", "--pools", "right")
+    assert progress(fleet, run)["state"] == "WAITING"
+    holder.cancel()
+    until(lambda: progress(fleet, run)["state"] == "RUNNING")
+    cancelled = json.loads(cli("benchmark", "cancel", run, "-o", "json").stdout)
+    assert (cancelled["state"], cancelled["reason"]) == ("CANCELLED", "cancelled by the user")
+    until(lambda: all(j["state"] == "CANCELLED" for j in fleet.jobs() if j["name"].startswith(run)))
