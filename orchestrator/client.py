@@ -204,6 +204,9 @@ class Client(Transport):
     def benchmark_cancel(self, ref: str) -> Data:
         return self.post(f"/v1/benchmarks/{segment(ref)}/cancel", {})
 
+    def benchmark_baseline(self, ref: str) -> Data:
+        return self.post(f"/v1/benchmarks/{segment(ref)}/baseline", {})
+
     def changes(self, after: int = 0, timeout_s: float = 10.0) -> Data:
         return self.get("/v1/changes", after=after, timeout_s=timeout_s)
 

@@ -251,6 +251,9 @@ class Service:
     def benchmark_cancel(self, ref: str) -> dict[str, Any]:
         return self._benchmarks.cancel(ref)
 
+    def benchmark_baseline(self, ref: str) -> dict[str, Any]:
+        return self._benchmarks.baseline(ref)
+
     # -- folders and checkpoints
 
     def store_package(self, sha: str, data_path: Path) -> None:

@@ -85,6 +85,7 @@ class Benchmarks:
             "reason": ended["reason"] if ended else live.waiting if live else "",
             "progress": live.progress if live else {},
             "cells": known["cells"],
+            "baseline": known["baseline"] is not None,
             "begun_s": known["begun"]["time"],
             "ended_s": ended["time"] if ended else None,
         }
@@ -102,6 +103,14 @@ class Benchmarks:
             self._live[run].cancelled = "cancelled by the user"
             self._live[run].join(timeout=30)
         return self.view(run)
+
+    def baseline(self, ref: str) -> Data:
+        """Later runs are held against this one, until another is named. Raises Conflict for one that has not ended."""
+        known = self._find(ref)
+        if known["ended"] is None or known["ended"]["state"] != "SUCCEEDED":
+            raise Conflict(f"{known['run']} did not succeed", "name a run that did")
+        self._lines.append(known["run"], {"line": "baseline"})
+        return self.view(known["run"])
 
     def close(self) -> None:
         """Leave all runs as they are, for the next server."""

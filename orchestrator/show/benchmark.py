@@ -174,3 +174,40 @@ def view(data: Data) -> Stack:
     head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "cells": data["cells"],
             "doing": data["progress"].get("case", "")}  # fmt: skip
     return Stack((facts(head), "", columns))
+
+
+def compared(data: Data) -> Stack:
+    """Two runs: what changed first, the rest after."""
+    order = {"SLOWER": 0, "FASTER": 1, "INCONCLUSIVE": 2, "SAME": 3}
+    rows = sorted(data["cells"], key=lambda r: order.get(r["verdict"], -1))
+    table = grid(
+        ("CASE", "WAY", "KIND", "BEFORE", "AFTER", "RATIO", "INTERVAL", "VERDICT", "NOTE"),
+        ((r["case"], _way(r), r["kind"], *_change(r)) for r in rows),
+        empty="the runs have no cell in common",
+    )
+    environment = [f"{d['kind']}: {d['what']} was {d['before'] or 'absent'}, is {d['after'] or 'absent'}"
+                   for d in data["environment"]]  # fmt: skip
+    missing = [f"only in {data['before']}: {_some(data['only_before'])}"] if data["only_before"] else []
+    missing += [f"only in {data['after']}: {_some(data['only_after'])}"] if data["only_after"] else []
+    told = [visible(line) for line in (*environment, *missing)]
+    return Stack((f"{data['before']} to {data['after']}", "", table, *(["", *told] if told else [])))
+
+
+def _change(row: Data) -> tuple[Any, ...]:
+    if "ratio" not in row:
+        return ("", "", "", "", row["status"], row["note"])
+    interval = f"[{row['low']:.2f}, {row['high']:.2f}]"
+    return (duration(row["before_s"]), duration(row["after_s"]), f"{row['ratio']:.2f}×", interval, row["verdict"],
+            row["note"])  # fmt: skip
+
+
+def series(rows: list[Data]) -> Grid:
+    def told(row: Data) -> str:
+        return "; ".join(f"{s['ratio']:.2f}× from {row['points'][s['at']]['run']} on" for s in row["steps"])
+
+    return grid(
+        ("CASE", "WAY", "KIND", "RUNS", "FIRST", "LAST", "STEPS"),
+        ((r["case"], _way(r), r["kind"], len(r["points"]), duration(r["points"][0]["call_s"]),
+          duration(r["points"][-1]["call_s"]), told(r)) for r in rows),
+        empty="no run measured that",
+    )  # fmt: skip

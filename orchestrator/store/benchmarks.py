@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.store.writer import Writer
 
 Data = dict[str, Any]
-ENDS = ("begun", "ended")
+WORDS = ("begun", "ended", "baseline")
 
 
 class BenchmarkLines:
@@ -34,13 +34,13 @@ class BenchmarkLines:
             return [{**decode(r.data), "seq": r.seq, "time": r.time} for r in connection.execute(wanted)]
 
     def runs(self) -> list[Data]:
-        """First and last words of every run, oldest first: {"run", "begun": line, "ended": line or None, "cells"}."""
-        ends = select(table).where(table.c.line.in_(ENDS)).order_by(table.c.seq)
+        """Of every run, oldest first: {"run", "begun": line, "ended", "baseline": line or None, "cells": how many}."""
+        ends = select(table).where(table.c.line.in_(WORDS)).order_by(table.c.seq)
         counts = select(table.c.run, func.count()).where(table.c.line == "cell").group_by(table.c.run)
         found: dict[str, Data] = {}
         with self._database.reading() as connection:
             cells = {row[0]: row[1] for row in connection.execute(counts)}
             for row in connection.execute(ends):
-                known = found.setdefault(row.run, {"run": row.run, "begun": None, "ended": None})
+                known = found.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
                 known[row.line] = {**decode(row.data), "time": row.time}
         return [known | {"cells": cells.get(run, 0)} for run, known in found.items() if known["begun"]]

@@ -319,6 +319,9 @@ class RecordingService:
         self.benchmark(ref)
         return [line for line in self.runs[ref] if line["seq"] > after]
 
+    def benchmark_baseline(self, ref):
+        return self.benchmark(ref) | {"baseline": True}
+
     def benchmark_cancel(self, ref):
         return self.benchmark(ref)
 

@@ -14,8 +14,8 @@ FOLDER = Path(__file__).parent
 VERDICTS = {"FASTER": "faster", "SLOWER": "slower", "SAME": "same", "INCONCLUSIVE": "inconclusive"}
 
 
-def html(results: Data, lines: list[Data], other: Data | None = None) -> str:
-    """`other` are results of a run before, whose environment is shown beside and whose times are compared."""
+def html(results: Data, lines: list[Data], since: Data | None = None) -> str:
+    """`since` is a comparison with a run before (history.compare)."""
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
@@ -34,7 +34,8 @@ def html(results: Data, lines: list[Data], other: Data | None = None) -> str:
         columns=[column["column"] for column in results["columns"]],
         cells=[cell | {"command": words.command(cell, results)} for cell in results["cells"]],
         problems=[c for c in results["cells"] if c["call_s"] is None],
-        other=other,
+        since=since,
+        signs=SIGNS,
     )
 
 

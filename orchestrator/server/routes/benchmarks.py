@@ -39,3 +39,9 @@ def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0)] = 0) ->
 def cancel(ref: str, service: Service) -> Response:
     """End it; what was measured stays. A run that has ended stays as it is."""
     return answer(service.benchmark_cancel(ref))
+
+
+@router.post("/{ref}/baseline")
+def baseline(ref: str, service: Service) -> Response:
+    """Later runs are held against this one."""
+    return answer(service.benchmark_baseline(ref))
