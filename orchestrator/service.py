@@ -7,6 +7,7 @@ import hashlib
 import json
 import queue
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cluster import fleet_record
 from cluster.errors import FleetError, SpecError
 from cluster.plain import to_plain
 from orchestrator import checkpoint_moves
+from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.explain import Explanation, explain, never
@@ -47,7 +49,8 @@ class Service:
         self.agents = Agents(lambda node, answer: inbox.put(("watched", node, answer)))
         self._checkpoints = Checkpoints(self.agents)
         launcher = Launcher(self.agents, self.packages, self._checkpoints)
-        self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox)
+        self._rates = throughput.Rates(self.store.benchmarks)
+        self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest)
         self._logs = Logs(self.agents)
         self._settled = ""
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
@@ -112,6 +115,7 @@ class Service:
 
     def _accept(self, checked: JobSpec, spec: dict[str, Any], package: str) -> Answer:
         job = checked.to_job(self.jobs_table.new_id(checked.name or checked.task), time.time())
+        job = replace(job, workload=job.workload or throughput.of_package(package))
         return Answer({"id": job.id}, (submitted(job, spec, package, job.submitted_s),), 201)
 
     def job(self, ref: str) -> dict[str, Any]:

@@ -63,6 +63,10 @@ class JobSpec(Model):
 
     priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
     objective: Literal["any", "throughput", "cost", "finish_time"] = "any"
+    workload: f.Workload = ""
+    """What it computes, as benchmarks name it (`gpt2`, or what `benchmark run --workload` was given): with an objective
+    of throughput or cost it goes where that was measured best. Left out, the submitted folder itself is the name."""
+
     recovery: RecoverySpec = Field(default_factory=RecoverySpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
 
@@ -95,6 +99,7 @@ class JobSpec(Model):
             ordered=self.resources.in_order,
             priority=self.priority,
             objective=self.objective,
+            workload=self.workload,
             submitted_s=now_s,
             recovery=self.recovery.to_recovery(),
         )

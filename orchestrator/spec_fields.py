@@ -140,6 +140,7 @@ Command = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
 Name = Annotated[str, AfterValidator(_name)]
+Workload = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Entry = Annotated[str, AfterValidator(_entry)]
 ResumeFrom = Annotated[str, AfterValidator(_resume_from)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]

@@ -1,7 +1,7 @@
 """Why a job can, cannot, or can never run: the same rules as plan.py, told for one job."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cluster.errors import nearest
 from orchestrator.core.fit import EVER, refusal, right_kind, right_pool
@@ -12,6 +12,7 @@ from orchestrator.core.policies import Policy
 from orchestrator.core.policies.fifo import fifo
 from orchestrator.core.room import Room
 from orchestrator.core.states import State
+from orchestrator.core.throughput import sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Answer:
     """One candidate: devices ids that could hold (part of) it now, and per other devices id the refusing sentence.
 
     The key "" of `refused` speaks of the whole fleet, e.g. that no island has nodes enough or what the job waits for.
+    `measured` says per devices id that fits what its kind was measured to do with the job's workload.
     """
 
     candidate: int
@@ -29,6 +31,7 @@ class Answer:
     pool: str
     fits: tuple[str, ...]
     refused: dict[str, str]
+    measured: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def explain(job: Job, snapshot: Snapshot, policy: Policy = fifo) -> Explanation:
     start = next((s for s in decided.start if s.job == job.id), None)
     refused = survey(asked, Room(snapshot))[1] if start else decided.why_not[job.id]
     preempt = tuple(p.victim for p in decided.preempt if p.job == job.id)
-    answers = tuple(_answer(index, want, snapshot, refused) for index, want in enumerate(job.candidates))
+    answers = tuple(_answer(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates))
     return Explanation(answers, start, preempt, never(job, snapshot.devices))
 
 
@@ -64,10 +67,14 @@ def never(job: Job, devices: Iterable[Devices]) -> str:
     return "; ".join(f"candidate {index + 1}: {reason}" for index, reason in enumerate(reasons))
 
 
-def _answer(index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]) -> Answer:
-    refused = {key: sentence for (number, key), sentence in why_not.items() if number == index}
-    fits = tuple(sorted(have.id for have in snapshot.devices if have.id not in refused))
-    return Answer(index, want.kinds, want.count, want.min_count, want.nodes, want.pool, fits, refused)
+def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]) -> Answer:
+    refused = {key: told for (number, key), told in why_not.items() if number == index}
+    fits = {have.id: have for have in sorted(snapshot.devices, key=lambda d: d.id) if have.id not in refused}
+    measured = {
+        name: sentence(snapshot.throughput.of(job, index, have.kind), snapshot.now_s) for name, have in fits.items()
+    }
+    told = measured if job.workload else {}
+    return Answer(index, want.kinds, want.count, want.min_count, want.nodes, want.pool, tuple(fits), refused, told)
 
 
 def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:

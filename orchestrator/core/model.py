@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.states import State
+from orchestrator.core.throughput import Throughput
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Recovery:
 class Job:
     """What was asked for, and where it stands. Built by folding the event log; the server adds nothing of its own.
 
+    `workload` names what was measured of it (see throughput.py).
     `first_candidate` is where the search starts: 0, or one past the candidate whose attempt ended badly (see retry.py).
     """
 
@@ -57,6 +59,7 @@ class Job:
     ordered: bool = False
     priority: int = 0
     objective: str = "any"
+    workload: str = ""
     submitted_s: float = 0.0
     recovery: Recovery = Recovery()
     state: State = State.PENDING
@@ -106,6 +109,7 @@ class Snapshot:
     devices: tuple[Devices, ...]
     jobs: tuple[Job, ...]
     running: tuple[Running, ...] = ()
+    throughput: Throughput = field(default_factory=Throughput)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from orchestrator.core.policies import Policy
 from orchestrator.core.policies.fifo import fifo
 from orchestrator.core.room import Room
 from orchestrator.core.score import reason, score
+from orchestrator.core.throughput import Rates
 
 Reasons = dict[tuple[int, str], str]
 
@@ -26,9 +27,10 @@ def plan(snapshot: Snapshot, policy: Policy = fifo) -> Plan:
             continue
         options, reasons = survey(job, room)
         if options:
-            best = min(options, key=lambda o: score(job, o))
+            rates = Rates.of(job, options, snapshot.throughput)
+            best = min(options, key=lambda o: score(job, o, rates))
             room.take(best)
-            start.append(Start(job.id, best.candidate, best.leases, reason(job, best)))
+            start.append(Start(job.id, best.candidate, best.leases, reason(job, best, rates, snapshot.now_s)))
             continue
         claimed = wait.claim(job, room)
         if claimed:

@@ -13,6 +13,7 @@ from cluster.errors import PolyfleetError
 from cluster.fleet_record import FleetRecord
 from orchestrator.core.model import Plan, Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import observe, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.follow import Follower
@@ -40,10 +41,17 @@ class Runtime(threading.Thread):
     """`trouble` is "" or why no fleet is served now. `planned` is the newest plan, for `explain` and `jobs`."""
 
     def __init__(
-        self, jobs: Jobs, store: EventStore, agents: Agents, launcher: Launcher, inbox: "queue.SimpleQueue[Any]"
+        self,
+        jobs: Jobs,
+        store: EventStore,
+        agents: Agents,
+        launcher: Launcher,
+        inbox: "queue.SimpleQueue[Any]",
+        throughput: Callable[[], Throughput] = Throughput,
     ):
         super().__init__(name="runtime", daemon=True)
         self._jobs, self._agents, self._inbox = jobs, agents, inbox
+        self._throughput = throughput
         self.trouble, self.planned = "no fleet is up", Plan()
         self._lives: dict[str, Live] = {r.job.id: live for r in jobs.all() if (live := live_of(r))}
         for live in self._lives.values():
@@ -176,7 +184,8 @@ class Runtime(threading.Thread):
     def snapshot(self) -> Snapshot:
         pools = self._fleet.pools if self._fleet else {}
         prices = {name: float(pool.get("price_per_hour", 0.0)) for name, pool in pools.items()}
-        return observe.snapshot(time.time(), self._agents.items(), prices, self._jobs.all(), self._jobs.waiting())
+        seen = observe.snapshot(time.time(), self._agents.items(), prices, self._jobs.all(), self._jobs.waiting())
+        return replace(seen, throughput=self._throughput())
 
     def _watched(self, node: str, answer: Any) -> None:
         if isinstance(answer, BaseException):

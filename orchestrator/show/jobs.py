@@ -133,7 +133,9 @@ def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:
     nodes = f" on each of {candidate['nodes']} nodes" if candidate["nodes"] > 1 else ""
     wants = f"{candidate['count']} × {' or '.join(candidate['kinds'])}{nodes}"
     number = candidate["candidate"] + 1
-    fits = [(number, wants, devices, "fits") for devices in candidate["fits"]]
+    measured = candidate.get("measured") or {}
+    fits = [(number, wants, devices, ": ".join(filter(None, ("fits", measured.get(devices)))))
+            for devices in candidate["fits"]]  # fmt: skip
     refused = [(number, wants, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
     return [*fits, *refused] or [(number, wants, "", "no node has such a device")]
 
@@ -152,4 +154,5 @@ def _would_start(answer: Data) -> str:
             else "would wait: nothing fits now"
         )
     leases = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
-    return f"would start as candidate {start['candidate'] + 1} on {leases}"
+    why = f": {start['reason']}" if start.get("reason") else ""
+    return f"would start as candidate {start['candidate'] + 1} on {leases}{why}"

@@ -1,5 +1,6 @@
 """The lines of benchmark runs: appended as they are measured, read by reports for ever after."""
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,15 @@ class BenchmarkLines:
 
     def __init__(self, database: "Database", writer: "Writer"):
         self._database, self._writer = database, writer
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] | None = None
 
     def append(self, run: str, line: Data) -> None:
         row = {"run": run, "time": time.time(), "line": str(line["line"]), "data": encode(line)}
         self._writer.submit(Work([], benchmark_lines=[row]))
+        with self._lock:
+            if self._counts is not None and line["line"] == "cell":
+                self._counts[run] = self._counts.get(run, 0) + 1
 
     def read(self, run: str, after: int = 0) -> list[Data]:
         """Of one run, oldest first, each with its `seq` and `time`."""
@@ -33,13 +39,21 @@ class BenchmarkLines:
         with self._database.reading() as connection:
             return [{**decode(r.data), "seq": r.seq, "time": r.time} for r in connection.execute(wanted)]
 
+    def cell_counts(self) -> dict[str, int]:
+        """Cells of every run; kept in memory, since a planner asks twice a second."""
+        with self._lock:
+            if self._counts is None:
+                counts = select(table.c.run, func.count()).where(table.c.line == "cell").group_by(table.c.run)
+                with self._database.reading() as connection:
+                    self._counts = {row[0]: row[1] for row in connection.execute(counts)}
+            return dict(self._counts)
+
     def runs(self) -> list[Data]:
         """Of every run, oldest first: {"run", "begun": line, "ended", "baseline": line or None, "cells": how many}."""
         ends = select(table).where(table.c.line.in_(WORDS)).order_by(table.c.seq)
-        counts = select(table.c.run, func.count()).where(table.c.line == "cell").group_by(table.c.run)
+        cells = self.cell_counts()
         found: dict[str, Data] = {}
         with self._database.reading() as connection:
-            cells = {row[0]: row[1] for row in connection.execute(counts)}
             for row in connection.execute(ends):
                 known = found.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
                 known[row.line] = {**decode(row.data), "time": row.time}

@@ -26,11 +26,18 @@ def open_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
     def copy() -> Any:
         return target.copy_(device)
 
+    def negate() -> Any:
+        """A lazy device copies nothing: it lets two tensors share. Negating reads and writes as much."""
+        return -device
+
     def up() -> Any:
         return target.copy_(host, non_blocking=pinned)
 
-    call = up if name == "host-to-device" else copy
+    lazy = name == "memory-copy" and backend.device.type == "xla"
+    call = negate if lazy else up if name == "host-to-device" else copy
     first_call_s = timer.alone(call)
-    arrived = bool(torch.equal(target.cpu(), host.cpu()))
+    arrived = bool(torch.equal(-call().cpu() if lazy else target.cpu(), host.cpu()))
     accuracy = {"ok": arrived, "reason": "" if arrived else "what arrived is not what was sent"}
-    return settled(call, timer, {"accuracy": accuracy, "first_call_s": first_call_s, "pinned": pinned})
+    return settled(
+        call, timer, {"accuracy": accuracy, "first_call_s": first_call_s, "pinned": pinned, "by": call.__name__}
+    )

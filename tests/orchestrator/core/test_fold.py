@@ -26,10 +26,14 @@ def place(candidate=0):
 
 def test_a_job_comes_back_from_the_log_as_it_was_submitted(w):
     wants = (
-        Candidate(("cuda",), 4, 2, 2, "p", 7, "bf16", 8, {"A": "1"}, ("x", "y"), {"lr": 0.1, "deep": [{"a": None}]}),
+        Candidate(
+            ("cuda",), 4, 2, 2, "p", "n", 7, "bf16", 8, {"A": "1"}, ("x", "y"), {"lr": 0.1, "deep": [{"a": None}]}
+        ),
         Candidate(("cpu",)),
     )
-    job = w.job("j", *wants, ordered=True, priority=-3, objective="cost", recovery=Recovery(1, 2, (3, 4), 5, 6, 7))
+    job = w.job(
+        "j", *wants, ordered=True, priority=-3, objective="cost", workload="w", recovery=Recovery(1, 2, (3, 4), 5, 6, 7)
+    )
     event = submitted(job, {"name": "j"}, "sha", 9.0)
     stored = replace(event, data=json.loads(json.dumps(event.data)), seq=1)
     assert fold([stored]) == {"j": Record(job, {"name": "j"}, "sha", "submitted", seq=1)}

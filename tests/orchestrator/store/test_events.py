@@ -206,3 +206,27 @@ def test_jobs_survive_in_the_log(open_store):
     store.append([submitted(job, {"command": "x"}, "", job.submitted_s) for job in jobs])
     store.close()
     assert [record.job for record in fold(open_store().read(0)).values()] == jobs
+
+
+def test_lines_of_benchmark_runs_are_kept_in_order_and_counted(open_store):
+    store = open_store()
+    for line in ({"line": "begun", "n": 1}, {"line": "cell", "n": 2}, {"line": "cell", "n": 3}):
+        store.benchmarks.append("bench-1", line)
+    store.benchmarks.append("bench-2", {"line": "begun"})
+    assert store.benchmarks.cell_counts() == {"bench-1": 2}
+    store.benchmarks.append("bench-1", {"line": "ended", "state": "SUCCEEDED"})
+    store.benchmarks.append("bench-2", {"line": "cell"})
+    assert store.benchmarks.cell_counts() == {"bench-1": 2, "bench-2": 1}
+    store.close()
+    again = open_store()
+    lines = again.benchmarks.read("bench-1")
+    assert [(line["line"], line.get("n")) for line in lines] == [
+        ("begun", 1),
+        ("cell", 2),
+        ("cell", 3),
+        ("ended", None),
+    ]
+    assert again.benchmarks.read("bench-1", lines[2]["seq"]) == lines[3:]
+    first, second = again.benchmarks.runs()
+    assert (first["ended"]["state"], second["ended"], first["cells"], first["baseline"]) == ("SUCCEEDED", None, 2, None)
+    assert again.last_seq == 0
