@@ -33,3 +33,12 @@ def test_levels_are_measured_beside_plain_compile(tmp_path):
     levels = found["models"]["mlp"]
     assert set(levels) == {"torch.compile", "O1", "O2", "O3"}
     assert levels["O3"]["metrics"]["max_rel_error"] <= found["tolerance"]
+
+
+def test_verdicts_are_tried_on_the_same_and_on_planted_slow_downs(tmp_path):
+    _, found = run("honesty.py", tmp_path, "--comparisons", "1")
+    assert set(found["verdicts"]) == {"quiet", "one process on and off", "two processes all the time"}
+    for planted in found["verdicts"].values():
+        assert list(planted) == ["same", "5 %", "10 %", "20 %"]
+        assert sum(planted["same"]["verdicts"].values()) == 1
+    assert len(found["agreement"]) == 3 and found["overhead"]["empty_block_s"] > 0
