@@ -21,6 +21,7 @@ from workers.benchmark import arm as arms
 from workers.benchmark import catalogue, energy, host
 from workers.benchmark.arm import Arm, Cell, Unsupported
 from workers.benchmark.building import Built, build, mean_square
+from workers.benchmark.case import Case
 from workers.benchmark.collectives import open_collective
 from workers.benchmark.timing import Timer
 from workers.benchmark.transfer_arms import open_transfer
@@ -135,6 +136,11 @@ class Session:
         if given["case"].startswith("user/"):
             return self._open_user(given)
         case = catalogue.find(given["case"])
+        opened = self._open_case(case, given)
+        opened.facts["min_bytes"] = case.bytes({"fp32": 4}.get(given["precision"], 2))
+        return opened
+
+    def _open_case(self, case: Case, given: Message) -> Arm:
         if case.definition.name in COLLECTIVES:
             return open_collective(case, self._backend, self._timer)
         if case.definition.family == "transfer":
@@ -144,9 +150,7 @@ class Session:
             case.name, given["precision"], given["level"], given.get("regime", "hot"), case.mode == "train",
             case.definition.depth(case.sizes), case.definition.roundings(case.sizes), case.flops, is_model,
         )  # fmt: skip
-        opened = arms.open_arm(cell, build(case, self._seed), self._backend, self._timer, self._cache_bytes)
-        opened.facts["min_bytes"] = case.bytes({"fp32": 4}.get(cell.precision, 2))
-        return opened
+        return arms.open_arm(cell, build(case, self._seed), self._backend, self._timer, self._cache_bytes)
 
     def _open_user(self, given: Message) -> Arm:
         """The user's own model: its operations are counted by torch, not by a formula."""
