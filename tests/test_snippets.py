@@ -33,7 +33,7 @@ BLOCK = re.compile(
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 EXIT_CODES = re.compile(r"\s+# exit code (\d+(?: or \d+)*)$")
 FIELD = re.compile(r"""\{[^{}]*\}|"\s+f?"|\bf"|,\s+f?\"""")
-PATIENCE_S = 100
+PATIENCE_S = 200
 # The pages' fleet is ours for all of them: it comes up before the first and is taken down after the last.
 INSTEAD = {"polyfleet up --demo": 'polyfleet up -f "$FLEET"', "polyfleet down": "true"}
 

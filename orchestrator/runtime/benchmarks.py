@@ -25,6 +25,8 @@ from orchestrator.store.benchmarks import BenchmarkLines
 
 log = logging.getLogger(__name__)
 LEASE = "120s"
+GRACE_S = 20.0
+"""For sessions to end by themselves."""
 RESTARTS = 50
 """Of a session: each case that ends its process costs one."""
 Data = dict[str, Any]
@@ -242,19 +244,20 @@ class _Run(threading.Thread):
             self._lines.append(self.run_id, line)
 
     def _end(self, state: str, reason: str) -> None:
+        """Let go of the nodes, then say so: who reads that it ended finds its jobs ended as well."""
+        self.measuring, self.waiting = False, reason
+        for column in self._columns if state == "SUCCEEDED" else ():
+            column.end()
+        deadline = time.monotonic() + (GRACE_S if state == "SUCCEEDED" else 0)
+        for job in {column.job for column in self._columns}:
+            while time.monotonic() < deadline and self._jobs[job].job.state not in TERMINAL:
+                time.sleep(0.05)
+            if self._jobs[job].job.state not in TERMINAL:
+                self._cancel(job)
         try:
             self._lines.append(self.run_id, {"line": "ended", "state": state, "reason": reason})
         except PolyfleetError as e:
             log.error("the end of %s could not be stored: %s", self.run_id, e)
-        self.measuring, self.waiting = False, reason
-        for column in self._columns:
-            column.end() if state == "SUCCEEDED" else None
-        deadline = time.monotonic() + (10 if state == "SUCCEEDED" else 0)
-        for job in {column.job for column in self._columns}:
-            while time.monotonic() < deadline and self._jobs[job].job.state not in TERMINAL:
-                time.sleep(0.1)
-            if self._jobs[job].job.state not in TERMINAL:
-                self._cancel(job)
 
 
 class _LeftError(Exception):
