@@ -178,7 +178,7 @@ def test_every_page_and_every_picture_is_reached_from_the_readme():
         reached.add(page)
         links = {(page.parent / link["path"]).resolve() for link in LINK.finditer(page.read_text()) if link["path"]}
         todo += [path for path in links - reached if path.suffix == ".md" and path not in todo]
-        reached |= {path for path in links if path.suffix == ".svg"}
+        reached |= {path for path in links if path.suffix in {".svg", ".png"}}
     assert {*PAGES, *(ROOT / "docs" / "images").iterdir()} <= reached
 
 
