@@ -1,7 +1,7 @@
 """What a model computes, layer by layer, as fingerprints that travel: to find where two machines part.
 
-Nothing is compiled and nothing drops out: the model stays in eval mode, also for gradients and steps, since dropout
-alone would make two runs differ.
+Nothing is compiled and nothing drops out: the model stays in eval mode, since dropout alone would make two runs differ.
+Batch norms alone use their batch, as in training: torch-xla 2.8 has no backward of one in eval mode (it aborts).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from workers.tasks.plain_values import plain
 
 SAMPLE = 64
 """Values of each tensor that travel, evenly spaced."""
-LEARNING_RATE = 1e-2
+LEARNING_RATE = 1e-3
 Data = dict[str, Any]
 
 
@@ -32,6 +32,9 @@ def record(model: nn.Module, sample: Sample, backend: BaseBackend, steps: int, a
     """
     told = {"weights_sha256": weights_sha256(model), "inputs_sha256": inputs_sha256(sample)}
     placed, inputs = backend.to_device(model).eval(), backend.to_device(sample)
+    for module in placed.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train()
     placed.zero_grad()
     layers: list[Data] = []
     with _watched(placed, layers), autocast():
