@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cluster.version import VERSION
-from orchestrator.cli import benchmark, checkpoint, completion, env, fleet, jobs, schema, server
+from orchestrator.cli import benchmark, checkpoint, completion, env, fleet, jobs, schema, server, validate
 from orchestrator.cli.errors import EXIT_CODES, report
 
 NAME = "polyfleet"
@@ -27,7 +27,7 @@ app = typer.Typer(
 VERBS: tuple[Callable[..., None], ...] = (
     *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor),
     *(jobs.submit, jobs.jobs, jobs.show, jobs.logs, jobs.cancel, jobs.explain),
-    *(schema.schema, completion.completion),
+    *(validate.validate, schema.schema, completion.completion),
 )
 for verb in VERBS:
     app.command(cls=jobs.WithCommand if verb is jobs.submit else None)(verb)

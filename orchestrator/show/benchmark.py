@@ -211,3 +211,25 @@ def series(rows: list[Data]) -> Grid:
           duration(r["points"][-1]["call_s"]), told(r)) for r in rows),
         empty="no run measured that",
     )  # fmt: skip
+
+
+def validation(data: Data) -> Stack:
+    """Per target the first place where it parts from the first, and the rows around it."""
+    first = data["targets"][0]["target"]
+    told: list[Grid | str] = []
+    for one in data["compared"]:
+        if not one["comparable"]:
+            told.append(f"{one['target']}: {one['reason']}")
+            continue
+        places = [f"{what} {name}" for what, name in one["first"].items() if name]
+        verdict = f"parts from {first} first at {', '.join(places)}" if places else f"computes as {first} does"
+        rows = [*one["layers"], *one["gradients"], *one["steps"]]
+        worst = sorted(rows, key=lambda r: -(r["apart"] if r["apart"] is not None else math.inf) / r["limit"])[:8]
+        table = grid(
+            ("WHAT", "APART", "LIMIT", "WITHIN", "NOTE"),
+            ((r["name"], "" if r["apart"] is None else f"{r['apart']:.1e}", f"{r['limit']:.1e}", r["ok"], r["note"])
+             for r in worst),
+        )  # fmt: skip
+        counted = f"{len(one['layers'])} layers, {len(one['gradients'])} gradients, {len(one['steps'])} losses"
+        told += [f"{one['target']}: {visible(verdict)} ({data['precision']}; {counted}); farthest:", table]
+    return Stack(tuple(told))

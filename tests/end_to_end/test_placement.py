@@ -1,5 +1,6 @@
 """What was measured decides: the same job, before and after a benchmark run on a mixed cluster."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,3 +62,22 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster(mixed: Orchestr
     assert f"in {measured['run']}" in placed["data"]["reason"] and "samples/s" in placed["data"]["reason"]
     told = str(mixed.explain(after.id))
     assert told.count("measured") >= 2 and "unmeasured" not in told
+
+
+def test_two_back_ends_compute_alike_and_where_they_do_not_is_named(mixed: Orchestrator, tmp_path: Path, cli):
+    (tmp_path / "m.py").write_text(MODEL)
+    words = ("validate", "m.py:make", "--working-dir", str(tmp_path), "--batch-size", "8", "-o", "json")
+    done = cli(*words, "--on", "cpu,xla")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["same"] and [t["kind"] for t in told["targets"]] == ["cpu", "tpu:emulated"]
+    assert len(told["compared"][0]["layers"]) == 4 and len(told["compared"][0]["steps"]) == 4
+    parted = cli(*words, "--on", "cpu,tpu:emulated", "--rtol", "1e-12")
+    assert parted.returncode == 1 and json.loads(parted.stdout)["compared"][0]["first"]["layer"]
+    for on, sentence in (
+        ("cpu,cpu", "are both cpu with torch"),
+        ("cpu", "a comparison needs two targets"),
+        ("cpu,tpu:v5e", "'tpu:v5e' is no pool and no kind that is here"),
+    ):
+        refused = cli(*words, "--on", on)
+        assert (refused.returncode, sentence in refused.stderr) == (2, True), refused

@@ -22,8 +22,10 @@ from workers.optimizers.work import Prepared, Sample
 from workers.tasks import measure, models
 from workers.tasks.context import Context
 from workers.tasks.plain_values import plain
+from workers.validation import activations
 
 ROUNDS, WARMUP = 15, 3
+STEPS = 3
 OUTPUT_SAMPLE = 256
 
 
@@ -32,6 +34,8 @@ def main(context: Context) -> dict[str, Any]:
     asked = context.arguments
     if asked.get("session"):
         return _session(context)
+    if asked.get("trace"):
+        return _trace(context)
     level, precision = OptimizationLevel.from_string(asked.get("level") or "O1"), precision_of(context.precision)
     rounds, warmup = _count(asked, "rounds", ROUNDS, 1), _count(asked, "warmup", WARMUP, 0)
     model, sample = models.make_model(context), models.make_sample(context)
@@ -50,6 +54,22 @@ def main(context: Context) -> dict[str, Any]:
             rows.append(measure.row("training_step", step, models.batch_size(context)))
     output = first_tensor(forward.output).detach().cpu()
     return {"rows": rows, "prepare_s": prepare_s} | _facts(context, model, sample, prepared, output, reference)
+
+
+def _trace(context: Context) -> dict[str, Any]:
+    """Fingerprints of what the model computes here: see workers/validation/activations.py."""
+    model, sample = models.make_model(context), models.make_sample(context)
+    if sample is None:
+        raise UserError(
+            "a validation needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one"
+        )
+    with context.backend as backend:
+        backend.require_dtype(precision_of(context.precision))
+        steps = _count(context.arguments, "steps", STEPS, 0)
+        told = activations.record(model, sample, backend, steps, lambda: backend.autocast(context.precision))
+        info = backend.get_device_info(backend.device_id)
+    here = {"kind": context.kind, "device": info.device_name, "torch": str(torch.__version__)}
+    return told | here | {"precision": name_of(precision_of(context.precision))}
 
 
 def _session(context: Context) -> dict[str, Any]:

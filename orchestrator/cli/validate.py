@@ -1,0 +1,48 @@
+"""`polyfleet validate`: does a model compute the same on other devices?"""
+
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Format, Output, emit, say, waiting
+
+DIFFERENT = 1
+
+
+def validate(
+    entry: Annotated[str, typer.Argument(help="What makes the model: file.py:function or module:function.")],
+    on: Annotated[str, typer.Option(help="Pools or kinds, a,b; others are compared with the first.")],
+    working_dir: Annotated[str, typer.Option(help="Folder to send along.")] = ".",
+    sample_input: Annotated[str, typer.Option(help="What makes the input: module:function.")] = "",
+    batch_size: Annotated[int, typer.Option(help="What sample_input is called with; 0: 1.", min=0)] = 0,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "",
+    steps: Annotated[int, typer.Option(help="Training steps to follow.", min=0)] = 3,
+    seed: Annotated[int, typer.Option(help="Of weights and inputs.", min=0)] = 0,
+    rtol: Annotated[float, typer.Option(help="Largest relative difference; 0: what rounding explains.", min=0)] = 0.0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Activations layer by layer, loss, gradients and training steps on several devices, from the same weights.
+
+    Exit code 1 when they part beyond rounding; the first layer and step that do are named.
+    """
+    from orchestrator.benchmark import validating
+    from orchestrator.client import connect
+    from orchestrator.show.benchmark import validation
+
+    arguments = {"trace": True, "steps": steps} | ({"sample_input": sample_input} if sample_input else {})
+    job: dict[str, Any] = {
+        "name": "validate",
+        "task": "benchmark",
+        "entry": entry,
+        "working_dir": working_dir,
+        "arguments": arguments,
+    }
+    job |= {"precision": precision} if precision else {}
+    job |= {"batch_size": batch_size} if batch_size else {}
+    job |= {"seed": seed} if seed else {}
+    targets = [word.strip() for word in on.split(",") if word.strip()]
+    with connect(progress=say) as client, waiting("validating") as update:
+        answer = validating.run(client, job, targets, rtol, update)
+    emit(answer, output, validation)
+    if not answer["same"]:
+        raise typer.Exit(DIFFERENT)

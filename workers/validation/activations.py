@@ -1,0 +1,102 @@
+"""What a model computes, layer by layer, as fingerprints that travel: to find where two machines part.
+
+Nothing is compiled and nothing drops out: the model stays in eval mode, since dropout alone would make two runs differ.
+Batch norms alone use their batch, as in training: torch-xla 2.8 has no backward of one in eval mode (it aborts).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workers.backends.base import BaseBackend
+from workers.backends.parts.compare import first_tensor
+from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
+from workers.backends.parts.placing import tensors_of
+from workers.backends.parts.precision import name_of
+from workers.optimizers.work import Sample
+from workers.tasks.plain_values import plain
+
+SAMPLE = 64
+"""Values of each tensor that travel, evenly spaced."""
+LEARNING_RATE = 1e-3
+Data = dict[str, Any]
+
+
+def record(model: nn.Module, sample: Sample, backend: BaseBackend, steps: int, autocast: Callable[[], Any]) -> Data:
+    """Activations of every module in the order they were computed, gradients by name, and losses of `steps` steps of
+    plain SGD. `model` is changed.
+    """
+    told = {"weights_sha256": weights_sha256(model), "inputs_sha256": inputs_sha256(sample)}
+    placed, inputs = backend.to_device(model).eval(), backend.to_device(sample)
+    for module in placed.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train()
+    placed.zero_grad()
+    layers: list[Data] = []
+    with _watched(placed, layers), autocast():
+        output = placed(*inputs.args, **inputs.kwargs)
+    loss = _loss(output)
+    loss.backward()  # type: ignore[no-untyped-call]
+    backend.step_boundary()
+    gradients = [fingerprint(name, p.grad) for name, p in placed.named_parameters() if p.grad is not None]
+    losses = [float(loss.detach().cpu()), *_steps(placed, inputs, backend, steps, autocast)]
+    return plain(told | {"layers": layers, "gradients": gradients, "losses": losses})  # type: ignore[no-any-return]
+
+
+def _steps(
+    model: nn.Module, inputs: Sample, backend: BaseBackend, steps: int, autocast: Callable[[], Any]
+) -> Iterator[float]:
+    sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=LEARNING_RATE)
+    for _ in range(steps):
+        sgd.step()
+        sgd.zero_grad()
+        with autocast():
+            loss = _loss(model(*inputs.args, **inputs.kwargs))
+        loss.backward()  # type: ignore[no-untyped-call]
+        backend.step_boundary()
+        yield float(loss.detach().cpu())
+
+
+def _loss(output: Any) -> Tensor:
+    return first_tensor(output).float().square().mean()
+
+
+@contextmanager
+def _watched(model: nn.Module, layers: list[Data]) -> Iterator[None]:
+    """Every module's output, whatever nest of tuples and dicts it is; one that runs again is told again."""
+
+    def told(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            for number, tensor in enumerate(tensors_of(output)):
+                label = f"{name or 'the model itself'}" + (f"[{number}]" if number else "")
+                layers.append(fingerprint(label, tensor))
+
+        return hook
+
+    handles = [module.register_forward_hook(told(name)) for name, module in model.named_modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def fingerprint(name: str, tensor: Tensor) -> Data:
+    """Shape, dtype, a hash of the bits, size and a sample; enough to tell where and by how much two differ."""
+    host = tensor.detach().cpu().contiguous()
+    flat = host.reshape(-1).double() if not host.is_complex() else torch.view_as_real(host).reshape(-1).double()
+    finite = flat[torch.isfinite(flat)]
+    places = torch.linspace(0, max(flat.numel() - 1, 0), min(SAMPLE, flat.numel())).long()
+    return {
+        "name": name,
+        "shape": list(host.shape),
+        "dtype": name_of(host.dtype),
+        "sha256": hashlib.sha256(host.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest(),
+        "rms": float(finite.square().mean().sqrt()) if finite.numel() else 0.0,
+        "not_finite": int(flat.numel() - finite.numel()),
+        "sample": flat[places].tolist(),
+    }
