@@ -1,5 +1,7 @@
 """Two fingerprints compared: what rounding explains is no difference, the first that is more is named."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -73,3 +75,25 @@ def test_a_nan_on_one_side_parts():
     one = recorded(Nested())
     other = one | {"layers": [one["layers"][0] | {"not_finite": 1, "sha256": "x"}, *one["layers"][1:]]}
     assert divergence.compare(one, other, "float32")["first"]["layer"] == "first"
+
+
+def test_the_distance_of_two_sketches_is_that_of_their_tensors():
+    torch.manual_seed(1)
+    one = torch.randn(100, 1000)
+    for change in (
+        torch.randn(100, 1000) * 1e-3,
+        torch.zeros(100, 1000).index_put((torch.tensor(7),), torch.ones(1000)),
+    ):
+        sides = [activations.sketch(t.double().reshape(-1).numpy()) for t in (one, one + change)]
+        assert math.dist(*sides) == pytest.approx(float(change.norm()), rel=0.3)
+
+
+def test_a_single_value_that_differs_is_seen_wherever_it_is():
+    torch.manual_seed(1)
+    for place in (0, 1, 12_345, 99_999):
+        sides = [torch.zeros(100_000), torch.zeros(100_000)]
+        sides[0][0] = sides[1][0] = 1.0
+        sides[1][place] += 0.25
+        rows = [{"layers": [activations.fingerprint("only", t)], "gradients": [], "losses": []} for t in sides]
+        compared = divergence.compare(*(r | {"weights_sha256": "", "inputs_sha256": ""} for r in rows), "float32")
+        assert compared["first"]["layer"] == "only"
