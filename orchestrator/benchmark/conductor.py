@@ -11,14 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchestrator.benchmark import statistics
+from orchestrator.benchmark import rounds, statistics
 from orchestrator.benchmark.suite import Group, Request, Way
+from workers.benchmark.host import classify
 
 OPEN_S, BLOCK_S, CALL_S = 600.0, 120.0, 60.0
+AGAIN, ENDED = "again", "ended its process"
+"""Of an arm whose process another one ended, and of that other."""
 Data = dict[str, Any]
 Tell = Callable[[Data], None]
 """Gets each line of the run's log, in any thread."""
-SAME_AGAIN = "again"
+LEAST_ALONE = 15
+"""Rounds of a case that has nothing to be compared with."""
 
 
 class ColumnLost(Exception):
@@ -67,13 +71,9 @@ class Arm:
     def stop(self, status: str, problem: str) -> None:
         self.status, self.problem = status, problem
 
-    def undisturbed_s(self) -> dict[int, float]:
-        """Seconds per call of the quickest part of each round's block."""
-        return {number: undisturbed_s(block) for number, block in self.rounds.items()}
-
 
 class Conductor:
-    """`cancelled` answers "" or why the run ends early. `done` has the ids of cells measured before a restart."""
+    """`cancelled` answers "" or why the run ends early. `done` has the cases measured before a restart."""
 
     def __init__(
         self,
@@ -87,11 +87,10 @@ class Conductor:
         self._cancelled, self._done = cancelled, done
         self._lost: dict[str, str] = {}
         self._until_s = time.monotonic() + asked.max_minutes * 60
-        self._quiet = True
 
     def run(self, groups: Iterable[Group]) -> None:
         """Raises Cancelled."""
-        todo = [group for group in groups if f"{group.case}" not in self._done]
+        todo = [group for group in groups if group.case not in self._done]
         comparisons = sum(len(group.ways) for group in todo) * max(len(self._columns) - 1, 1)
         least = max(self._asked.rounds, statistics.least_rounds(comparisons))
         for number, group in enumerate(todo, 1):
@@ -101,30 +100,54 @@ class Conductor:
                 self._skip(group)
                 continue
             self._tell(progress | {"doing": "opening"})
-            self._measure(group, min(least, self._asked.max_rounds), progress)
+            ended: dict[str, str] = {}
+            while not self._measure(group, min(least, self._asked.max_rounds), progress, ended):
+                self._check()
 
-    def _measure(self, group: Group, least: int, progress: Data) -> None:
-        arms = [Arm(column, way) for column in self._columns for way in group.ways]
-        for arm in arms:
-            if arm.column.id in self._lost:
-                arm.stop("lost", self._lost[arm.column.id])
+    def _measure(self, group: Group, least: int, progress: Data, ended: dict[str, str]) -> bool:
+        """False where an arm ended the process of others: it is in `ended` now, and the rest is to be measured anew,
+        since rounds of two processes are not one sample."""
+        arms = self._arms(group, ended)
+        resting = self._states()
         self._on_hosts(arms, lambda mine: self._open(group, mine))
         before = self._states()
-        begun, number = time.monotonic(), 0
-        while any(arm.alive for arm in arms) and number < self._asked.max_rounds:
-            self._check()
-            self._round(group, arms, number)
-            number += 1
-            self._tell(progress | {"doing": "measuring", "round": number})
-            if number >= least and (self._settled(arms) or time.monotonic() - begun > self._asked.case_s):
-                break
+        quiet = all(_class(resting.get(host), state) == "quiet" for host, state in before.items())
+        number = self._rounds(group, arms, least, progress, quiet)
         after = self._states()
+        if any(arm.status == AGAIN for arm in arms):
+            ended |= {arm.id: arm.problem for arm in arms if arm.status == ENDED}
+            self._on_hosts(arms, self._close)
+            return False
         if self._asked.energy:
             self._on_hosts(arms, self._energy)
         self._on_hosts(arms, self._close)
         for arm in arms:
             self._tell(_cell(group, arm, before.get(arm.column.host), after.get(arm.column.host)))
         self._tell({"line": "case", "case": group.case, "rounds": number})
+        return True
+
+    def _arms(self, group: Group, ended: dict[str, str]) -> list[Arm]:
+        arms = [Arm(column, way) for column in self._columns for way in group.ways]
+        for arm in arms:
+            if arm.column.id in self._lost:
+                arm.stop("lost", self._lost[arm.column.id])
+            elif arm.id in ended:
+                arm.stop(ENDED, ended[arm.id])
+        return arms
+
+    def _rounds(self, group: Group, arms: list[Arm], least: int, progress: Data, quiet: bool) -> int:
+        """How many it took."""
+        begun, number = time.monotonic(), 0
+        while any(arm.alive for arm in arms) and number < self._asked.max_rounds:
+            if any(arm.status == AGAIN for arm in arms):
+                break
+            self._check()
+            self._round(group, arms, number)
+            number += 1
+            self._tell(progress | {"doing": "measuring", "round": number})
+            if number >= least and (_settled(group, arms, quiet) or time.monotonic() - begun > self._asked.case_s):
+                break
+        return number
 
     def _open(self, group: Group, mine: list[Arm]) -> None:
         for arm in mine:
@@ -170,9 +193,9 @@ class Conductor:
                 arm.facts["energy"] = self._call(arm, {"do": "energy", "arm": arm.id, "limit_s": BLOCK_S}, mine)
 
     def _close(self, mine: list[Arm]) -> None:
-        for column in {arm.column.id: arm for arm in mine}.values():
-            if column.column.id not in self._lost:
-                self._call(column, {"do": "close", "limit_s": CALL_S}, mine)
+        for arm in {arm.column.id: arm for arm in mine}.values():
+            if arm.column.id not in self._lost:
+                self._call(arm, {"do": "close", "limit_s": CALL_S}, mine)
 
     def _call(self, arm: Arm, message: Data, mine: list[Arm]) -> Data | None:
         """None where the column or its session is gone; what that means for each of its arms is noted."""
@@ -184,22 +207,11 @@ class Conductor:
                 if other.column is arm.column and other.alive:
                     other.stop("lost", str(e))
         except SessionEnded as e:
-            arm.stop("failed", str(e))
-            self._reopen([other for other in mine if other.column is arm.column and other.alive and other.facts], mine)
+            arm.stop(ENDED, str(e))
+            for other in mine:
+                if other.column is arm.column and other.alive and other.facts:
+                    other.stop(AGAIN, "")
         return None
-
-    def _reopen(self, gone: list[Arm], mine: list[Arm]) -> None:
-        """The other arms of a column whose session ended: what is measured in two processes is not one sample."""
-        for arm in gone:
-            arm.stop("failed", "its session ended while another case of the group was measured: run it by itself")
-
-    def _settled(self, arms: list[Arm]) -> bool:
-        """Whether no comparison would become clearer."""
-        alive = [arm for arm in arms if arm.alive]
-        if len(alive) < 2:
-            return len(alive) == 0 or max(len(a.rounds) for a in alive) >= max(2 * self._asked.rounds, 15)
-        reference = alive[0]
-        return all(statistics.enough(ratio(reference, arm), self._quiet) for arm in alive[1:])
 
     def _states(self) -> dict[str, Data]:
         """Of every host: how busy it is now."""
@@ -240,30 +252,32 @@ class Conductor:
             raise Cancelled(reason)
 
 
-def undisturbed_s(block: Data) -> float:
-    """Seconds per call of the quickest part: what else runs on a host makes parts slower, never quicker."""
-    return float(min(block["parts_s"]) / block["calls"])
-
-
-def ratio(reference: Arm, arm: Arm) -> statistics.Ratio:
-    """Of rounds both have. Pairs only mean something on one host."""
-    a, b = reference.undisturbed_s(), arm.undisturbed_s()
-    if reference.column.host != arm.column.host:
-        return statistics.apart(list(a.values()), list(b.values()))
-    common = sorted(a.keys() & b.keys())
-    return statistics.paired([a[n] for n in common], [b[n] for n in common])
-
-
 def _cell(group: Group, arm: Arm, before: Data | None, after: Data | None) -> Data:
     """The line of one cell, with all that was measured."""
+    status = "failed" if arm.status == ENDED else arm.status
+    facts = {k: v for k, v in arm.facts.items() if k not in _TOLD}
     blocks = [{"round": n, **arm.rounds[n]} for n in sorted(arm.rounds)]
     again = [{"round": n, **arm.again[n]} for n in sorted(arm.again)]
     return {
         "line": "cell", "id": f"{group.case}@{arm.id}", "column": arm.column.id, "host": arm.column.host,
         **group.about, "precision": arm.way.precision, "level": arm.way.level, "regime": arm.way.regime,
-        "status": arm.status, "reason": arm.problem, **{k: v for k, v in arm.facts.items() if k not in _TOLD},
+        "status": status, "reason": arm.problem, **facts,
         "blocks": blocks, "blocks_again": again, "host_before": before, "host_after": after,
     }  # fmt: skip
+
+
+def _settled(group: Group, arms: list[Arm], quiet: bool) -> bool:
+    """Whether no comparison would become clearer."""
+    cells = [_cell(group, arm, None, None) for arm in arms if arm.alive]
+    pairs = [(other, cell) for cell in cells if (other := rounds.reference_of(cell, cells)) is not None]
+    if not pairs:
+        return all(len(cell["blocks"]) >= LEAST_ALONE for cell in cells)
+    return all(statistics.enough(rounds.compare(other, cell), quiet) for other, cell in pairs)
+
+
+def _class(before: Data | None, after: Data) -> str:
+    """Of a host between two states; a host that did not tell one may be anything."""
+    return str(classify(before, after)["class"]) if before and after else "shared"
 
 
 _TOLD = ("unsupported", "failed")

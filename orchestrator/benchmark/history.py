@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from orchestrator.benchmark import statistics
-from orchestrator.benchmark.conductor import undisturbed_s
 from orchestrator.benchmark.results import MEASURED, results
+from orchestrator.benchmark.rounds import undisturbed_s
 from orchestrator.benchmark.statistics import Verdict
 
 SAME_OR_FASTER, SLOWER, WRONG, INCONCLUSIVE = 0, 1, 2, 3
@@ -23,9 +23,11 @@ Key = tuple[str, str, str, str, str]
 
 
 def key(cell: Data, columns: dict[str, Data]) -> Key:
-    """What makes cells of two runs the same: case, precision, level, regime and kind."""
+    """What makes cells of two runs the same: case, precision, level, regime and kind; of several devices of one kind
+    the column."""
     kind = str(columns.get(cell["column"], {}).get("kind", cell["column"]))
-    return cell["case"], cell["precision"], cell["level"], cell["regime"], kind
+    alone = sum(column.get("kind") == kind for column in columns.values()) < 2
+    return cell["case"], cell["precision"], cell["level"], cell["regime"], kind if alone else cell["column"]
 
 
 def compare(before: Iterable[Data], after: Iterable[Data], trust_shared: bool = False) -> Data:

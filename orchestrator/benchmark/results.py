@@ -4,15 +4,13 @@ The lines keep every sample; all else is computed here, so a report of an old ru
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from cluster.errors import NotFound
-from orchestrator.benchmark import peaks, statistics
-from orchestrator.benchmark.conductor import undisturbed_s
-from orchestrator.benchmark.statistics import Ratio, Verdict
+from orchestrator.benchmark import peaks, rounds, statistics
 from workers.benchmark import catalogue
 from workers.benchmark.host import classify
 
@@ -32,7 +30,7 @@ def results(lines: Iterable[Data]) -> Data:
     order = {name: place for place, name in enumerate(_column_order(begun, columns))}
     known = sorted(raw.values(), key=lambda c: order.get(c["column"], len(order)))
     cells = {cell["id"]: _summary(cell, columns.get(cell["column"], {})) for cell in known}
-    _compare(known, cells)
+    _compare(known, cells, columns)
     _limits(cells, columns)
     return {
         "schema": SCHEMA,
@@ -63,15 +61,14 @@ def _summary(cell: Data, column: Data) -> Data:
         return about | {"status": cell["status"] if cell["status"] != MEASURED else "skipped", "call_s": None}
     blocks = cell["blocks"]
     call = statistics.interval([median(b["parts_s"]) / b["calls"] for b in blocks])
-    noise = _noise(cell)
     return about | {
         "call_s": asdict(call),
         "alone_s": asdict(statistics.interval([b["alone_s"] for b in blocks])),
-        "undisturbed_s": median(undisturbed_s(b) for b in blocks),
+        "undisturbed_s": median(rounds.undisturbed_s(b) for b in blocks),
         "cpu_s": median(b["cpu_s"] / b["calls"] / len(b["parts_s"]) for b in blocks),
         "rounds": len(blocks),
         "preempted": sum(b["preempted"] > 0 for b in blocks) / len(blocks),
-        "noise": noise,
+        "noise": rounds.noise(cell),
         "compile_s": max(cell.get("first_call_s", call.median) - call.median, 0.0),
         **_rates(cell, call.median),
         **_prices(cell, column, call.median),
@@ -115,28 +112,18 @@ def _joules(cell: Data) -> float | None:
     return joules / (cell.get("items") or 1) if joules is not None else None
 
 
-def _noise(cell: Data) -> float | None:
-    """How far this host told the same from the same in these rounds; None for an arm that had no twin."""
-    first, again = _by_round(cell["blocks"]), _by_round(cell["blocks_again"])
-    common = sorted(first.keys() & again.keys())
-    if len(common) < 3:
-        return None
-    return statistics.noise_of(statistics.paired([first[n] for n in common], [again[n] for n in common]))
-
-
-def _by_round(blocks: Iterable[Data]) -> dict[int, float]:
-    return {b["round"]: undisturbed_s(b) for b in blocks}
-
-
-def _compare(known: list[Data], cells: dict[str, Data]) -> None:
+def _compare(known: list[Data], cells: dict[str, Data], columns: dict[str, Data]) -> None:
     """Each measured cell with its reference; all verdicts are given together, so that none is a fluke of many."""
     measured = [cell for cell in known if cells[cell["id"]]["call_s"]]
-    found = [(cell, other, ratio) for cell in measured for other, ratio in _ratios(cell, measured)]
+    pairs = [(cell, other) for cell in measured if (other := rounds.reference_of(cell, measured)) is not None]
+    found = [(cell, other, rounds.compare(other, cell)) for cell, other in pairs]
     held = statistics.holm([ratio.p for _, _, ratio in found])
     for (cell, other, ratio), holds in zip(found, held, strict=True):
         noise = max(_host_noise(cell, cells), _host_noise(other, cells))
         cells[cell["id"]]["versus"] = {
             "reference": other["id"],
+            "column": other["column"],
+            "twins": _twins(cell["column"], other["column"], columns),
             "how": "paired" if cell["host"] == other["host"] else "apart",
             **asdict(ratio),
             "noise": noise,
@@ -144,33 +131,10 @@ def _compare(known: list[Data], cells: dict[str, Data]) -> None:
         }
 
 
-def _ratios(cell: Data, measured: list[Data]) -> Iterator[tuple[Data, Ratio]]:
-    other = reference_of(cell, measured)
-    if other is not None:
-        yield other, compare_rounds(other, cell)
-
-
-def reference_of(cell: Data, measured: list[Data]) -> Data | None:
-    """The same case in the first column that has it, at the same precision and level, else at its first ones; within
-    that column its own first way. None for that itself."""
-    same = [c for c in measured if c["case"] == cell["case"]]
-    first = [c for c in same if c["column"] == same[0]["column"]]
-    alike = [c for c in first if _way(c) == _way(cell) and c["column"] != cell["column"]]
-    chosen = (alike or first)[0]
-    return None if chosen["id"] == cell["id"] else chosen
-
-
-def _way(cell: Data) -> tuple[str, str, str]:
-    return cell["precision"], cell["level"], cell["regime"]
-
-
-def compare_rounds(reference: Data, cell: Data) -> Ratio:
-    """Rounds of one host stand side by side; those of two hosts share nothing but their number."""
-    a, b = _by_round(reference["blocks"]), _by_round(cell["blocks"])
-    common = sorted(a.keys() & b.keys())
-    if reference["host"] == cell["host"] and len(common) >= 3:
-        return statistics.paired([a[n] for n in common], [b[n] for n in common])
-    return statistics.apart(list(a.values()), list(b.values()))
+def _twins(one: str, other: str, columns: dict[str, Data]) -> bool:
+    """Two devices of one kind with one software: to find the slow card, no comparison of back ends."""
+    sides = [columns.get(name, {}) for name in (one, other)]
+    return one != other and all(sides[0].get(what) == sides[1].get(what) for what in ("kind", "torch", "versions"))
 
 
 def _host_noise(cell: Data, cells: dict[str, Data]) -> float:
@@ -188,27 +152,21 @@ def _limits(cells: dict[str, Data], columns: Data) -> None:
     for name, column in columns.items():
         mine = [c for c in cells.values() if c["column"] == name and c["call_s"]]
         vendor = peaks.of(column.get("kind", ""))
+        products = {precision: _most(mine, "flops_per_s", "matmul", precision) for precision in ITEMSIZE}
+        copies = _most(mine, "bytes_per_s", "memory-copy")
         for cell in mine:
-            products = [c["flops_per_s"] for c in mine if c["workload"] == "matmul" and _same_math(c, cell)]
-            copies = [c["bytes_per_s"] for c in mine if c["workload"] == "memory-copy"]
-            own_flops, own_bytes = max(products, default=None), max(copies, default=None)
             cell["of_peak_flops"] = _share(cell["flops_per_s"], vendor.flops.get(cell["precision"]))
             cell["of_peak_bytes"] = _share(cell["bytes_per_s"], vendor.bytes_per_s)
-            cell["of_own_flops"] = _share(cell["flops_per_s"], own_flops)
-            cell["of_own_bytes"] = _share(cell["bytes_per_s"], own_bytes)
-        column["own_bytes_per_s"] = max(
-            (c["bytes_per_s"] for c in mine if c["workload"] == "memory-copy"), default=None
-        )
-        column["own_flops_per_s"] = {
-            precision: max(rates)
-            for precision in ITEMSIZE
-            if (rates := [c["flops_per_s"] for c in mine if c["workload"] == "matmul" and c["precision"] == precision])
-        }
+            cell["of_own_flops"] = _share(cell["flops_per_s"], products.get(cell["precision"]))
+            cell["of_own_bytes"] = _share(cell["bytes_per_s"], copies)
+        column["own_bytes_per_s"] = copies
+        column["own_flops_per_s"] = {precision: rate for precision, rate in products.items() if rate}
         column["peak"] = asdict(vendor)
 
 
-def _same_math(one: Data, other: Data) -> bool:
-    return bool(one["precision"] == other["precision"])
+def _most(cells: list[Data], rate: str, workload: str, precision: str = "") -> float | None:
+    found = [c[rate] for c in cells if c["workload"] == workload and precision in ("", c["precision"])]
+    return max(found, default=None)
 
 
 def _share(rate: float | None, limit: float | None) -> float | None:
@@ -237,8 +195,3 @@ def _badness(state: Data) -> tuple[int, float]:
 def geometric_mean(values: Iterable[float]) -> float | None:
     logs = [math.log(value) for value in values if value > 0]
     return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-def verdict_counts(cells: Iterable[Data]) -> dict[str, int]:
-    told = [cell["versus"]["verdict"] for cell in cells if cell.get("versus")]
-    return {str(v): told.count(str(v)) for v in Verdict}

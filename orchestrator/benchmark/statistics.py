@@ -79,9 +79,9 @@ def paired(reference: Sequence[float], arm: Sequence[float]) -> Ratio:
     Hodges and Lehmann's estimate, the median of the means of all pairs of log ratios, with the interval and p of the
     signed-rank test.
     """
-    logs = np.log(np.asarray(reference, dtype=float) / np.asarray(arm, dtype=float))
+    logs = np.log(np.asarray(reference, dtype=float)) - np.log(np.asarray(arm, dtype=float))  # exactly antisymmetric
     first, second = np.triu_indices(len(logs))
-    low, middle, high = _bounds((logs[first] + logs[second]) / 2, signed_rank_ways(len(logs)))
+    low, middle, high = _bounds((logs[first] + logs[second]) / 2, signed_rank_ways(tuple(range(1, len(logs) + 1))))
     return Ratio(math.exp(middle), math.exp(low), math.exp(high), wilcoxon(logs), len(logs))
 
 
@@ -93,7 +93,9 @@ def apart(reference: Sequence[float], arm: Sequence[float]) -> Ratio:
     differences = (a[:, None] - b[None, :]).reshape(-1)
     ways = rank_sum_ways(len(a), len(b))
     low, middle, high = _bounds(differences, ways)
-    smaller = min(int((differences > 0).sum()), int((differences < 0).sum()))
+    more, fewer = int((differences > 0).sum()), int((differences < 0).sum())
+    ties = len(differences) - more - fewer
+    smaller = min(more, fewer) + math.ceil(ties / 2)
     return Ratio(math.exp(middle), math.exp(low), math.exp(high), _two_sided(smaller, ways), min(len(a), len(b)))
 
 
@@ -112,21 +114,21 @@ def _two_sided(smaller: int, ways: tuple[int, ...]) -> float:
 
 
 def wilcoxon(logs: Values) -> float:
-    """The signed-rank test's two-sided p."""
+    """The signed-rank test's two-sided p. Equal values share the mean of their ranks, and the p stays exact."""
     values = logs[logs != 0]
     if not len(values):
         return 1.0
-    ranks = np.empty(len(values))
-    ranks[np.argsort(np.abs(values))] = np.arange(1, len(values) + 1)
-    smaller = int(min(ranks[values > 0].sum(), ranks[values < 0].sum()))
-    return _two_sided(smaller, signed_rank_ways(len(values)))
+    _, place, counts = np.unique(np.abs(values), return_inverse=True, return_counts=True)
+    doubled = (2 * np.cumsum(counts) - counts + 1)[place]
+    smaller = int(min(doubled[values > 0].sum(), doubled[values < 0].sum()))
+    return _two_sided(smaller, signed_rank_ways(tuple(sorted(doubled.tolist()))))
 
 
 @cache
-def signed_rank_ways(count: int) -> tuple[int, ...]:
-    """In how many of the 2^count ways of signs the ranks of the positive ones sum to 0, 1, …."""
-    ways = [1] + [0] * (count * (count + 1) // 2)
-    for rank in range(1, count + 1):
+def signed_rank_ways(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """In how many of the 2^n ways of signs the ranks of the positive ones sum to 0, 1, …."""
+    ways = [1] + [0] * sum(ranks)
+    for rank in ranks:
         for total in range(len(ways) - 1, rank - 1, -1):
             ways[total] += ways[total - rank]
     return tuple(ways)

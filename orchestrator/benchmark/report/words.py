@@ -29,7 +29,7 @@ def strip(results: Data) -> list[Data]:
 
 def _of(column: Data, results: Data) -> Data:
     cells = [c for c in results["cells"] if c["column"] == column["column"]]
-    versus = [c["versus"] for c in cells if c.get("versus") and _column(c["versus"]["reference"]) != column["column"]]
+    versus = [c["versus"] for c in cells if c.get("versus") and c["versus"]["column"] != column["column"]]
     counts = {word: sum(v["verdict"] == word for v in versus) for word in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")}
     problems = {s: sum(c["status"] == s for c in cells) for s in ("unsupported", "failed", "wrong", "lost", "skipped")}
     return {
@@ -47,12 +47,8 @@ def _sentence(versus: list[Data], counts: dict[str, int], results: Data) -> str:
         return f"what the others are compared with: {first}"
     mean = geometric_mean(v["ratio"] for v in versus)
     told = [f"{counts[word]} {word.lower()}" for word in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE") if counts[word]]
-    return f"{mean:.2f}× in the geometric mean of {len(versus)} cells: {', '.join(told)}"
-
-
-def _column(cell_id: str) -> str:
-    """`mlp/…@cpu/fp32/O1` is of the column cpu."""
-    return cell_id.rpartition("@")[2].split("/")[0]
+    twins = "; the same kind and software: devices are compared, not back ends" if versus[0]["twins"] else ""
+    return f"{mean:.2f}× in the geometric mean of {len(versus)} cells: {', '.join(told)}{twins}"
 
 
 def command(cell: Data, results: Data) -> str:

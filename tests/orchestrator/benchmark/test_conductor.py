@@ -7,6 +7,7 @@ import pytest
 from orchestrator.benchmark import suite
 from orchestrator.benchmark.conductor import Cancelled, ColumnLost, Conductor, SessionEnded
 from orchestrator.benchmark.results import results
+from workers.benchmark import host
 
 
 class Scripted:
@@ -40,7 +41,7 @@ class Scripted:
                 "alone_s": self.call_s,
                 "at": 0.0,
             }
-        return {}
+        return host.state() if verb == "state" else {}
 
 
 def conduct(columns, cancelled=lambda: "", done=frozenset(), **asked):
@@ -136,3 +137,38 @@ def test_a_run_that_is_taken_up_again_skips_what_it_has():
 def test_after_the_run_s_minutes_no_case_begins():
     told = cells(conduct([Scripted("a")], max_minutes=1e-9))
     assert told["a"]["status"] == "skipped" and "minutes were over" in told["a"]["reason"]
+
+
+def test_what_shared_a_process_with_a_case_that_ended_it_is_measured_anew():
+    class Dies(Scripted):
+        """Ends its process in the third block of bf16."""
+
+        def call(self, message, timeout_s):
+            told = super().call(message, timeout_s)
+            if message["do"] == "block" and "bf16" in message["arm"] and self.counts["block"] > 5:
+                raise SessionEnded("a segmentation fault")
+            return told
+
+    lines = conduct([Scripted("a"), Dies("b")], precisions=["fp32", "bf16"])
+    told = {(line["column"], line["precision"]): line for line in lines if line["line"] == "cell"}
+    assert (told["b", "bf16"]["status"], told["b", "bf16"]["reason"]) == ("failed", "a segmentation fault")
+    rest = [told[key] for key in told if key != ("b", "bf16")]
+    assert [cell["status"] for cell in rest] == ["measured"] * 3
+    assert [b["round"] for b in rest[-1]["blocks"]] == list(range(len(rest[0]["blocks"])))
+
+
+def test_an_interval_of_three_percent_is_enough_on_a_shared_host_and_not_on_a_quiet_one(monkeypatch):
+    class Noisy(Scripted):
+        def call(self, message, timeout_s):
+            told = super().call(message, timeout_s)
+            if message["do"] == "block":
+                told["parts_s"] = [self.call_s * (1 + 0.04 * (self.counts["block"] % 3))]
+            return told
+
+    def rounds_when(pressure):
+        times = {"total": 100.0, "busy": 50.0, "steal": 0.0}
+        busy = {"pressure_cpu": pressure, "cpu_times": times, "load_1min": 0.0, "cpus": 2}
+        monkeypatch.setattr(host, "state", lambda: busy)
+        return len(cells(conduct([Noisy("a"), Noisy("b", call_s=2e-3)], max_rounds=40))["a"]["blocks"])
+
+    assert rounds_when(50.0) < rounds_when(0.0)

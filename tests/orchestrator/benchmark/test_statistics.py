@@ -38,8 +38,15 @@ def test_wilcoxon_s_p_is_exact():
     assert statistics.wilcoxon(np.zeros(9)) == 1.0
 
 
+def test_ties_share_their_ranks_and_prove_nothing_by_themselves():
+    assert statistics.wilcoxon(np.array([0.1, -0.1, 0.1, -0.1])) == 1.0
+    # of four equal sizes with three positive signs: 1 + 4 of 16 ways are as far from even on each side
+    assert statistics.wilcoxon(np.array([0.1, -0.1, 0.1, 0.1])) == pytest.approx(10 / 16)
+    assert statistics.apart([1.0] * 9, [1.0] * 9).p == 1.0
+
+
 def test_the_tests_ways_are_those_of_the_books():
-    assert statistics.signed_rank_ways(3) == (1, 1, 1, 2, 1, 1, 1)
+    assert statistics.signed_rank_ways((1, 2, 3)) == (1, 1, 1, 2, 1, 1, 1)
     assert statistics.rank_sum_ways(2, 2) == (1, 1, 2, 1, 1)
     assert sum(statistics.rank_sum_ways(9, 15)) == math.comb(24, 9)
 
@@ -79,6 +86,8 @@ def test_the_verdict_does_not_depend_on_which_side_is_called_the_reference(pairs
     one, other = statistics.paired(a, b), statistics.paired(b, a)
     assert one.ratio * other.ratio == pytest.approx(1)
     assert one.p == other.p
+    one, other = statistics.apart(a, b), statistics.apart(b, a)
+    assert one.p == other.p and one.ratio * other.ratio == pytest.approx(1)
     assert one.low <= one.ratio <= one.high
 
 
