@@ -41,7 +41,7 @@ TORCH_FROM = tuple(
 RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "cluster/embedded.py", "cluster/ray")
 # A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
 VENDORS = {
-    "pynvml": ("nvidia",),
+    "pynvml": ("nvidia", "nvidia_live"),
     "amdsmi": ("amd_smi",),
     "torch_xla": ("tpu", "xla"),
     "torch_tpu": ("tpu",),

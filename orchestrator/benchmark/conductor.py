@@ -111,7 +111,7 @@ class Conductor:
         resting = self._states()
         self._on_hosts(arms, lambda mine: self._open(group, mine))
         before = self._states()
-        quiet = all(_class(resting.get(host), state) == "quiet" for host, state in before.items())
+        quiet = all(_class(resting.get(column), state) == "quiet" for column, state in before.items())
         number = self._rounds(group, arms, least, progress, quiet)
         after = self._states()
         if any(arm.status == AGAIN for arm in arms):
@@ -122,7 +122,7 @@ class Conductor:
             self._on_hosts(arms, self._energy)
         self._on_hosts(arms, self._close)
         for arm in arms:
-            self._tell(_cell(group, arm, before.get(arm.column.host), after.get(arm.column.host)))
+            self._tell(_cell(group, arm, before.get(arm.column.id), after.get(arm.column.id)))
         self._tell({"line": "case", "case": group.case, "rounds": number})
         return True
 
@@ -214,12 +214,13 @@ class Conductor:
         return None
 
     def _states(self) -> dict[str, Data]:
-        """Of every host: how busy it is now."""
+        """Of every column: how busy its host and its device are now."""
         found: dict[str, Data] = {}
+        ours = [column.facts["pid"] for column in self._columns if "pid" in column.facts]
         for column in self._columns:
-            if column.host not in found and column.id not in self._lost:
+            if column.id not in self._lost:
                 try:
-                    found[column.host] = column.call({"do": "state"}, CALL_S)
+                    found[column.id] = column.call({"do": "state", "ours": ours}, CALL_S)
                 except ColumnLost as e:
                     self._lost[column.id] = str(e)
                 except SessionEnded:

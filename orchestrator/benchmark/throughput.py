@@ -27,13 +27,18 @@ def rows(lines: Iterable[Data]) -> Iterator[tuple[Key, Measured]]:
     begun: Data = next((line for line in lines if line["line"] == "begun"), {})
     kinds = {line["column"]: line["facts"].get("kind", "") for line in lines if line["line"] == "column"}
     for cell in lines:
-        if cell["line"] != "cell" or not cell["blocks"] or cell["level"] != DEFAULT_LEVEL or cell["regime"] != "hot":
+        if cell["line"] != "cell" or not _counts(cell):
             continue
         told = _measured(cell, str(begun.get("run", "")))
         names = [str(cell["workload"])]
         names += [of_package(begun["package"])] if cell["case"].startswith("user/") and begun.get("package") else []
         for name in names:
             yield (name, cell.get("mode", "forward"), kinds.get(cell["column"], ""), cell["precision"]), told
+
+
+def _counts(cell: Data) -> bool:
+    told = cell["status"] == "measured" and cell["blocks"]
+    return bool(told) and (cell["level"], cell["regime"]) == (DEFAULT_LEVEL, "hot")
 
 
 def _measured(cell: Data, run: str) -> Measured:
@@ -50,6 +55,8 @@ class Rates:
         self._lines = lines
         self._lock = threading.Lock()
         self._known: dict[str, int] = {}
+        self._heads: dict[str, list[Data]] = {}
+        self._read_to: dict[str, int] = {}
         self._rows: dict[Key, Measured] = {}
 
     def newest(self) -> Throughput:
@@ -61,6 +68,11 @@ class Rates:
             return Throughput(dict(self._rows))
 
     def _take(self, run: str) -> None:
-        for key, told in rows(self._lines.read(run)):
+        """Only what came since the last look: a planner asks twice a second."""
+        new = self._lines.read(run, after=self._read_to.get(run, 0))
+        lines = [*self._heads.get(run, []), *new]
+        self._heads[run] = [line for line in lines if line["line"] in ("begun", "column")]
+        self._read_to[run] = max((line["seq"] for line in new), default=0)
+        for key, told in rows(lines):
             if key not in self._rows or self._rows[key].at_s <= told.at_s:
                 self._rows[key] = told

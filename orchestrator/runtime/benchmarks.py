@@ -58,20 +58,27 @@ class Benchmarks:
         """Go on with runs that a server before this one left."""
         for known in self._lines.runs():
             if known["ended"] is None:
-                self._start(known["run"], suite.request(known["begun"]["request"]), known["begun"]["columns"])
+                try:
+                    self._start(known["run"], suite.request(known["begun"]["request"]), known["begun"]["columns"])
+                except PolyfleetError as e:
+                    reason = f"this version cannot go on with it: {e.message}"
+                    self._lines.append(known["run"], {"line": "ended", "state": "FAILED", "reason": reason})
 
     def begin(self, data: Data, package: str) -> Data:
         """Start a run; durable when it returns. Raises SpecError, NotFound for what cannot be measured here."""
         asked = suite.request(data)
         chosen = targets(asked, self._agents)
         run = f"bench-{secrets.token_hex(3)}"
-        columns = [
-            column
-            for number, target in enumerate(chosen)
-            for column in self._submitted(run, asked, target, package, number, _distinct(chosen))
-        ]
-        begun = {"line": "begun", "run": run, "request": asked.to_plain(), "columns": columns, "package": package}
-        self._lines.append(run, begun)
+        columns: list[Data] = []
+        try:
+            for number, target in enumerate(chosen):
+                columns += self._submitted(run, asked, target, package, number, _distinct(chosen))
+            begun = {"line": "begun", "run": run, "request": asked.to_plain(), "columns": columns, "package": package}
+            self._lines.append(run, begun)
+        except PolyfleetError:
+            for job in {column["job"] for column in columns}:
+                self._cancel(job)
+            raise
         self._start(run, asked, columns)
         return self.view(run)
 
@@ -238,6 +245,8 @@ class _Run(threading.Thread):
         return self.cancelled
 
     def _tell(self, line: Data) -> None:
+        if self._closing.is_set():
+            raise _LeftError  # agents go away now: what that looks like is no result
         if line["line"] == "progress":
             self.progress = {k: v for k, v in line.items() if k != "line"}
         else:

@@ -4,6 +4,8 @@ Linux tells most of it in files; what a system does not tell is left out, never 
 """
 
 import os
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ on our own machine every comparison was inconclusive."""
 QUIET_STEAL, UNUSABLE_STEAL = 1.0, 25.0
 """Percent of CPU time the hypervisor kept for others (proc(5), steal)."""
 DEFAULT_LLC_BYTES = 64 << 20
+BUSY_CPUS, NAMED = 0.05, 3
+"""Other processes are named from a twentieth of a CPU on, the busiest three."""
 
 
 def state() -> dict[str, Any]:
-    """Now: load, pressure, CPU times since boot, frequencies, temperatures, and the busiest other processes."""
+    """Now: load, pressure, CPU times since boot, frequency and temperature."""
     return {
         "load_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(),
@@ -34,7 +38,8 @@ def state() -> dict[str, Any]:
 def classify(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """{"class": quiet | shared | unusable, "reasons", "steal_percent", …} of the time between two states.
 
-    Our own processes press on the CPUs, too: pressure counts only beyond what their number explains.
+    Pressure has no name on it: what our own processes do to each other counts as well. A device's own state, where it
+    is known, tells of heat and power that slowed it, and of others that use it.
     """
     steal, busy = _share(before, after, "steal"), _share(before, after, "busy")
     pressure = max((s["pressure_cpu"] for s in (before, after) if s["pressure_cpu"] is not None), default=None)
@@ -49,7 +54,48 @@ def classify(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     if pressure is None and load is not None and load > 0.5 * cpus:
         reasons.append(f"load average {load:.1f} on {cpus} CPUs before it began")
         worst = "shared" if worst == "quiet" else worst
+    slowed = sorted({word for s in (before, after) for word in s.get("device", {}).get("slowed_by", [])})
+    others = {pid for s in (before, after) for pid in s.get("device", {}).get("others", [])}
+    if slowed or others:
+        reasons += [f"the device's clock was slowed by {', '.join(slowed)}"] if slowed else []
+        reasons += [f"{len(others)} other processes used the device"] if others else []
+        worst = "shared" if worst == "quiet" else worst
+    reasons += _busy_others(after) if worst != "quiet" else []
     return {"class": worst, "reasons": reasons, "steal_percent": steal, "busy_percent": busy, "pressure_cpu": pressure}
+
+
+def _busy_others(after: dict[str, Any]) -> list[str]:
+    told = [f"{p['name']} {p['cpus']:.1f}" for p in after.get("busiest", [])]
+    return [f"other processes used CPUs: {', '.join(told)}"] if told else []
+
+
+class Others:
+    """Which other processes were busy since the last look, in CPUs of each: {"name", "pid", "cpus"}, busiest first."""
+
+    def __init__(self) -> None:
+        self._known = _process_times(())
+        self._at_s = time.monotonic()
+
+    def busiest(self, ours: Collection[int]) -> list[dict[str, Any]]:
+        now, at_s = _process_times(ours), time.monotonic()
+        passed_s = max(at_s - self._at_s, 1e-3)
+        rates: list[dict[str, Any]] = [
+            {"name": name, "pid": pid, "cpus": round((used_s - self._known.get(pid, (name, 0.0))[1]) / passed_s, 2)}
+            for pid, (name, used_s) in now.items()
+        ]
+        self._known, self._at_s = now, at_s
+        busy = [rate for rate in rates if rate["cpus"] >= BUSY_CPUS]
+        return sorted(busy, key=lambda rate: -rate["cpus"])[:NAMED]
+
+
+def _process_times(ours: Collection[int]) -> dict[int, tuple[str, float]]:
+    """{pid: (name, CPU seconds)} of all but `ours` and this one."""
+    found = {}
+    for process in psutil.process_iter(["name", "cpu_times"]):
+        used = process.info["cpu_times"]
+        if used is not None and process.pid != os.getpid() and process.pid not in ours:
+            found[process.pid] = (str(process.info["name"]), used.user + used.system)
+    return found
 
 
 def identity() -> str:

@@ -8,7 +8,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from workers.benchmark.collectives import open_collective
 from workers.benchmark.timing import Timer
 from workers.benchmark.transfer_arms import open_transfer
 from workers.benchmark.transfers import COLLECTIVES
+from workers.discovery.nvidia_live import card_state
 from workers.optimizers.work import Sample
 from workers.tasks.plain_values import plain
 
@@ -46,9 +47,10 @@ class Session:
         self._cache_bytes = _cache_bytes(backend)
         self._arms: dict[str, Arm] = {}
         self._energy_source, self._joules = energy.counter(backend)
+        self._others = host.Others()
         self._verbs: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
-            "state": host.state,
+            "state": self.state,
             "open": self.open,
             "block": self.block,
             "energy": self.energy,
@@ -79,6 +81,14 @@ class Session:
             "counts_energy": self._joules is not None,
             "pid": os.getpid(),
         }
+
+    def state(self, ours: Sequence[int] = ()) -> Message:
+        """Of the machine and this device; `ours` are the processes of the run."""
+        told = host.state() | {"busiest": self._others.busiest(ours)}
+        device = _device_state(self._backend)
+        if "pids" in device:
+            device["others"] = [pid for pid in device.pop("pids") if pid not in (*ours, os.getpid())]
+        return told | ({"device": device} if device else {})
 
     def open(self, arm: str, cell: Message) -> Message:
         """Facts of the arm; {"unsupported": reason} where this device cannot, {"failed": message} where it did not."""
@@ -177,6 +187,13 @@ def first_dimension(sample: Sample) -> int:
     found: list[int] = []
     map_tensors((sample.args, sample.kwargs), lambda t: found.append(t.shape[0]) if t.dim() else None)
     return found[0] if found else 1
+
+
+def _device_state(backend: BaseBackend) -> Message:
+    """Clocks, heat, power and users of a card; {} of devices that nobody asks."""
+    if backend.BACKEND_NAME != "nvidia":
+        return {}
+    return card_state(str(backend.get_device_info(backend.device_id).uuid))
 
 
 def _counted_flops(module: Any, sample: Sample) -> float:

@@ -220,21 +220,3 @@ def _ask_slices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def energy_reader(uuid: str) -> tuple[str, Callable[[], float] | None]:
-    """(where joules are read, a function of joules since the driver was loaded), or ("why not", None).
-
-    Source: nvmlDeviceGetTotalEnergyConsumption, millijoules, Volta and newer.
-    """
-    if find_spec("pynvml") is None:
-        return "nvidia-ml-py is not in this environment", None
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
-    except pynvml.NVMLError as e:
-        return f"NVML tells no energy: {e}", None
-    return "NVML total energy", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3

@@ -1,5 +1,10 @@
 """How busy a machine was: from two states, each of them plain data."""
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
 from workers.benchmark import host
@@ -33,3 +38,28 @@ def test_this_machine_tells_its_state_and_who_it_is():
     assert host.classify(told, host.state())["class"] in ("quiet", "shared", "unusable")
     assert host.identity() == host.identity() != ""
     assert host.last_level_cache_bytes() >= 1 << 20
+
+
+def test_a_slowed_device_or_one_that_others_use_is_shared():
+    hot = state(total=200) | {"device": {"slowed_by": ["heat (hardware)"], "others": [4711]}}
+    told = host.classify(state(), hot)
+    assert told["class"] == "shared"
+    assert told["reasons"] == [
+        "the device's clock was slowed by heat (hardware)", "1 other processes used the device",
+    ]  # fmt: skip
+
+
+def test_a_busy_process_of_somebody_else_is_named_and_ours_is_not():
+    spin = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(spin) as theirs, subprocess.Popen(spin) as ours:
+        try:
+            others = host.Others()
+            time.sleep(1)
+            busiest = others.busiest([ours.pid])
+        finally:
+            theirs.kill()
+            ours.kill()
+    assert any(one["pid"] == theirs.pid and one["cpus"] > 0.1 for one in busiest)
+    assert not {ours.pid, os.getpid()} & {one["pid"] for one in busiest}
+    told = host.classify(state(), state(pressure=30, total=200) | {"busiest": busiest})
+    assert any("other processes used CPUs: " in reason for reason in told["reasons"])

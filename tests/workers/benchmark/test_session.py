@@ -1,5 +1,6 @@
 """A session on real back ends: what it opens, times, refuses and survives."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from torch import nn
 
 from cluster.errors import FleetError, UserError
 from workers import backends
-from workers.benchmark import catalogue, serving
+from workers.benchmark import arm, catalogue, serving
 from workers.benchmark.session import Session, first_dimension
 from workers.optimizers.work import Sample
 
@@ -55,12 +56,19 @@ def test_lower_precision_is_computed_in_it_and_its_errors_show(session, case):
     assert told["accuracy"]["rms_rel"] > 1e-4
 
 
-def test_cold_goes_over_more_inputs_than_the_cache_holds():
+def test_cold_goes_over_more_inputs_than_the_cache_holds(monkeypatch):
     with backends.create("cpu") as backend:
         session = Session(backend)
         session._cache_bytes = 40 << 20
+        numbered = itertools.count(2)
+
+        def marked(sample):  # a copy whose weights tell which it is
+            return Sample((sample.args[0].clone(), sample.args[1] * 0 + next(numbered)), {})
+
+        monkeypatch.setattr(arm, "_copy", marked)
         assert opened(session, "rmsnorm/256x4096", regime="cold")["accuracy"]["ok"]
-        assert len({id(session._arms["a"].call()) for _ in range(3)}) >= 1
+        outputs = [float(session._arms["a"].call().abs().max()) for _ in range(100)]
+        assert len(set(outputs)) == 31  # three times 40 MiB of 4 MiB each, and the one that comes again
         assert "only hot" in opened(session, "mlp/train/b64-d256", regime="cold")["unsupported"]
 
 

@@ -1,0 +1,65 @@
+"""What an NVIDIA card is doing now: joules, clocks, heat, and who else uses it. All of it from NVML.
+
+Source: NVML API reference.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from workers.discovery.nvidia import SLOWED
+
+MISSING = "nvidia-ml-py is not in this environment"
+
+
+def energy_reader(uuid: str) -> tuple[str, Callable[[], float] | None]:
+    """(where joules are read, a function of joules since the driver was loaded), or ("why not", None).
+
+    Source: nvmlDeviceGetTotalEnergyConsumption, millijoules, Volta and newer.
+    """
+    if find_spec("pynvml") is None:
+        return MISSING, None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
+    except pynvml.NVMLError as e:
+        return f"NVML tells no energy: {e}", None
+    return "NVML total energy", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3
+
+
+def card_state(uuid: str) -> dict[str, Any]:
+    """{"sm_mhz", "memory_mhz", "temperature_c", "power_w", "slowed_by": [words], "pids": of other compute processes}.
+
+    None for what this card does not tell; {} without NVML.
+    """
+    if find_spec("pynvml") is None:
+        return {}
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+        card = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        return {}
+    return read_card(nvml, card)
+
+
+def read_card(nvml: Any, card: Any) -> dict[str, Any]:
+    def told(read: Callable[..., Any], *more: Any) -> Any:
+        try:
+            return read(card, *more)
+        except nvml.NVMLError:
+            return None
+
+    power_mw, slowed = told(nvml.nvmlDeviceGetPowerUsage), told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    return {
+        "sm_mhz": told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+        "memory_mhz": told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+        "temperature_c": told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        "power_w": power_mw and power_mw / 1e3,
+        "slowed_by": [word for bit, word in SLOWED.items() if slowed and slowed & bit],
+        "pids": [process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses) or []],
+    }
