@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -32,10 +33,13 @@ from torch.utils.benchmark import Timer as TorchTimer
 from orchestrator.benchmark import statistics
 from orchestrator.benchmark.statistics import Verdict, verdict
 from workers import backends
+from workers.benchmark import host
 from workers.benchmark.arm import block_shape, warm_up
 from workers.benchmark.timing import Timer
 
 ROUNDS = 12
+PRESSURE_S = 10.0
+"""So long the kernel's pressure looks back."""
 UNITS = 20
 PLANTED = {"same": 0, "5 %": 1, "10 %": 2, "20 %": 4}
 """Additional units of a call of 20."""
@@ -76,21 +80,32 @@ def main() -> None:
 def under_load(timer: Timer, load: tuple[float, ...], comparisons: int) -> dict[str, Any]:
     told: dict[str, Any] = {}
     with busy(load):
+        time.sleep(PRESSURE_S)
         for name, more in PLANTED.items():
             count = comparisons if more == 0 else max(comparisons // 4, 1)
             results = [compared(timer, more, number) for number in range(count)]
             told[name] = {
                 "comparisons": count,
-                "verdicts": dict(Counter(str(one) for one, _, _ in results)),
-                "median_ratio": median(ratio.ratio for _, ratio, _ in results),
-                "ratios": [ratio.ratio for _, ratio, _ in results],
-                "median_noise": median(noise for _, _, noise in results),
+                "verdicts": dict(Counter(str(one.verdict) for one in results)),
+                "on_hosts_called": dict(Counter(one.host for one in results)),
+                "median_ratio": median(one.ratio.ratio for one in results),
+                "median_noise": median(one.noise for one in results),
+                "ratios": [asdict(one.ratio) for one in results],
             }
     return told
 
 
-def compared(timer: Timer, more: int, seed: int) -> tuple[Verdict, statistics.Ratio, float]:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    verdict: Verdict
+    ratio: statistics.Ratio
+    noise: float
+    host: str
+
+
+def compared(timer: Timer, more: int, seed: int) -> Compared:
     """One comparison of a call of 20 units with one of 20 + `more`."""
+    before = host.state()
     first, second = norms(UNITS), norms(UNITS + more)
     _, call_s = warm_up(first, timer)
     shape = block_shape(call_s, timer.overhead_s)
@@ -103,7 +118,8 @@ def compared(timer: Timer, more: int, seed: int) -> tuple[Verdict, statistics.Ra
             times[name].append(min(block.parts_s) / block.calls)
     ratio = statistics.paired(times["a"], times["b"])
     noise = statistics.noise_of(statistics.paired(times["a"], times["again"]))
-    return verdict(ratio, noise, ratio.p <= 0.05), ratio, noise
+    called = host.classify(before, host.state())["class"]
+    return Compared(verdict(ratio, noise, ratio.p <= 0.05, called != "unusable"), ratio, noise, called)
 
 
 def norms(count: int) -> Call:
@@ -185,7 +201,7 @@ def added(timer: Timer, seconds: float) -> float:
 def show(found: dict[str, Any]) -> None:
     for load, planted in found["verdicts"].items():
         for name, told in planted.items():
-            print(f"{load:28} {name:5} {told['verdicts']}  ratio {told['median_ratio']:.3f}"
+            print(f"{load:28} {name:5} {told['verdicts']} {told['on_hosts_called']}  ratio {told['median_ratio']:.3f}"
                   f"  noise {told['median_noise']:.3f}")  # fmt: skip
     for one in found["agreement"]:
         print(f"{one['call']:24} torch/ours {one['torch_over_ours']:.3f} [{one['low']:.3f}, {one['high']:.3f}]")

@@ -133,9 +133,9 @@ class Orchestrator:
 
     def benchmark_report(self, run: str = "latest") -> Facts:
         """What a run measured, as a table; the numbers are in it as plain data."""
-        from orchestrator.benchmark import running
+        from orchestrator.benchmark.results import results
 
-        return Facts(running.results_of(self._client, run), show_benchmark.report)
+        return Facts(results(self._client.benchmark_lines(run)), show_benchmark.report)
 
     def benchmark_runs(self) -> Rows:
         return Rows(self._client.benchmarks(), show_benchmark.runs)

@@ -14,8 +14,27 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 LIMIT_BYTES = 4 << 20
 
 
+def of_transformers(entry: str) -> str:
+    """`bert` of `transformers:bert`: a model type, or the configuration's file; "" of any other entry."""
+    where, _, named = entry.partition(":")
+    return named if where == "transformers" else ""
+
+
+def in_folder(entry: str) -> bool:
+    """Whether the entry is a file, which must come along."""
+    return entry.partition(":")[0].endswith(".py") or of_transformers(entry).endswith(".json")
+
+
+def needs_no_folder(entry: str) -> bool:
+    """Whether it is a model type of transformers."""
+    return bool(of_transformers(entry)) and not in_folder(entry)
+
+
 def check(entry: str, folder: Path, field: str = "entry", default: str = "") -> None:
     """Raises SpecError: the file of `entry` is not in `folder`, is not Python, or has no such function."""
+    if named := of_transformers(entry):
+        _check_configuration(named, folder, field)
+        return
     where, _, function = entry.partition(":")
     path = _file(where, folder, field)
     function = function or default
@@ -26,6 +45,12 @@ def check(entry: str, folder: Path, field: str = "entry", default: str = "") -> 
     if function not in bound and not bound & DYNAMIC:
         there = [node.name for node in tree.body if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
         raise SpecError(field, f"{where} has no function {function!r}", nearest(function, there[:20]))
+
+
+def _check_configuration(named: str, folder: Path, field: str) -> None:
+    if named.endswith(".json") and not (folder / named).is_file():
+        found = sorted(path.name for path in folder.glob("*.json"))
+        raise SpecError(field, f"there is no file {named} in {folder}", nearest(named, found[:20]))
 
 
 def _file(where: str, folder: Path, field: str) -> Path | None:

@@ -14,7 +14,7 @@ from typing import Any
 from cluster import fleet_record
 from cluster.errors import FleetError, SpecError
 from cluster.plain import to_plain
-from orchestrator import checkpoint_moves
+from orchestrator import checkpoint_moves, entry
 from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints, Progress
@@ -76,7 +76,7 @@ class Service:
     def _acceptable(self, spec: dict[str, Any], package: str) -> JobSpec:
         """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has."""
         checked = parse_job(spec)
-        if not package and checked.entry.partition(":")[0].endswith(".py"):
+        if not package and entry.in_folder(checked.entry):
             remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
             raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
         if package:

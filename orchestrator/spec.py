@@ -13,6 +13,7 @@ from pydantic import Field, StrictInt, model_validator
 from cluster import yaml
 from cluster.errors import SpecError, UserError
 from cluster.validation import checked
+from orchestrator import entry
 from orchestrator import spec_fields as f
 from orchestrator.core.model import Candidate, Job
 from orchestrator.resources import Wanted, size_bytes
@@ -131,7 +132,7 @@ def load_job(path: Path) -> JobSpec:
     """The job in a YAML file, its `working_dir` made absolute. Raises UserError or SpecError naming the file."""
     spec = parse_job(yaml.load(_read(path), str(path)), str(path))
     if not spec.working_dir:
-        if spec.entry.partition(":")[0].endswith(".py"):
+        if entry.in_folder(spec.entry):
             raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")
         return spec
     return spec.model_copy(update={"working_dir": str(_folder(spec.working_dir, path))})

@@ -13,6 +13,7 @@ from orchestrator.resources import Wanted, accelerators, counted, duration_s, si
 JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY = re.compile(r"(?![/.])(?P<where>[A-Za-z0-9_./-]+?)(:(?P<function>[A-Za-z_]\w*))?", re.ASCII)
+TRANSFORMERS = re.compile(r"transformers:([a-z0-9][a-z0-9_-]*|(?![/.])[A-Za-z0-9_./-]+\.json)", re.ASCII)
 POOL_PATH = re.compile(r"((?P<pool>[a-z0-9][a-z0-9-]{0,30}):)?(?P<path>[^:\0]+)")
 SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
 OURS = ("POLYFLEET_", "RAY_")
@@ -47,9 +48,13 @@ def _name(value: str) -> str:
 
 
 def _entry(value: str) -> str:
+    if TRANSFORMERS.fullmatch(value) and ".." not in value:
+        return value
     match = ENTRY.fullmatch(value)
     if value and not (match and ".." not in match["where"].split("/") and _is_file_or_module(match["where"])):
-        raise WrongValueError(f"{value!r} names no function", "write file.py:function or package.module:function")
+        raise WrongValueError(
+            f"{value!r} names no function", "write file.py:function, package.module:function or transformers:TYPE"
+        )
     return value
 
 

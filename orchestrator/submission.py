@@ -39,7 +39,7 @@ def checked(job: JobSpec | Data) -> JobSpec:
     spec = job if isinstance(job, JobSpec) else parse_job(job)
     if spec.working_dir:
         return spec.model_copy(update={"working_dir": str(_expanded(spec.working_dir).absolute())})
-    if spec.entry.partition(":")[0].endswith(".py"):
+    if entry.in_folder(spec.entry):
         raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "name the folder that has it")
     return spec
 

@@ -86,8 +86,9 @@ def _ratio(old: Data, new: Data) -> statistics.Ratio:
 
 def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, holds: bool, trust_shared: bool) -> Data:
     noise = max(_noise(old, k), _noise(new, k))
-    verdict = statistics.verdict(ratio, noise, holds)
-    quiet = all(run.classes.get(run.cells[k]["host"], "quiet") == "quiet" for run in (old, new))
+    classes = {run.classes.get(run.cells[k]["host"], "quiet") for run in (old, new)}
+    verdict = statistics.verdict(ratio, noise, holds, "unusable" not in classes)
+    quiet = classes == {"quiet"}
     note = ""
     if verdict is Verdict.SLOWER and not quiet and not trust_shared:
         verdict, note = Verdict.INCONCLUSIVE, "slower, on a host that was not quiet: measure both again there"

@@ -47,6 +47,26 @@ def results(lines: Iterable[Data]) -> Data:
     }
 
 
+def merged(runs: Iterable[Iterable[Data]]) -> list[Data]:
+    """Lines of several runs as one: the columns of the first, then those of the others, told apart by their run where
+    two have one name. Machines that no fleet joins stand in one report so."""
+    first, *others = [list(lines) for lines in runs]
+    found, taken = list(first), {line["column"] for line in first if line["line"] == "column"}
+    for lines in others:
+        run = next((line["run"] for line in lines if line["line"] == "begun"), "another")
+        names = {line["column"]: line["column"] for line in lines if line["line"] == "column"}
+        names = {name: f"{name}@{run}" if name in taken else name for name in names}
+        taken |= set(names.values())
+        found += [_renamed(line, names) for line in lines if line["line"] in ("column", "cell", "lost")]
+    return found
+
+
+def _renamed(line: Data, names: dict[str, str]) -> Data:
+    name = names.get(line["column"], line["column"])
+    own = {"id": f"{line['case']}@{name}/{line['id'].rpartition('@')[2].partition('/')[2]}"} if "id" in line else {}
+    return line | {"column": name} | own
+
+
 def _column_order(begun: Data, columns: Data) -> list[str]:
     """As asked for: the first is what others are compared with."""
     asked = [column["column"] for column in begun.get("columns", [])]
@@ -127,8 +147,13 @@ def _compare(known: list[Data], cells: dict[str, Data], columns: dict[str, Data]
             "how": "paired" if cell["host"] == other["host"] else "apart",
             **asdict(ratio),
             "noise": noise,
-            "verdict": str(statistics.verdict(ratio, noise, holds)),
+            "verdict": str(statistics.verdict(ratio, noise, holds, _usable(cell) and _usable(other))),
         }
+
+
+def _usable(cell: Data) -> bool:
+    before, after = cell.get("host_before"), cell.get("host_after")
+    return not (before and after) or classify(before, after)["class"] != "unusable"
 
 
 def _twins(one: str, other: str, columns: dict[str, Data]) -> bool:

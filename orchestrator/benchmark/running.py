@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import NotFound, UserError
 from orchestrator import bundle, entry
-from orchestrator.benchmark import results as analysis
 from orchestrator.benchmark import suite
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 def begin(client: "Client", request: Data, working_dir: str = "") -> Data:
     """The run's view. Raises SpecError, NotFound before anything is sent."""
     asked = suite.request(request)
-    if not asked.entry:
+    if not asked.entry or entry.needs_no_folder(asked.entry):
         return client.benchmark_begin(request)
-    if not working_dir and asked.entry.partition(":")[0].endswith(".py"):
+    if not working_dir and entry.in_folder(asked.entry):
         raise UserError(f"{asked.entry} is a file of a folder", "name the folder with --working-dir")
     with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
         where = Path(working_dir or ".").expanduser().absolute()
@@ -55,15 +54,6 @@ def words(view: Data) -> str:
     return f"{view['run']}: {told['case']} ({told['number']} of {told['of']})"
 
 
-def lines_of(client: "Client | None", ref: str) -> list[Data]:
-    """The lines of a run of the fleet, or of a file that one was written to. Raises NotFound."""
-    if is_file(ref):
-        return read_lines(Path(ref))
-    if client is None:
-        raise NotFound(f"no file {ref}", "name a run of the fleet, or a file of lines")
-    return client.benchmark_lines(ref)
-
-
 def is_file(ref: str) -> bool:
     return ref.endswith((".jsonl", ".json")) or Path(ref).is_file()
 
@@ -86,7 +76,3 @@ def read_lines(path: Path) -> list[Data]:
             raise UserError(f"{path}:{number} is no line of a benchmark run", "each line is a JSON object with `line`")
         found.append(told)
     return found
-
-
-def results_of(client: "Client | None", ref: str) -> Data:
-    return analysis.results(lines_of(client, ref))

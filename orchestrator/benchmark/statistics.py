@@ -162,12 +162,15 @@ def least_rounds(comparisons: int) -> int:
     return max(9, math.ceil(math.log2(2 * max(comparisons, 1) / (1 - LEVEL))))
 
 
-def verdict(found: Ratio, noise: float, holds: bool = True) -> Verdict:
+def verdict(found: Ratio, noise: float, holds: bool = True, usable: bool = True) -> Verdict:
     """`noise` is how far this host told an arm from itself in the same run (see `noise_of`), `holds` Holm's word.
 
+    On a host that was not `usable` nothing is said: there everything waits alike, so that differences shrink.
     FASTER and SLOWER need an interval beyond 1 and an effect beyond 2 % and the noise; SAME an interval within 2 %, or
     within the noise where that is below 5 %.
     """
+    if not usable:
+        return Verdict.INCONCLUSIVE
     least, same = max(LEAST_EFFECT, noise), max(LEAST_EFFECT, min(noise, SAME_WITHIN))
     beyond = found.low > 1 or found.high < 1
     if beyond and holds and abs(math.log(found.ratio)) > math.log1p(least):

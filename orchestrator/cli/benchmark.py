@@ -1,6 +1,5 @@
 """`polyfleet benchmark …`: measure the fleet, look at what was measured, compare it with what was before."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,16 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from cluster.errors import UserError
+from orchestrator.cli import benchmark_reports as reports
+from orchestrator.cli.benchmark_reports import Run
 from orchestrator.cli.output import Format, Output, emit, say, waiting, write
 
 app = typer.Typer(
     help="Compare back ends across the fleet, with numbers to rely on.", no_args_is_help=True, rich_markup_mode=None
 )
-Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run's id, `latest`, or a file of lines.")]
 NOT_WHOLE = 1
 PROBLEMS = ("failed", "wrong", "lost")
-TRUST_SHARED = "Let a host that was not quiet prove that something became slower."
-Lines = list[dict[str, Any]]
 
 
 class Scale(StrEnum):
@@ -50,7 +48,7 @@ def run(
         typer.Argument(
             metavar="[CASE|ENTRY]...",
             help="Cases, suites (operations, models, transfers, smoke, all) or patterns such as 'gpt2/*'; or what makes"
-            " a model of yours: file.py:function or module:function.",
+            " a model of yours: file.py:function, module:function; transformers:bert or transformers:config.json.",
         ),
     ] = None,
     working_dir: Annotated[str, typer.Option(help="Folder to send along with an ENTRY.")] = "",
@@ -188,139 +186,5 @@ def cancel(run: Run, output: Output = Format.TABLE) -> None:
         emit(client.benchmark_cancel(run), output, view)
 
 
-class ReportFormat(StrEnum):
-    table = "table"
-    html = "html"
-    md = "md"
-    json = "json"
-    csv = "csv"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    pytest_benchmark = "pytest-benchmark"
-    asv = "asv"
-
-
-@app.command()
-def report(
-    run: Run = "latest",
-    form: Annotated[ReportFormat, typer.Option("--format", "-f", show_choices=True)] = ReportFormat.table,
-    vs: Annotated[str, typer.Option(metavar="RUN|FILE", help="A run before, to compare with.")] = "",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
-) -> None:
-    """What a run measured: a table, one HTML file, Markdown, JSON, CSV, every sample, or another tool's format."""
-    text = _reported(_lines(run), form, _lines(vs) if vs else None)
-    if output is None:
-        if isinstance(text, bytes):
-            raise UserError("Parquet is not for a terminal", "name a file with --output")
-        write(text.rstrip("\n"))
-        return
-    try:
-        output.write_bytes(text if isinstance(text, bytes) else text.encode())
-    except OSError as e:
-        raise UserError(f"{output} cannot be written: {e.strerror}", "name another file") from None
-    say(f"{output} written")
-
-
-def _lines(run: str) -> list[dict[str, Any]]:
-    from orchestrator.benchmark import running
-    from orchestrator.client import connect
-
-    if running.is_file(run):
-        return running.read_lines(Path(run))
-    with connect(progress=say) as client:
-        return client.benchmark_lines(run)
-
-
-def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | bytes:
-    from orchestrator.benchmark import export, history
-    from orchestrator.benchmark.report import page, text
-    from orchestrator.benchmark.results import results
-    from orchestrator.cli.output import as_json, drawn
-    from orchestrator.show.benchmark import compared as shown_compared
-    from orchestrator.show.benchmark import report as shown
-    from orchestrator.show.grid import Stack
-
-    exports: dict[ReportFormat, Callable[[Lines], str | bytes]] = {
-        ReportFormat.jsonl: export.to_jsonl,
-        ReportFormat.parquet: export.to_parquet,
-        ReportFormat.pytest_benchmark: export.to_pytest_benchmark,
-        ReportFormat.asv: export.to_asv,
-    }
-    if form in exports:
-        return exports[form](lines)
-    found, since = results(lines), history.compare(before, lines) if before is not None else None
-    match form:
-        case ReportFormat.html:
-            return page.html(found, lines, since)
-        case ReportFormat.md:
-            return text.markdown(found)
-        case ReportFormat.csv:
-            return text.to_csv(found)
-        case ReportFormat.json:
-            return as_json(found | ({"since": since} if since else {}))
-    return drawn(Stack((shown(found), *(("", shown_compared(since)) if since else ()))))
-
-
-@app.command()
-def compare(
-    before: Annotated[str, typer.Argument(metavar="RUN|FILE")],
-    after: Annotated[str, typer.Argument(metavar="RUN|FILE")],
-    trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
-    output: Output = Format.TABLE,
-) -> None:
-    """Two runs, cell by cell: what became faster, slower, wrong, and what else changed."""
-    from orchestrator.benchmark import history
-    from orchestrator.show.benchmark import compared
-
-    emit(history.compare(_lines(before), _lines(after), trust_shared), output, compared)
-
-
-@app.command()
-def baseline(run: Run, output: Output = Format.TABLE) -> None:
-    """Hold later runs against this one."""
-    from orchestrator.client import connect
-    from orchestrator.show.benchmark import view
-
-    with connect(progress=say) as client:
-        emit(client.benchmark_baseline(run), output, view)
-
-
-@app.command()
-def gate(
-    run: Run = "latest",
-    against: Annotated[str, typer.Option(metavar="RUN|FILE", help="By default the newest baseline.")] = "",
-    trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
-    output: Output = Format.TABLE,
-) -> None:
-    """For CI: exit code 0 same or faster, 1 slower, 2 wrong result, 3 inconclusive."""
-    from orchestrator.benchmark import history
-    from orchestrator.show.benchmark import compared
-
-    found = history.compare(_lines(against or _baseline()), _lines(run), trust_shared)
-    emit(found | {"exit_code": history.gate(found)}, output, compared)
-    raise typer.Exit(history.gate(found))
-
-
-def _baseline() -> str:
-    from orchestrator.client import connect
-
-    with connect(progress=say) as client:
-        named = [view["run"] for view in client.benchmarks() if view["baseline"]]
-    if not named:
-        raise UserError("no run is a baseline", "`polyfleet benchmark baseline RUN`, or --against RUN")
-    return str(named[-1])
-
-
-@app.command()
-def history(
-    case: Annotated[str, typer.Argument(help="A case, or a workload.")],
-    output: Output = Format.TABLE,
-) -> None:
-    """A case over all runs, and where it settled on another level."""
-    from orchestrator.benchmark import history as over_time
-    from orchestrator.client import connect
-    from orchestrator.show.benchmark import series
-
-    with connect(progress=say) as client:
-        runs = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["cells"]]
-    emit(over_time.series(runs, case), output, series)
+for command in (reports.report, reports.compare, reports.baseline, reports.gate, reports.history):
+    app.command()(command)

@@ -10,9 +10,9 @@ DIFFERENT = 1
 
 
 def validate(
-    entry: Annotated[str, typer.Argument(help="What makes the model: file.py:function or module:function.")],
+    entry: Annotated[str, typer.Argument(help="What makes the model: file.py:function or transformers:TYPE.")],
     on: Annotated[str, typer.Option(help="Pools or kinds, a,b; others are compared with the first.")],
-    working_dir: Annotated[str, typer.Option(help="Folder to send along.")] = ".",
+    working_dir: Annotated[str, typer.Option(help="Folder to send along; by default this one.")] = "",
     sample_input: Annotated[str, typer.Option(help="What makes the input: module:function.")] = "",
     batch_size: Annotated[int, typer.Option(help="What sample_input is called with; 0: 1.", min=0)] = 0,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "",
@@ -27,6 +27,7 @@ def validate(
     """
     from orchestrator.benchmark import validating
     from orchestrator.client import connect
+    from orchestrator.entry import needs_no_folder
     from orchestrator.show.benchmark import validation
 
     arguments = {"trace": True, "steps": steps} | ({"sample_input": sample_input} if sample_input else {})
@@ -34,7 +35,7 @@ def validate(
         "name": "validate",
         "task": "benchmark",
         "entry": entry,
-        "working_dir": working_dir,
+        "working_dir": working_dir or ("" if needs_no_folder(entry) else "."),
         "arguments": arguments,
     }
     job |= {"precision": precision} if precision else {}

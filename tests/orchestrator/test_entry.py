@@ -30,6 +30,18 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_a_configuration_of_transformers_is_a_file_of_the_folder_and_a_type_is_none(folder):
+    (folder / "small.json").write_text("{}")
+    for there in ("transformers:bert", "transformers:xlm-roberta", "transformers:small.json"):
+        entry.check(there, folder)
+    with pytest.raises(SpecError, match=r"no file smal.json in .*; did you mean 'small.json'"):
+        entry.check("transformers:smal.json", folder)
+    assert [entry.in_folder(e) for e in ("m.py:make", "transformers:a.json", "transformers:bert", "m:make")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert entry.needs_no_folder("transformers:bert") and not entry.needs_no_folder("m:make")
+
+
 @pytest.mark.parametrize(
     "there",
     [

@@ -4,7 +4,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workers.backends.parts.compare import first_tensor
 from workers.backends.parts.placing import map_tensors
@@ -33,12 +33,15 @@ def compute(built: Built, sample: Sample, train: bool, flops: float) -> Referenc
     dtype = torch.float64 if flops <= MOST_FLOPS else torch.float32
     module = copy.deepcopy(built.module).to(dtype)
     inputs = rounded(sample, dtype)
-    name = str(dtype).removeprefix("torch.")
+    name, drawn = str(dtype).removeprefix("torch."), torch.get_rng_state()
+    module.train(train)
+    with torch.set_grad_enabled(train):
+        output = module(*inputs.args, **inputs.kwargs)
+    if not torch.equal(drawn, torch.get_rng_state()):
+        return Reference(why_not="it draws random numbers (dropout, perhaps), and each device draws others")
     if not train:
-        with torch.no_grad():
-            return Reference(name, first_tensor(module.eval()(*inputs.args, **inputs.kwargs)).detach())
-    module.train()
-    loss = _as(dtype, built, module, inputs)
+        return Reference(name, first_tensor(output).detach())
+    loss = built.loss(output)  # its own rounding to float32 is the same on every side
     loss.backward()  # type: ignore[no-untyped-call]
     grads = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters())
     return Reference(name, loss.detach(), grads)
@@ -49,8 +52,3 @@ def rounded(sample: Sample, dtype: torch.dtype) -> Sample:
     args: tuple[Tensor, ...] = map_tensors(sample.args, lambda t: t.to(dtype) if t.is_floating_point() else t)
     kwargs: dict[str, Tensor] = map_tensors(sample.kwargs, lambda t: t.to(dtype) if t.is_floating_point() else t)
     return Sample(args, kwargs)
-
-
-def _as(dtype: torch.dtype, built: Built, module: nn.Module, inputs: Sample) -> Tensor:
-    """The loss; its own rounding to float32 is the same on every side."""
-    return built.loss(module(*inputs.args, **inputs.kwargs))

@@ -15,6 +15,7 @@ from workers.backends.base import BaseBackend
 from workers.backends.parts.compare import difference, first_tensor
 from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
 from workers.backends.parts.precision import name_of, precision_of
+from workers.benchmark.arm import Unsupported
 from workers.benchmark.serving import serve
 from workers.benchmark.session import Session
 from workers.optimizers.level import OptimizationLevel
@@ -22,6 +23,7 @@ from workers.optimizers.work import Prepared, Sample
 from workers.tasks import measure, models
 from workers.tasks.context import Context
 from workers.tasks.plain_values import plain
+from workers.tasks.transformers_model import MissingLibraryError
 from workers.validation import activations
 
 ROUNDS, WARMUP = 15, 3
@@ -77,7 +79,10 @@ def _session(context: Context) -> dict[str, Any]:
     sessions: dict[int, Session] = {}
 
     def user() -> tuple[nn.Module, Sample | None]:
-        return models.make_model(context), models.make_sample(context)
+        try:
+            return models.make_model(context), models.make_sample(context)
+        except MissingLibraryError as e:
+            raise Unsupported(e.message) from e
 
     def handle(message: dict[str, Any]) -> Any:
         number = int(message.pop("device", 0))

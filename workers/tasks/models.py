@@ -1,16 +1,20 @@
 """The user's factories: a model, and one call's inputs for it, made the same in every environment from one seed."""
 
+from functools import partial
+
 from torch import nn
 
 from cluster.errors import NotFound, UserError
 from workers.optimizers.work import Sample, as_sample
+from workers.tasks import transformers_model
 from workers.tasks.context import Context
 from workers.tasks.entry import load_function, sibling
 
 
 def make_model(context: Context) -> nn.Module:
     """What the entry's factory returns, on the CPU. Raises UserError when that is no module."""
-    factory = load_function(context.entry)
+    ours = context.entry.startswith(transformers_model.PREFIX)
+    factory = partial(transformers_model.make, context.entry) if ours else load_function(context.entry)
     context.backend.seed(context.seed)
     model = factory()
     if not isinstance(model, nn.Module):
@@ -21,6 +25,9 @@ def make_model(context: Context) -> nn.Module:
 def make_sample(context: Context) -> Sample | None:
     """Inputs of one call, from the factory named by `sample_input`, else one so called beside the entry, else None."""
     named = context.arguments.get("sample_input")
+    if context.entry.startswith(transformers_model.PREFIX) and not named:
+        context.backend.seed(context.seed)
+        return transformers_model.sample(context.entry, batch_size(context))
     try:
         factory = load_function(named or sibling(context.entry, "sample_input"))
     except NotFound:

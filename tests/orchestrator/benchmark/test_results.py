@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.benchmark import export
 from orchestrator.benchmark.report import page, text, words
-from orchestrator.benchmark.results import results
+from orchestrator.benchmark.results import merged, results
 from orchestrator.show.benchmark import report
 
 CASE = {"workload": "matmul", "family": "operation", "mode": "forward", "item": "call", "items": 1}
@@ -152,3 +152,28 @@ def test_csv_markdown_and_json_lines_say_the_same():
     assert "10.00× ▲" in text.markdown(found)
     again = [json.loads(line) for line in export.to_jsonl(lines).splitlines()]
     assert results(again) == found
+
+
+def test_runs_of_machines_that_no_fleet_joins_stand_in_one_report():
+    here, there = run(cell("matmul/a", "cpu", 1e-3)), run(cell("matmul/a", "cpu", 2e-3, host="other"))
+    card = run(cell("matmul/a", "nvidia:H200", 1e-5, host="third"), columns=(("nvidia:H200", "third"),))
+    there[0]["run"] = "bench-2"
+    found = results(merged([here, there, card]))
+    assert [c["column"] for c in found["columns"]][:3] == ["cpu", "nvidia:H200", "cpu@bench-2"]
+    versus = {c["column"]: c["versus"] for c in found["cells"] if c.get("versus")}
+    assert versus["cpu@bench-2"]["ratio"] == pytest.approx(0.5) and versus["cpu@bench-2"]["how"] == "apart"
+    assert [v["verdict"] for v in versus.values()] == ["SLOWER", "FASTER"]
+    assert page.html(found, merged([here, there, card]))
+    assert merged([here]) == here
+
+
+def test_two_devices_of_one_kind_and_software_are_called_twins():
+    lines = run(
+        cell("matmul/a", "left", 1e-3), cell("matmul/a", "right", 2e-3), columns=(("left", "h"), ("right", "h"))
+    )
+    for line in lines:
+        if line["line"] == "column":
+            line["facts"]["kind"] = "nvidia:H200"
+    found = results(lines)
+    assert found["cells"][1]["versus"]["twins"] is True
+    assert "devices are compared, not back ends" in words.strip(found)[1]["sentence"]

@@ -108,6 +108,18 @@ def test_a_user_s_model_is_counted_by_torch_and_its_failures_are_told(session):
     assert "no value is finite" in opened(session, "user/mine/forward")["accuracy"]["reason"]
 
 
+def test_what_draws_random_numbers_is_measured_and_said_to_be_unchecked():
+    def build():
+        return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2)), Sample((torch.rand(4, 8),), {})
+
+    with backends.create("cpu") as backend:
+        session = Session(backend, 0, build)
+        forward, train = (opened(session, f"user/m/{mode}") for mode in ("forward", "train"))
+        assert forward["accuracy"]["ok"] is True
+        assert train["accuracy"]["ok"] is None and "draws random numbers" in train["accuracy"]["reason"]
+        assert session.handle({"do": "block", "arm": "a"})["parts_s"][0] > 0
+
+
 def test_the_batch_is_the_first_dimension():
     assert first_dimension(Sample((torch.rand(7, 2),), {})) == 7
     assert first_dimension(Sample((), {"x": torch.tensor(1.0)})) == 1
