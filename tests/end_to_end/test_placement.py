@@ -64,6 +64,21 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster(mixed: Orchestr
     assert told.count("measured") >= 2 and "unmeasured" not in told
 
 
+def test_a_configuration_of_transformers_is_measured_where_the_library_is(mixed: Orchestrator, tmp_path: Path, cli):
+    small = {"model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "intermediate_size": 64}  # fmt: skip
+    (tmp_path / "small.json").write_text(json.dumps(small))
+    words = ("benchmark", "run", "transformers:small.json", "--working-dir", str(tmp_path), "--max-rounds", "9")
+    done = cli(*words, "--batch-size", "2", "--no-train", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    told = {cell["kind"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert told["cpu"]["status"] == "measured" and told["cpu"]["accuracy"]["ok"] and told["cpu"]["items"] == 2
+    assert told["tpu:emulated"]["status"] == "unsupported"
+    assert told["tpu:emulated"]["reason"] == "transformers is not in this environment"
+    absent = cli(*(word.replace("small.json", "smal.json") for word in words))
+    assert (absent.returncode, "did you mean 'small.json'" in absent.stderr) == (2, True), absent
+
+
 def test_two_back_ends_compute_alike_and_where_they_do_not_is_named(mixed: Orchestrator, tmp_path: Path, cli):
     (tmp_path / "m.py").write_text(MODEL)
     words = ("validate", "m.py:make", "--working-dir", str(tmp_path), "--batch-size", "8", "-o", "json")
