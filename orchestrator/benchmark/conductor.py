@@ -190,12 +190,23 @@ class Conductor:
     def _energy(self, mine: list[Arm]) -> None:
         for arm in mine:
             if arm.alive and arm.column.facts.get("counts_energy"):
-                arm.facts["energy"] = self._call(arm, {"do": "energy", "arm": arm.id, "limit_s": BLOCK_S}, mine)
+                arm.facts["energy"] = self._aside(arm.column, {"do": "energy", "arm": arm.id, "limit_s": BLOCK_S}) or {}
 
     def _close(self, mine: list[Arm]) -> None:
-        for arm in {arm.column.id: arm for arm in mine}.values():
-            if arm.column.id not in self._lost:
-                self._call(arm, {"do": "close", "limit_s": CALL_S}, mine)
+        for column in {arm.column.id: arm.column for arm in mine}.values():
+            self._aside(column, {"do": "close", "limit_s": CALL_S})
+
+    def _aside(self, column: Column, message: Data) -> Data | None:
+        """An answer that no cell stands or falls with."""
+        if column.id in self._lost:
+            return None
+        try:
+            return column.call(message, message["limit_s"] + CALL_S)
+        except ColumnLost as e:
+            self._lost[column.id] = str(e)
+        except SessionEnded:
+            return None
+        return None
 
     def _call(self, arm: Arm, message: Data, mine: list[Arm]) -> Data | None:
         """None where the column or its session is gone; what that means for each of its arms is noted."""
@@ -215,17 +226,10 @@ class Conductor:
 
     def _states(self) -> dict[str, Data]:
         """Of every column: how busy its host and its device are now."""
-        found: dict[str, Data] = {}
         ours = [column.facts["pid"] for column in self._columns if "pid" in column.facts]
-        for column in self._columns:
-            if column.id not in self._lost:
-                try:
-                    found[column.id] = column.call({"do": "state", "ours": ours}, CALL_S)
-                except ColumnLost as e:
-                    self._lost[column.id] = str(e)
-                except SessionEnded:
-                    continue
-        return found
+        wanted = {"do": "state", "ours": ours, "limit_s": CALL_S}
+        told = {column.id: self._aside(column, wanted) for column in self._columns}
+        return {name: state for name, state in told.items() if state}
 
     def _on_hosts(self, arms: list[Arm], work: Callable[[list[Arm]], None]) -> None:
         """`work` for the arms of each host, hosts side by side; returns when all have ended."""

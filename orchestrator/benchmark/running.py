@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
-POLL_S = 0.3
+POLL_S = 1.0
+"""Asking wakes the server, which may share its CPUs with what is measured."""
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 

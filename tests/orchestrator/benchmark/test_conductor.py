@@ -172,3 +172,8 @@ def test_an_interval_of_three_percent_is_enough_on_a_shared_host_and_not_on_a_qu
         return len(cells(conduct([Noisy("a"), Noisy("b", call_s=2e-3)], max_rounds=40))["a"]["blocks"])
 
     assert rounds_when(50.0) < rounds_when(0.0)
+
+
+def test_a_session_that_ends_after_the_last_round_takes_nothing_back():
+    told = cells(conduct([Scripted("a"), Scripted("b", trouble={("close", 1): SessionEnded("killed by signal 9")})]))
+    assert [cell["status"] for cell in told.values()] == ["measured", "measured"]
