@@ -10,6 +10,8 @@ PolyfleetError          what happened, with numbers, and what to do next
 
 from difflib import get_close_matches
 
+MOST_NAMED, CLOSE_NAMED = 100, 10
+
 
 class PolyfleetError(Exception):
     """`args` equals the arguments of `__init__`, so the error survives pickling and Ray."""
@@ -51,7 +53,11 @@ class FleetError(PolyfleetError):
 
 
 def nearest(word: str, valid: "list[str] | tuple[str, ...]") -> str:
-    """The remedy for an unknown word: the closest valid one first, then all of them."""
+    """The remedy for an unknown word: the closest valid one first, then all of them, or the closest of very many."""
     close = get_close_matches(word, valid, n=1, cutoff=0.5)
-    everything = ", ".join(valid) or "none"
+    if len(valid) > MOST_NAMED:
+        some = get_close_matches(word, valid, n=CLOSE_NAMED, cutoff=0.0)
+        everything = f"{', '.join(some)} and {len(valid) - len(some)} more"
+    else:
+        everything = ", ".join(valid) or "none"
     return f"did you mean {close[0]!r}? valid: {everything}" if close else f"valid: {everything}"

@@ -19,6 +19,7 @@ VARIABLES = {
 }  # fmt: skip
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
+    "path.simplify": False,  # strokes without length are points
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": LINE, "axes.facecolor": "none",

@@ -218,12 +218,18 @@ def strips(lines: Iterable[Data]) -> Drawn | None:
                 for middle in [_middle([min(b["parts_s"]) / b["calls"] for b in cell["blocks"]])]
                 for block in cell["blocks"]
             ]
-            axes.plot(*zip(*points, strict=True), ".", ms=2.5, color=series(number), alpha=0.7, label=column)
+            dots(axes, points, color=series(number), alpha=0.7, label=column)
         axes.axhline(1, color=FAINT, lw=0.8)
         logarithmic(axes, "y", lambda value: f"{value:g}×")
         axes.set_xlabel("seconds since the first block")
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         return "Drift", "Every block, relative to the median of its cell.", svg(made, "strips", "blocks over time")
+
+
+def dots(axes: Any, points: list[tuple[float, float]], **options: Any) -> None:
+    """Many points as one path of strokes without length, a fifth of the bytes of a marker each."""
+    strokes = [place for x, y in points for place in ((x, y), (x, y), (math.nan, math.nan))]
+    axes.plot(*zip(*strokes, strict=True), "-", lw=2.2, solid_capstyle="round", **options)
 
 
 def logarithmic(axes: Any, which: str, words: Callable[[float], str]) -> None:
