@@ -70,10 +70,11 @@ class LocalColumn:
         address.unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, (CODE, os.environ.get("PYTHONPATH", ""))))
         command = [self._python, "-m", "workers.benchmark", self._folder.name, self.backend]
-        self._child = subprocess.Popen(
-            [*command, str(self.number), str(self._seed)],
-            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=self._complaints.open("w"),
-        )  # fmt: skip
+        with self._complaints.open("w") as complaints:
+            self._child = subprocess.Popen(
+                [*command, str(self.number), str(self._seed)],
+                env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=complaints,
+            )  # fmt: skip
         deadline = time.monotonic() + UP_S
         while not address.exists():
             if self._child.poll() is not None or time.monotonic() > deadline:
@@ -97,6 +98,10 @@ class LocalColumn:
 def measure(request: Data, backends: list[str], progress: Callable[[str], None]) -> list[Data]:
     """The lines of a run over back ends of this machine. Raises SpecError, NotFound, UserError."""
     asked = suite.request(request)
+    named = [_named(word) for word in backends]
+    if len(set(named)) < len(named):
+        told = ", ".join(backends)
+        raise UserError(f"{told} names a device twice", "name it once: every run holds a device against itself")
     if asked.entry:
         raise UserError("a model of yours is measured in a fleet's environments", "leave out --here")
     begun_s = time.time()
@@ -109,7 +114,7 @@ def measure(request: Data, backends: list[str], progress: Callable[[str], None])
             lines.append(line | {"time": time.time()})
 
     with ExitStack() as opened:
-        columns = [opened.enter_context(LocalColumn(*_named(word), seed=asked.seed)) for word in backends]
+        columns = [opened.enter_context(LocalColumn(*name, seed=asked.seed)) for name in named]
         described = [
             {"column": c.id, "kind": c.facts["kind"], "pool": "", "job": "", "number": c.number} for c in columns
         ]

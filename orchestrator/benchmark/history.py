@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from orchestrator.benchmark import statistics
+from orchestrator.benchmark.baselines import software
 from orchestrator.benchmark.results import MEASURED, results
 from orchestrator.benchmark.rounds import undisturbed_s
 from orchestrator.benchmark.statistics import Verdict
@@ -116,22 +117,13 @@ def _names(k: Key) -> Data:
 
 def _differences(old: Data, new: Data) -> list[Data]:
     """Per kind what changed between the runs: torch, driver, versions, threads."""
-    before = {column.get("kind"): _software(column) for column in old["columns"]}
+    before = {column.get("kind"): software(column) for column in old["columns"]}
     found = []
     for column in new["columns"]:
-        was, now = before.get(column.get("kind"), {}), _software(column)
+        was, now = before.get(column.get("kind"), {}), software(column)
         found += [{"kind": column.get("kind"), "what": name, "before": was.get(name, ""), "after": now.get(name, "")}
                   for name in sorted({*was, *now}) if was and was.get(name) != now.get(name)]  # fmt: skip
     return found
-
-
-def _software(column: Data) -> dict[str, str]:
-    device = column.get("device", {})
-    return {
-        **{name: str(value) for name, value in (column.get("versions") or {}).items()},
-        "torch": column.get("torch", ""), "driver": device.get("driver_version", ""),
-        "device": device.get("device_name", ""), "threads": str(column.get("threads", "")),
-    }  # fmt: skip
 
 
 def series(runs: Iterable[Iterable[Data]], case: str) -> list[Data]:

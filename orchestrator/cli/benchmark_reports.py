@@ -118,7 +118,10 @@ def baseline(run: Run, output: Output = Format.TABLE) -> None:
 
 def gate(
     run: Run = "latest",
-    against: Annotated[str, typer.Option(metavar="RUN|FILE", help="By default the newest baseline.")] = "",
+    against: Annotated[
+        str,
+        typer.Option(metavar="RUN|FILE", help="By default, for each kind, the newest baseline of the same software."),
+    ] = "",
     trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
     output: Output = Format.TABLE,
 ) -> None:
@@ -126,19 +129,19 @@ def gate(
     from orchestrator.benchmark import history
     from orchestrator.show.benchmark import compared
 
-    found = history.compare(_lines(against or _baseline()), _lines(run), trust_shared)
+    lines = _lines(run)
+    found = history.compare(_lines(against) if against else _baseline(lines), lines, trust_shared)
     emit(found | {"exit_code": history.gate(found)}, output, compared)
     raise typer.Exit(history.gate(found))
 
 
-def _baseline() -> str:
+def _baseline(lines: Lines) -> Lines:
+    from orchestrator.benchmark import baselines
     from orchestrator.client import connect
 
     with connect(progress=say) as client:
-        named = [view["run"] for view in client.benchmarks() if view["baseline"]]
-    if not named:
-        raise UserError("no run is a baseline", "`polyfleet benchmark baseline RUN`, or --against RUN")
-    return str(named[-1])
+        named = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["baseline"]]
+    return baselines.choose(named, lines)
 
 
 def history(

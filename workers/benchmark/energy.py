@@ -1,7 +1,10 @@
-"""Joules from counters that count them: NVML's and RAPL's. Where there is none, there is no number."""
+"""Joules from counters that count them: NVML's, AMD SMI's and RAPL's. Where there is none, there is no number."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from workers.backends.base import BaseBackend
 
@@ -14,6 +17,8 @@ def counter(backend: BaseBackend, powercap: Path = POWERCAP) -> tuple[str, Count
     """(where joules are read, the reader), or ("why not", None)."""
     if backend.BACKEND_NAME == "nvidia":
         return _nvml(backend)
+    if backend.BACKEND_NAME == "amd":
+        return _amd_smi(backend)
     if backend.BACKEND_NAME == "cpu":
         return _rapl(powercap)
     return f"no energy counter of {backend.BACKEND_NAME} is read", None
@@ -24,6 +29,13 @@ def _nvml(backend: BaseBackend) -> tuple[str, Counter | None]:
     from workers.discovery.nvidia_live import energy_reader
 
     return energy_reader(str(backend.get_device_info(backend.device_id).uuid))
+
+
+def _amd_smi(backend: BaseBackend) -> tuple[str, Counter | None]:
+    from workers.discovery.amd_smi import energy_reader
+
+    card: Any = torch.cuda.get_device_properties(backend.device)
+    return energy_reader(f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0")
 
 
 def _rapl(powercap: Path) -> tuple[str, Counter | None]:

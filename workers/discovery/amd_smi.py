@@ -59,6 +59,36 @@ def _ask_card(smi: Any, handle: Any) -> dict[str, Any]:
     }
 
 
+def energy_reader(address: str) -> tuple[str, Callable[[], float] | None]:
+    """(where joules are read, a function of joules since the driver was loaded) of the card at a PCI address, or ("why
+    not", None).
+    """
+    if not installed():
+        return "AMD SMI's library is not in this environment", None
+    try:
+        import amdsmi as smi
+
+        smi.amdsmi_init()
+    except Exception as e:  # as in `ask`
+        return f"AMD SMI tells no energy: {e}", None
+    return energy_counter(smi, address)
+
+
+def energy_counter(smi: Any, address: str) -> tuple[str, Callable[[], float] | None]:
+    """amdsmi_get_energy_count: an accumulator in units of `counter_resolution` microjoules; none in a virtual guest."""
+    try:
+        handle = smi.amdsmi_get_processor_handle_from_bdf(address)
+        smi.amdsmi_get_energy_count(handle)
+    except smi.AmdSmiException as e:
+        return f"AMD SMI tells no energy: {e}", None
+
+    def joules() -> float:
+        told = smi.amdsmi_get_energy_count(handle)
+        return float(told["energy_accumulator"] * told["counter_resolution"]) / 1e6
+
+    return "AMD SMI energy accumulator", joules
+
+
 def tell(devices: Sequence[Device], said: dict[str, Any]) -> tuple[list[Device], list[Finding]]:
     """Devices with what was said of the card at their address, and faults of cards of ours. Partitions of one card
     keep what KFD told: they share an address.

@@ -23,7 +23,7 @@ def energy_reader(uuid: str) -> tuple[str, Callable[[], float] | None]:
 
     try:
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        card = pynvml.nvmlDeviceGetHandleByUUID(_as_nvml(uuid))
         pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
     except pynvml.NVMLError as e:
         return f"NVML tells no energy: {e}", None
@@ -41,10 +41,15 @@ def card_state(uuid: str) -> dict[str, Any]:
 
     try:
         nvml.nvmlInit()
-        card = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        card = nvml.nvmlDeviceGetHandleByUUID(_as_nvml(uuid))
     except nvml.NVMLError:
         return {}
     return read_card(nvml, card)
+
+
+def _as_nvml(uuid: str) -> str:
+    """torch tells a card's UUID without the prefix that NVML wants."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def read_card(nvml: Any, card: Any) -> dict[str, Any]:

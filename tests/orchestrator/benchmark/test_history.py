@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from cluster.errors import UserError
-from orchestrator.benchmark import export, history
+from cluster.errors import NotFound, UserError
+from orchestrator.benchmark import baselines, export, history
 from orchestrator.show.benchmark import compared as shown
 
 
@@ -61,6 +61,33 @@ def test_what_else_changed_is_told():
     told = history.compare(run("a", torch="2.8.0"), run("b", seed=1))
     assert told["environment"] == [{"kind": "cpu", "what": "torch", "before": "2.8.0", "after": "2.13.0"}]
     assert "cpu: torch was 2.8.0, is 2.13.0" in shown(told).html()
+
+
+def test_a_baseline_is_the_newest_of_the_same_kind_and_software_else_the_newest_of_the_kind():
+    named = [run("old", torch="2.8.0"), run("first"), run("newest", torch="2.14.0")]
+    assert baselines.choose(named, run("b"))[0]["run"] == "first"
+    assert baselines.choose(named, run("b", torch="2.8.0"))[0]["run"] == "old"
+    assert baselines.choose(named, run("b", torch="2.99.0"))[0]["run"] == "newest"
+    assert history.gate(history.compare(baselines.choose(named, run("b", seed=1)), run("b", seed=1))) == 0
+
+
+def test_each_kind_has_a_baseline_of_its_own_and_a_kind_without_one_says_so():
+    def of(kind, lines):
+        return [
+            line | {"facts": line["facts"] | {"kind": kind}} if line["line"] == "column" else line for line in lines
+        ]
+
+    def also(kind, lines):
+        more = [line | {"column": kind} for line in of(kind, lines) if line["line"] in ("column", "cell")]
+        return [*lines[:-1], *(m | ({"id": f"{m['id']}-{kind}"} if "id" in m else {}) for m in more), lines[-1]]
+
+    both = also("nvidia:H200", run("both", seed=1))
+    chosen = baselines.choose([also("nvidia:H200", run("a")), run("b", 2e-3)], both)
+    assert chosen[0]["run"] == "b, a"
+    told = {row["kind"]: row["verdict"] for row in history.compare(chosen, both)["cells"]}
+    assert told == {"cpu": "FASTER", "nvidia:H200": "SAME"}
+    with pytest.raises(NotFound, match="no baseline of amd:MI300X"):
+        baselines.choose([run("a")], of("amd:MI300X", run("b")))
 
 
 def test_a_step_is_found_where_a_series_settles_and_noise_or_one_outlier_is_none():

@@ -46,5 +46,8 @@ def test_a_real_card_tells_its_state():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU here")
-    told = nvidia_live.card_state(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    told = nvidia_live.card_state(uuid)
     assert told["sm_mhz"] > 0 and told["temperature_c"] > 0
+    source, joules = nvidia_live.energy_reader(uuid)
+    assert source == "NVML total energy" and joules() > 0
