@@ -58,18 +58,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--comparisons", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     found: dict[str, Any] = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(Path.cwd()),
         "torch": torch.__version__,
         "load_average": {"before": machine.load()},
-        "rounds": ROUNDS,
+        "rounds": arguments.rounds,
     }
     with backends.create("cpu") as backend:
         timer = Timer(backend)
-        found["verdicts"] = {name: under_load(timer, load, arguments.comparisons) for name, load in LOADS.items()}
-        found["agreement"] = [agreement(timer, name, call) for name, call in calls().items()]
+        found["verdicts"] = {
+            name: under_load(timer, load, arguments.comparisons, arguments.rounds) for name, load in LOADS.items()
+        }
+        found["agreement"] = [agreement(timer, name, call, arguments.rounds + 3) for name, call in calls().items()]
         found["overhead"] = {"empty_block_s": timer.overhead_s} | overhead(timer)
     found["load_average"]["after"] = machine.load()
     show(found)
@@ -77,13 +80,13 @@ def main() -> None:
         arguments.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def under_load(timer: Timer, load: tuple[float, ...], comparisons: int) -> dict[str, Any]:
+def under_load(timer: Timer, load: tuple[float, ...], comparisons: int, rounds: int) -> dict[str, Any]:
     told: dict[str, Any] = {}
     with busy(load):
-        time.sleep(PRESSURE_S)
+        time.sleep(PRESSURE_S if comparisons > 1 else 0)
         for name, more in PLANTED.items():
             count = comparisons if more == 0 else max(comparisons // 4, 1)
-            results = [compared(timer, more, number) for number in range(count)]
+            results = [compared(timer, more, number, rounds) for number in range(count)]
             told[name] = {
                 "comparisons": count,
                 "verdicts": dict(Counter(str(one.verdict) for one in results)),
@@ -103,14 +106,14 @@ class Compared:
     host: str
 
 
-def compared(timer: Timer, more: int, seed: int) -> Compared:
+def compared(timer: Timer, more: int, seed: int, rounds: int) -> Compared:
     """One comparison of a call of 20 units with one of 20 + `more`."""
     before = host.state()
     first, second = norms(UNITS), norms(UNITS + more)
     _, call_s = warm_up(first, timer)
     shape = block_shape(call_s, timer.overhead_s)
     times: dict[str, list[float]] = {"a": [], "again": [], "b": []}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         turns: list[tuple[str, Call]] = [("a", first), ("again", first), ("b", second)]
         random.Random(f"{seed}/{number}").shuffle(turns)
         for name, call in turns:
@@ -156,7 +159,7 @@ def calls() -> dict[str, Call]:
     }
 
 
-def agreement(timer: Timer, name: str, call: Call, rounds: int = 15) -> dict[str, Any]:
+def agreement(timer: Timer, name: str, call: Call, rounds: int) -> dict[str, Any]:
     """Median seconds by both, a block of each by turns."""
     theirs = TorchTimer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     _, call_s = warm_up(call, timer)

@@ -36,7 +36,7 @@ def test_levels_are_measured_beside_plain_compile(tmp_path):
 
 
 def test_verdicts_are_tried_on_the_same_and_on_planted_slow_downs(tmp_path):
-    _, found = run("honesty.py", tmp_path, "--comparisons", "1")
+    _, found = run("honesty.py", tmp_path, "--comparisons", "1", "--rounds", "3")
     assert set(found["verdicts"]) == {"quiet", "one process on and off", "two processes all the time"}
     for planted in found["verdicts"].values():
         assert list(planted) == ["same", "5 %", "10 %", "20 %"]

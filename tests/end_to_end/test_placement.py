@@ -1,7 +1,6 @@
 """What was measured decides: the same job, before and after a benchmark run on a mixed cluster."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,19 +30,20 @@ pools:
 """
 
 
-@pytest.fixture
-def mixed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orchestrator]:
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
     """A fleet of its own, of a CPU pool and an XLA pool."""
     try:
         environments.path("xla")
     except NotFound:
         pytest.skip("the environment xla is not made here")
     home = tmp_path_factory.mktemp("mixed")
-    monkeypatch.setitem(os.environ, "POLYFLEET_HOME", str(home))
     (home / "fleet.yaml").write_text(FLEET)
-    o = Orchestrator.up(home / "fleet.yaml")
-    yield o
-    o.down()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYFLEET_HOME", str(home))
+        o = Orchestrator.up(home / "fleet.yaml")
+        yield o
+        o.down()
 
 
 def test_the_same_job_lands_where_its_folder_was_measured_faster(mixed: Orchestrator, tmp_path: Path):
