@@ -69,10 +69,11 @@ class Rates:
 
     def _take(self, run: str) -> None:
         """Only what came since the last look: a planner asks twice a second."""
-        new = self._lines.read(run, after=self._read_to.get(run, 0))
+        read_to = self._read_to.get(run, 0)
+        new = self._lines.read(run, after=read_to)
         lines = [*self._heads.get(run, []), *new]
         self._heads[run] = [line for line in lines if line["line"] in ("begun", "column")]
-        self._read_to[run] = max((line["seq"] for line in new), default=0)
+        self._read_to[run] = max((line["seq"] for line in new), default=read_to)
         for key, told in rows(lines):
             if key not in self._rows or self._rows[key].at_s <= told.at_s:
                 self._rows[key] = told

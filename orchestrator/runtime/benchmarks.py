@@ -63,6 +63,7 @@ class Benchmarks:
                 except PolyfleetError as e:
                     reason = f"this version cannot go on with it: {e.message}"
                     self._lines.append(known["run"], {"line": "ended", "state": "FAILED", "reason": reason})
+                    self._let_go(known["begun"]["columns"])
 
     def begin(self, data: Data, package: str) -> Data:
         """Start a run; durable when it returns. Raises SpecError, NotFound for what cannot be measured here."""
@@ -76,8 +77,7 @@ class Benchmarks:
             begun = {"line": "begun", "run": run, "request": asked.to_plain(), "columns": columns, "package": package}
             self._lines.append(run, begun)
         except PolyfleetError:
-            for job in {column["job"] for column in columns}:
-                self._cancel(job)
+            self._let_go(columns)
             raise
         self._start(run, asked, columns)
         return self.view(run)
@@ -146,6 +146,14 @@ class Benchmarks:
             {"column": _name(target, n, distinct), "job": job, "number": n, "pool": target.pool, "kind": target.kind}
             for n in target.numbers
         ]
+
+    def _let_go(self, columns: list[Data]) -> None:
+        """Of the nodes that a run's jobs hold; what is wrong with one of them keeps no other."""
+        for job in dict.fromkeys(column["job"] for column in columns):
+            try:
+                self._cancel(job)
+            except PolyfleetError as e:
+                log.warning("%s was not cancelled: %s", job, e)
 
     def _start(self, run: str, asked: Request, columns: list[Data]) -> None:
         made = [FleetColumn(c["column"], c["job"], c["number"], self._jobs, self._agents) for c in columns]
