@@ -28,7 +28,9 @@ demo: environment second-environment
 # POLYFLEET_XLA_PYTHON is the interpreter of the second environment; tests that need it say so where it is not set.
 test: environment second-environment
 	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
-	env $${xla:+POLYFLEET_XLA_PYTHON="$$xla"} $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
+	$(BIN)/python -m pytest -m "not alone" --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS) && \
+	$(BIN)/python -m pytest -m alone $(PYTEST_ARGUMENTS)
 
 lint: environment
 	$(BIN)/ruff check

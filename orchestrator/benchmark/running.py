@@ -39,11 +39,13 @@ def begin(client: "Client", request: Data, working_dir: str = "") -> Data:
 
 def follow(client: "Client", run: str, progress: Progress) -> Data:
     """The run's view once it has ended. A run goes on when this is interrupted."""
+    told = ""
     while True:
         view = client.benchmark(run)
         if view["state"] in ENDED:
             return view
-        progress(words(view))
+        if told != (told := words(view)):
+            progress(told)
         time.sleep(POLL_S)
 
 

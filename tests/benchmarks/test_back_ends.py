@@ -35,6 +35,7 @@ def test_levels_are_measured_beside_plain_compile(tmp_path):
     assert levels["O3"]["metrics"]["max_rel_error"] <= found["tolerance"]
 
 
+@pytest.mark.alone
 def test_verdicts_are_tried_on_the_same_and_on_planted_slow_downs(tmp_path):
     _, found = run("honesty.py", tmp_path, "--comparisons", "1", "--rounds", "3")
     assert set(found["verdicts"]) == {"quiet", "one process on and off", "two processes all the time"}

@@ -21,6 +21,7 @@ pools:
   right: {backend: cpu, env: {WHICH: right}}
 """
 PATIENCE_S = 90.0
+ALIVE = ["PENDING", "STARTING", "RUNNING", "SAVING", "RECOVERING"]
 
 TRAIN = """
 import time, torch
@@ -44,7 +45,7 @@ def train(ctx):
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("home")
     before = os.environ.get("POLYFLEET_HOME")
@@ -55,15 +56,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["POLYFLEET_HOME"] = before
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet_file(home: Path) -> Path:
     file = home / "fleet.yaml"
     file.write_text(FLEET)
     return file
 
 
-@pytest.fixture(scope="session")
-def session_fleet(fleet_file: Path) -> Iterator[Orchestrator]:
+@pytest.fixture(scope="package")
+def shared_fleet(fleet_file: Path) -> Iterator[Orchestrator]:
     o = Orchestrator.up(fleet_file)
     yield o
     with Orchestrator.connect() as last:
@@ -71,26 +72,27 @@ def session_fleet(fleet_file: Path) -> Iterator[Orchestrator]:
 
 
 @pytest.fixture
-def fleet(session_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator]:
+def fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator]:
     """The fleet, whole at the start of every test: lost nodes are started again, a killed server too."""
     with Orchestrator.up(fleet_file) as o:
         yield o
     with Orchestrator.connect() as o:
-        for job in o.jobs(["PENDING", "STARTING", "RUNNING", "SAVING", "RECOVERING"]):
+        for job in o.jobs(ALIVE):
             o.cancel(job["id"])
+        wait(lambda: not o.jobs(ALIVE))  # the next test finds every node free
+
+
+def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """Wait for a truth and return it; fail with what was seen last."""
+    deadline = time.monotonic() + timeout_s
+    while not (seen := truth()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain; last seen {seen!r}"
+        time.sleep(0.02)
+    return seen
 
 
 @pytest.fixture
 def until() -> Callable[..., Any]:
-    """Wait for a truth and return it; fail with what was seen last."""
-
-    def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while not (seen := truth()):
-            assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain; last seen {seen!r}"
-            time.sleep(0.02)
-        return seen
-
     return wait
 
 

@@ -108,7 +108,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def whole_fleet(session_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator]:
+def whole_fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator]:
     """Whole once for all of these tests: they break nothing."""
     with Orchestrator.up(fleet_file) as o:
         yield o

@@ -46,6 +46,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
         o.down()
 
 
+@pytest.mark.alone
 def test_the_same_job_lands_where_its_folder_was_measured_faster(mixed: Orchestrator, tmp_path: Path):
     (tmp_path / "m.py").write_text(MODEL)
     wanted = {"any_of": [{"pool": "xla"}, {"pool": "cpu"}]}

@@ -28,7 +28,7 @@ def test_every_state_that_is_not_terminal_leads_to_each_end():
     assert all(reachable[state] >= TERMINAL for state in set(State) - TERMINAL)
 
 
-@pytest.mark.parametrize("state", list(TERMINAL))
+@pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_what_is_not_in_the_table_cannot_happen(state):
     for event in EVENTS:
         with pytest.raises(InvalidMove, match=f"a job in {state} has no move for event '{event}'") as raised:

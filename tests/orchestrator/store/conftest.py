@@ -1,5 +1,8 @@
+import fcntl
 import os
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from sqlalchemy import MetaData, create_engine
@@ -22,15 +25,17 @@ def url(request):
 
 @pytest.fixture
 def postgresql_url():
-    """POLYFLEET_TEST_POSTGRES names a database that these tests may empty."""
+    """POLYFLEET_TEST_POSTGRES names a database that these tests may empty; one test at a time has it."""
     if not POSTGRES:
         pytest.skip("POLYFLEET_TEST_POSTGRES names no database, e.g. postgresql+psycopg://user@host/name")
     engine = create_engine(POSTGRES)
     found = MetaData()
-    found.reflect(engine)
-    found.drop_all(engine)
-    engine.dispose()
-    return POSTGRES
+    with (Path(tempfile.gettempdir()) / "polyfleet-tests-postgres.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found.reflect(engine)
+        found.drop_all(engine)
+        engine.dispose()
+        yield POSTGRES
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2 in plain torch: embeddings of a few sentences from a checkpoint, on any device.
 
-minilm.py ROOT VOCABULARY cpu|xla float32|bfloat16     prints one JSON list per sentence
+minilm.py VOCABULARY cpu|xla ROOT…     prints, for each checkpoint in its own dtype, a JSON list per sentence
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 
-from workers.checkpoint import load
+from workers.checkpoint import load, open_checkpoint
 
 SENTENCES = (
     "A man is eating food.",
@@ -81,21 +81,23 @@ def tokens_of(sentence, vocabulary):
     return torch.tensor([[*found, vocabulary["[SEP]"]]])
 
 
-def embeddings(root, words, device, dtype=torch.float32):
-    vocabulary = {word: i for i, word in enumerate(Path(words).read_text().splitlines())}
-    torch.manual_seed(0)
+def embeddings(root, vocabulary, device, sentences):
+    dtype = open_checkpoint(root).tensor("model/pooler.dense.weight").dtype
     model = MiniLM().to(dtype).to(device).eval()
     load(root, {"model": model})
     with torch.no_grad():
-        return [model(tokens_of(s, vocabulary).to(device))[0].cpu().tolist() for s in SENTENCES]
+        return [model(tokens_of(s, vocabulary).to(device))[0].cpu().tolist() for s in sentences]
 
 
-if __name__ == "__main__":
-    root, words, where = sys.argv[1:4]
+def main(words, where, *roots):
+    sentences = SENTENCES
     if where == "xla":
         import torch_xla
 
-        where = torch_xla.device()
-    print(
-        json.dumps(embeddings(root, words, where, getattr(torch, sys.argv[4]) if len(sys.argv) > 4 else torch.float32))
-    )
+        where, sentences = torch_xla.device(), SENTENCES[:2]  # each length is a program, and takes seconds to compile
+    vocabulary = {word: i for i, word in enumerate(Path(words).read_text().splitlines())}
+    print(json.dumps([embeddings(root, vocabulary, where, sentences) for root in roots]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -37,12 +37,20 @@ def build(seed: int) -> tuple[Tied, torch.optim.Optimizer]:
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
     """The batch depends on the step alone, so that both sides see the same data."""
     device = next(model.parameters()).device
+    if device.type == "xla":
+        sync()  # one program a step, not one that grows with every step; the last step is left for save to sync
     tokens = torch.randint(0, 50, (32,), generator=torch.Generator().manual_seed(number)).to(device)
     loss = nn.functional.cross_entropy(model(tokens), (tokens * 7 + 3) % 50)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+def sync() -> None:
+    import torch_xla
+
+    torch_xla.sync()
 
 
 def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
