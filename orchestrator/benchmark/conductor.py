@@ -110,7 +110,7 @@ class Conductor:
         arms = self._arms(group, ended)
         resting = self._states()
         self._on_hosts(arms, lambda mine: self._open(group, mine))
-        before = self._states()
+        before = self._states(arms)
         quiet = all(_class(resting.get(column), state) == "quiet" for column, state in before.items())
         number = self._rounds(group, arms, least, progress, quiet)
         after = self._states()
@@ -224,11 +224,15 @@ class Conductor:
                     other.stop(AGAIN, "")
         return None
 
-    def _states(self) -> dict[str, Data]:
-        """Of every column: how busy its host and its device are now."""
+    def _states(self, opened: Iterable[Arm] = ()) -> dict[str, Data]:
+        """Of every column: how busy its host and its device are now. Where the process has ended that holds its opened
+        arms, the last of them has ended it."""
         ours = [column.facts["pid"] for column in self._columns if "pid" in column.facts]
         wanted = {"do": "state", "ours": ours, "limit_s": CALL_S}
-        told = {column.id: self._aside(column, wanted) for column in self._columns}
+        told: dict[str, Data | None] = {}
+        for column in self._columns:
+            mine = [arm for arm in opened if arm.column is column and arm.alive]
+            told[column.id] = self._call(mine[-1], wanted, mine) if mine else self._aside(column, wanted)
         return {name: state for name, state in told.items() if state}
 
     def _on_hosts(self, arms: list[Arm], work: Callable[[list[Arm]], None]) -> None:

@@ -111,6 +111,21 @@ def test_a_session_that_dies_costs_its_cell_and_the_next_case_goes_on():
     assert "out of memory" in told[0]["reason"]
 
 
+def test_a_session_that_dies_between_opening_and_rounds_costs_the_case_it_opened_last():
+    class Dies(Scripted):
+        def call(self, message, timeout_s):
+            last = self.log[-1:]
+            if message["do"] == "state" and last and last[0][1] == "open" and "bf16" in last[0][2]:
+                raise SessionEnded("killed by signal 11")
+            return super().call(message, timeout_s)
+
+    lines = conduct([Scripted("a"), Dies("b")], precisions=["fp32", "bf16"])
+    told = {(line["column"], line["precision"]): line for line in lines if line["line"] == "cell"}
+    assert (told["b", "bf16"]["status"], told["b", "bf16"]["reason"]) == ("failed", "killed by signal 11")
+    assert told["b", "bf16"]["blocks"] == []
+    assert {cell["status"] for key, cell in told.items() if key != ("b", "bf16")} == {"measured"}
+
+
 def test_a_lost_column_is_lost_for_the_run_and_the_others_go_on():
     column = Scripted("b", trouble={("block", 2): ColumnLost("its node is lost: Ray reports the node dead")})
     lines = conduct([Scripted("a"), column], cases=["rmsnorm", "softmax"])
