@@ -8,7 +8,7 @@ from cluster.errors import NotFound, UserError
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.locking import only_writer
 from workers.checkpoint.disk.pins import pin, unpin
-from workers.checkpoint.disk.retention import first_fault, remove_checkpoint, superfluous
+from workers.checkpoint.disk.retention import first_fault, leftovers, remove_checkpoint, superfluous
 from workers.checkpoint.format.folders import newest_first
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.errors import CheckpointError
@@ -38,7 +38,8 @@ def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, An
     """{"root", "kept", "deleted": [names], "bytes", "dry_run"}. Keeps the `keep` newest sound checkpoints of a folder.
 
     The newest whose every byte verifies counts as the first; damaged ones newer than that are left for a person to look
-    at, and pinned ones stay. Raises UserError, NotFound, CheckpointError where none verifies, Conflict with a writer.
+    at, and pinned ones stay. What dead writers left unfinished goes too. Raises UserError, NotFound, Conflict with a
+    writer, CheckpointError where none verifies.
     """
     if keep < 1:
         raise UserError(f"keep is {keep}", "keep at least 1 checkpoint")
@@ -49,7 +50,7 @@ def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, An
     newest = next((one for one in found if not first_fault(one)), None)
     if newest is None:
         raise CheckpointError(f"none of the {len(found)} checkpoints in {folder} is sound: nothing was deleted")
-    doomed = superfluous(found[found.index(newest) + 1 :], keep)
+    doomed = superfluous(found[found.index(newest) + 1 :], keep) + leftovers(folder)
     size_bytes = sum(path.lstat().st_size for one in doomed for path in one.iterdir())
     if not dry_run:
         with only_writer(folder):

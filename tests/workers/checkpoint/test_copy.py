@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ import torch
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import DamagedCheckpoint, copy, list_checkpoints, load, save, verify
 from workers.checkpoint.disk.files import Files
+from workers.checkpoint.format.folders import below, step_of
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint.transfer.copying import verify_at
 from workers.checkpoint.transfer.incoming import Incoming
+from workers.checkpoint.transfer.remote import FETCHED_AGE_S
 from workers.errors import CheckpointError
 
 
@@ -261,7 +264,11 @@ def test_a_save_goes_straight_into_an_object_store_and_is_loaded_from_there(tmp_
     with pytest.raises(CheckpointError, match="attempt 1 of job j-1a2b3c may not save"):
         save(root, 4, state(4), attempt="j-1a2b3c.1")
     background = save(root, 5, state(5), asynchronous=True)
+    for one in below(tmp_path / "home" / "cache"):
+        long_ago = time.time() - FETCHED_AGE_S - 60
+        os.utime(one, (long_ago, long_ago))
     assert load(root).step == 5
+    assert [step_of(one) for one in below(tmp_path / "home" / "cache")] == [5]
     assert background.result().path == background.path
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from workers.checkpoint import list_checkpoints, load, save, verify
+from workers.checkpoint import list_checkpoints, load, prune, save, verify
 from workers.checkpoint.disk.files import Files, Writing
-from workers.checkpoint.disk.retention import LEFTOVER_AGE_S
+from workers.checkpoint.disk.retention import INCOMING_AGE_S, LEFTOVER_AGE_S
 from workers.checkpoint.format.manifest import NAME
 from workers.errors import CheckpointError
 
@@ -152,16 +153,24 @@ def test_the_later_of_two_saves_of_one_step_is_the_newest(tmp_path):
     assert load(tmp_path).state == load(tmp_path, step=1).state == {"extra": "second"}
 
 
-def test_leftovers_of_dead_writers_go_and_those_of_living_ones_stay(tmp_path):
-    for name in (".part-step-00000001-00000000", "step-00000001-00000000", ".part-step-00000002-00000000", "notes"):
+@pytest.mark.parametrize("tidy", ["save", "prune"])
+def test_leftovers_of_dead_writers_go_and_those_of_living_ones_stay(tidy, tmp_path):
+    an_hour, a_week = LEFTOVER_AGE_S + 60, INCOMING_AGE_S + 60
+    ages = {
+        ".part-step-00000001-00000000": an_hour, "step-00000001-00000000": an_hour, ".part-step-00000002-00000000": 0,
+        ".incoming-step-00000003-00000000": a_week, ".incoming-step-00000004-00000000": an_hour, "notes": a_week,
+    }  # fmt: skip
+    for name, age_s in ages.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "shard-00001.safetensors").touch()
-    for name in (".part-step-00000001-00000000", "step-00000001-00000000", "notes"):
-        long_ago = (tmp_path / name).stat().st_mtime - 2 * LEFTOVER_AGE_S
-        os.utime(tmp_path / name / "shard-00001.safetensors", (long_ago, long_ago))
-        os.utime(tmp_path / name, (long_ago, long_ago))
-    saved = save(tmp_path, 5, state(5), keep=1)
-    assert {path.name for path in tmp_path.iterdir()} == {saved.path.name, "notes", ".part-step-00000002-00000000"}
+        then = time.time() - age_s
+        os.utime(tmp_path / name / "shard-00001.safetensors", (then, then))
+        os.utime(tmp_path / name, (then, then))
+    saved = save(tmp_path, 5, state(5), keep=1 if tidy == "save" else None)
+    if tidy == "prune":
+        assert len(prune(tmp_path, 1)["deleted"]) == 3
+    stay = {".part-step-00000002-00000000", ".incoming-step-00000004-00000000", "notes", saved.path.name}
+    assert {path.name for path in tmp_path.iterdir()} == stay
 
 
 def test_an_attempt_that_was_replaced_may_not_save(tmp_path):

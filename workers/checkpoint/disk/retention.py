@@ -14,7 +14,9 @@ from workers.errors import CheckpointError
 
 LEFTOVER_AGE_S = 3600
 """An unfinished folder nobody wrote to for an hour belongs to a dead writer. A slower one fails, no worse."""
-PART = ".part-"
+INCOMING_AGE_S = 7 * 86400
+"""What a copy left that was cut is kept for its next try, for a week."""
+PART, INCOMING = ".part-", ".incoming-"
 
 
 def retain(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]:
@@ -28,7 +30,7 @@ def retain(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]
         doomed = superfluous([folder for folder in newest_first(root) if folder != newest], keep)
         if doomed and (fault := first_fault(newest)):
             doomed, notes = [], [f"nothing older was deleted: {fault}"]
-        doomed += _leftovers(root)
+        doomed += leftovers(root)
     except OSError as e:
         return (f"older checkpoints in {root} were not looked through: {e.strerror or e}",)
     for folder in doomed:
@@ -89,15 +91,19 @@ def superfluous(others: list[Path], keep: int) -> list[Path]:
     return doomed
 
 
-def _leftovers(root: Path) -> list[Path]:
-    unfinished = [
-        folder
-        for folder in root.iterdir()
-        if step_of(folder.with_name(folder.name.removeprefix(PART))) >= 0
-        and not is_committed(folder)
-        and folder.is_dir()
-    ]
-    return [folder for folder in unfinished if not folder.is_symlink() and _age_s(folder) > LEFTOVER_AGE_S]
+def leftovers(root: Path) -> list[Path]:
+    """Unfinished folders that nobody has written to for so long that nobody will."""
+    folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
+    return sorted(folder for folder in folders if _unfinished(folder) and _age_s(folder) > _patience_s(folder))
+
+
+def _unfinished(folder: Path) -> bool:
+    name = folder.name.removeprefix(PART).removeprefix(INCOMING)
+    return step_of(folder.with_name(name)) >= 0 and not is_committed(folder)
+
+
+def _patience_s(folder: Path) -> float:
+    return INCOMING_AGE_S if folder.name.startswith(INCOMING) else LEFTOVER_AGE_S
 
 
 def _age_s(folder: Path) -> float:

@@ -1,6 +1,6 @@
 """A checkpoint on its way into a folder: what is there already, what is missing, and the commit once all is.
 
-    .incoming-step-…/      chunks are written at their places, each against its hash; what a cut left is kept and used
+    .incoming-step-…/      chunks are written at their places, each against its hash; what a cut left is used for a week
     step-…/                the same folder under its name, once every byte was read back and verified; manifest last
 
 Chunks that another checkpoint of the same folder holds (frozen layers, an earlier copy) are taken from there.
@@ -17,14 +17,13 @@ from typing import Self
 from cluster.errors import Conflict
 from workers.checkpoint.disk.files import Files, write_file
 from workers.checkpoint.disk.reader import Chunk, Reader, read_at
-from workers.checkpoint.disk.retention import first_fault
+from workers.checkpoint.disk.retention import INCOMING, first_fault
 from workers.checkpoint.format.checks import open_regular, parse_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
 from workers.checkpoint.format.folders import newest_first
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
 from workers.errors import CheckpointError
 
-INCOMING = ".incoming-"
 Progress = Callable[[int], None]
 
 

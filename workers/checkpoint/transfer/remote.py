@@ -5,6 +5,8 @@ a checkpoint. To be loaded, one is first copied to this machine.
 """
 
 import hashlib
+import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -12,16 +14,21 @@ from pathlib import Path
 from cluster.errors import NotFound, UserError
 from cluster.paths import home, private_dir
 from workers.checkpoint.disk.buffers import aligned
+from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import Layout
 from workers.checkpoint.disk.pins import PIN
+from workers.checkpoint.disk.retention import remove_checkpoint
 from workers.checkpoint.disk.writer import Arena, Progress
 from workers.checkpoint.format import manifest
 from workers.checkpoint.format.checks import parse_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
+from workers.checkpoint.format.folders import below
 from workers.checkpoint.format.manifest import FOLDER, NAME, FileEntry, Manifest, Producer
 from workers.checkpoint.transfer.copying import Told, copy, verify_at
 from workers.checkpoint.transfer.stores import Folder, Objects, manifest_text, store
 from workers.errors import CheckpointError
+
+FETCHED_AGE_S = 86400
 
 
 class InStore:
@@ -113,15 +120,27 @@ def discard(to: Objects) -> None:
 
 
 def fetched(uri: str, step: "int | str" = "latest") -> Path:
-    """A copy of the checkpoint on this machine, made or gone on with, below POLYFLEET_HOME/cache."""
-    folder = private_dir(home() / "cache" / "checkpoints" / hashlib.sha256(uri.encode()).hexdigest()[:16])
+    """A copy of the checkpoint on this machine, made or gone on with, below POLYFLEET_HOME/cache. What nobody asked for
+    again within a day goes."""
+    cache = home() / "cache" / "checkpoints"
+    folder = private_dir(cache / hashlib.sha256(uri.encode()).hexdigest()[:16])
     place = uri
     if step != "latest":
         named = [name for name in _steps(objects(uri)) if int(name.split("-")[1]) == step]
         if not named:
             raise NotFound(f"no checkpoint of step {step} in {uri}", "`verify` names the newest there")
         place = f"{uri.rstrip('/')}/{named[0]}"
-    return Path(copy(place, folder)["target"])
+    path = Path(copy(place, folder)["target"])
+    os.utime(path)
+    _forget(cache)
+    return path
+
+
+def _forget(cache: Path) -> None:
+    for folder in below(cache):
+        with suppress(OSError):  # another process may forget it at the same time
+            if time.time() - folder.stat().st_mtime > FETCHED_AGE_S:
+                remove_checkpoint(Files(), folder)
 
 
 def _steps(root: Objects) -> list[str]:
