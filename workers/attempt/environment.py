@@ -82,15 +82,10 @@ def rank_environment(
 def _defaults(order: Order, threads: int) -> dict[str, str]:
     """torch-xla and IPEX import torch's compiler at once, which starts a process that imports torch as well. With one
     compile thread it does not, and a rank of theirs starts 1.5 s sooner and ends 3 s sooner (2 cores, torch 2.8).
-
-    A thread of torch that waits for its siblings spins, by default 300 000 turns, and burns the CPU that others want.
-    With libgomp's own number for too few CPUs a small training beside two busy processes took 11 s in place of 19 to
-    32, and alone as long as before (2 cores; 0 turns would make small kernels ten times slower).
     """
     lean = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if order.backend == "tpu" or order.kind == "cpu:ipex" else {}
     python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    threading = {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
-    return threading | python | lean | _loopback(order)
+    return {"OMP_NUM_THREADS": str(threads)} | python | lean | _loopback(order)
 
 
 def _python_path(order: Order, local_rank: int, folder: Path) -> str:
