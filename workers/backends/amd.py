@@ -5,12 +5,8 @@ from typing import Any
 
 import torch
 
+from cluster import catalogue
 from workers.backends.parts.torch_module import CudaModuleBackend
-
-# The flavour of fp8 by architecture: the same bits mean half the value in fnuz. Source: AMD's ROCm precision support
-# table.
-FP8_FNUZ = ("gfx940", "gfx941", "gfx942")
-FP8_OCP = ("gfx950", "gfx1200", "gfx1201")
 
 
 class AMDBackend(CudaModuleBackend):
@@ -42,14 +38,13 @@ class AMDBackend(CudaModuleBackend):
 
     def _model(self) -> str:
         """`AMD Instinct MI300X OAM` -> `MI300X`; the architecture where the name has no such word."""
-        found = re.search(r"\bMI\d+[A-Z]*\b", str(self._properties().name))
-        return found[0] if found else self._architecture()
+        name = str(self._properties().name)
+        word = re.search(r"\bMI\d+[A-Z]*\b", name)
+        known = catalogue.found("amd", name=name) or (word and catalogue.found("amd", name=word[0]))
+        return known.kind.partition(":")[2] if known else self._architecture()
 
     def _is_native(self, dtype: torch.dtype) -> bool:
-        name = str(dtype).removeprefix("torch.")
-        if not name.startswith("float8"):
-            return True
-        return self._architecture() in (FP8_FNUZ if name.endswith("fnuz") else FP8_OCP)
+        return catalogue.computes("amd", self._architecture(), str(dtype)) is not False
 
     def _channels_last_refusal(self, dtype: torch.dtype) -> str:
         return "MIOpen's default layout is contiguous; not measured to be faster"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cluster.accelerators import TABLE
+from cluster import catalogue
 from cluster.errors import UserError
 from workers.backends.parts import describing, placing, random_state
 from workers.backends.parts.models import Models
@@ -263,7 +263,7 @@ class BaseBackend(Models, ABC):
         return device_id
 
     def _device(self, device_id: int) -> torch.device:
-        return torch.device(TABLE[self.BACKEND_NAME].torch_device, device_id)
+        return torch.device(catalogue.vendor(self.BACKEND_NAME).torch_device, device_id)
 
     def _info(self) -> dict[str, Any]:
         """Fields of DeviceInfo that this vendor knows; those without a field of their own belong in `properties`."""

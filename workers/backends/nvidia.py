@@ -4,12 +4,8 @@ from typing import Any
 
 import torch
 
+from cluster import catalogue
 from workers.backends.parts.torch_module import CudaModuleBackend
-
-# First compute capability with native units; below, torch emulates or refuses. Source: NVIDIA's CUDA programming guide,
-# arithmetic.
-NATIVE_FROM: dict[str, tuple[int, int]] = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9), "float8_e5m2": (8, 9)}
-NEVER = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 class NVIDIABackend(CudaModuleBackend):
@@ -41,8 +37,8 @@ class NVIDIABackend(CudaModuleBackend):
         }
 
     def _is_native(self, dtype: torch.dtype) -> bool:
-        name = str(dtype).removeprefix("torch.")
-        return name not in NEVER and torch.cuda.get_device_capability(self.device) >= NATIVE_FROM.get(name, (0, 0))
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return catalogue.computes("nvidia", f"sm_{major}{minor}", str(dtype)) is not False
 
     def _channels_last_refusal(self, dtype: torch.dtype) -> str:
         half = dtype in (torch.bfloat16, torch.float16)
