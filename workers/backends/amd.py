@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from workers.backends.parts.torch_module import CudaModuleBackend
+from workers.backends.parts.traits import Traits
 
 # The flavour of fp8 by architecture: the same bits mean half the value in fnuz. Source: AMD's ROCm precision support
 # table.
@@ -15,6 +16,7 @@ FP8_OCP = ("gfx950", "gfx1200", "gfx1201")
 
 class AMDBackend(CudaModuleBackend):
     BACKEND_NAME = "amd"
+    traits = Traits(channels_last=())  # MIOpen's default layout is contiguous; not measured to be faster
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -45,14 +47,11 @@ class AMDBackend(CudaModuleBackend):
         found = re.search(r"\bMI\d+[A-Z]*\b", str(self._properties().name))
         return found[0] if found else self._architecture()
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
+    def _has_units(self, dtype: torch.dtype) -> bool:
         name = str(dtype).removeprefix("torch.")
         if not name.startswith("float8"):
             return True
         return self._architecture() in (FP8_FNUZ if name.endswith("fnuz") else FP8_OCP)
-
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        return "MIOpen's default layout is contiguous; not measured to be faster"
 
 
 Backend = AMDBackend

@@ -62,7 +62,7 @@ class AppleBackend(BaseBackend):
     def _set_device_rng(self, state: torch.Tensor) -> None:
         torch.mps.set_rng_state(state.cpu())
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
+    def _has_units(self, dtype: torch.dtype) -> bool:
         name = str(dtype).removeprefix("torch.")
         return name not in ABSENT and not name.startswith("float8")
 

@@ -40,8 +40,7 @@ class NeuronBackend(XLABackend):
         importlib.import_module("torch_xla.distributed.xla_backend")
         dist.init_process_group("xla", init_method="xla://", timeout=timeout)
 
-    @property
-    def rng_type(self) -> str:
+    def _rng_type(self) -> str:
         return "neuron"
 
     def _info(self) -> dict[str, Any]:
@@ -51,7 +50,7 @@ class NeuronBackend(XLABackend):
         folder = getattr(self.config, "persistent_cache", None)
         switches.variable("NEURON_COMPILE_CACHE_URL", None if folder is None else str(folder), later)
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
+    def _has_units(self, dtype: torch.dtype) -> bool:
         return dtype not in NOT_NATIVE
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from workers.backends.parts.torch_module import CudaModuleBackend
+from workers.backends.parts.traits import Traits
 
 # First compute capability with native units; below, torch emulates or refuses. Source: NVIDIA's CUDA programming guide,
 # arithmetic.
@@ -14,6 +15,7 @@ NEVER = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 
 class NVIDIABackend(CudaModuleBackend):
     BACKEND_NAME = "nvidia"
+    traits = Traits(channels_last=("bfloat16", "float16"))  # it pays on tensor cores
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -40,13 +42,9 @@ class NVIDIABackend(CudaModuleBackend):
             "runtime_versions": {"cuda": str(torch.version.cuda)},
         }
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
+    def _has_units(self, dtype: torch.dtype) -> bool:
         name = str(dtype).removeprefix("torch.")
         return name not in NEVER and torch.cuda.get_device_capability(self.device) >= NATIVE_FROM.get(name, (0, 0))
-
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        half = dtype in (torch.bfloat16, torch.float16)
-        return "" if half else "it pays on tensor cores, and the precision asked for is float32"
 
 
 Backend = NVIDIABackend

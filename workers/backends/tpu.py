@@ -125,8 +125,7 @@ class TPUBackend(XLABackend):
         wrapped.register_comm_hook(None, _average_on_host)
         return wrapped
 
-    @property
-    def rng_type(self) -> str:
+    def _rng_type(self) -> str:
         return "xla:emulated" if self.emulated else self.runtime.DEVICE_TYPE
 
     def _info(self) -> dict[str, Any]:
@@ -147,7 +146,7 @@ class TPUBackend(XLABackend):
             later(backends.set_mat_mul_precision, backends.get_mat_mul_precision())
             backends.set_mat_mul_precision(config.matmul_precision)
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
+    def _has_units(self, dtype: torch.dtype) -> bool:
         return self.emulated or dtype not in NOT_NATIVE
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers.backends.parts.compare import Difference, difference, first_tensor
 from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
-from workers.optimizers.level import OptimizationLevel
+from workers.levels import OptimizationLevel
+from workers.optimizers.comparing import Difference, difference, first_tensor
 from workers.optimizers.passes import unwrap
 from workers.optimizers.work import Sample
 from workers.tasks.context import Context
@@ -25,7 +25,7 @@ def main(context: Context) -> dict[str, Any]:
     """The report: level, applied, skipped, errors (None without a sample input), parameters, bytes, artefact."""
     level = OptimizationLevel.from_string(context.arguments.get("level") or "O1")
     precision = precision_of(context.arguments.get("precision") or context.precision)
-    model, sample = make_model(context), make_sample(context)
+    model, sample = make_model(context).eval(), make_sample(context)
     with context.backend as backend:
         prepared = backend.prepare(model, level, sample, precision)
         portable = prepared if level in PORTABLE else backend.prepare(model, PORTABLE[-1], sample, precision)
