@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cluster.errors import SpecError
 from workers.backends.base import BaseBackend, Later, Memory
 from workers.backends.parts import switches
 from workers.backends.parts.host_memory import process_memory
@@ -37,6 +38,12 @@ class CPUBackend(BaseBackend):
         self.engine = chosen or _engine() or "torch"
         if reason := _engine_reason(self.engine):
             raise BackendUnavailable("cpu", reason)
+        if self.engine == "ipex" and getattr(self.config, "compile_mode", "default") != "default":
+            raise SpecError(
+                "cpu.compile_mode",
+                "it is a mode of torch.compile, and the engine is ipex",
+                "unset it, or set cpu.engine to torch",
+            )
         onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         layouts = Traits().channels_last if onednn else ()
         self.traits = Traits("ipex" if self.engine == "ipex" else "inductor", channels_last=layouts)

@@ -18,7 +18,7 @@ from torch import nn
 
 from workers.optimizers.lowering import Lowered
 from workers.optimizers.overriding import RUN, override, restore
-from workers.optimizers.work import Skip, Work
+from workers.optimizers.work import Skip, Work, copied
 
 IPEX = "intel_extension_for_pytorch"
 _NUMBERS = itertools.count()
@@ -81,25 +81,51 @@ def max_autotune(model: nn.Module, work: Work) -> nn.Module:
     return model
 
 
+class _Packed:
+    """Calls of a model, computed by IPEX's operators on packed weights of their own while gradients are off.
+
+    The model stays what it is: its parameters, names and checkpoints. Packed weights are made anew when a parameter has
+    changed since, and a call that needs gradients computes with the model itself.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model, self._seen, self._packed = model, self._state(model), _optimised(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._model
+        if model.training or torch.is_grad_enabled():
+            return model._call_impl(*args, **kwargs)
+        if (now := self._state(model)) != self._seen:
+            self._seen, self._packed = now, _optimised(model)
+        return self._packed(*args, **kwargs)
+
+    @staticmethod
+    def _state(model: nn.Module) -> list[tuple[int, int]]:
+        return [(t.data_ptr(), t._version) for t in (*model.parameters(), *model.buffers()) if not t.is_inference()]
+
+
+def _optimised(model: nn.Module) -> nn.Module:
+    """A copy with IPEX's operators. It converts the weights of a lower precision itself, so that one is told to it."""
+    ipex: Any = importlib.import_module(IPEX)
+    mine = copied(model)
+    lowered = mine.__dict__.get(RUN)
+    restore(mine)
+    given = {"dtype": lowered.dtype} if isinstance(lowered, Lowered) else {}
+    packed: nn.Module = ipex.optimize(mine, inplace=True, **given)
+    if lowered is not None:
+        override(packed, lowered)
+    return packed
+
+
 def _ipex(model: nn.Module, work: Work) -> nn.Module:
-    """IPEX's operators in a copy. It packs the weights of a lower precision itself, so that one is told to it."""
     if work.learns(model):
         raise Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
-    ipex: Any = importlib.import_module(IPEX)
-    lowered = model.__dict__.get(RUN)
-    restore(model)
-    given = {"dtype": lowered.dtype} if isinstance(lowered, Lowered) else {}
     try:
-        optimised: nn.Module = ipex.optimize(model, inplace=False, **given)
+        model._compiled_call_impl = _Packed(model)
     except (AssertionError, RuntimeError, NotImplementedError) as e:
         raise Skip(f"IPEX failed: {(str(e).strip().splitlines() or [type(e).__name__])[0]}") from e
-    finally:
-        if lowered is not None:
-            override(model, lowered)
-    if lowered is not None:
-        override(optimised, lowered)
     work.details["compile"] = "IPEX operators"
-    return optimised
+    return model
 
 
 def _no_compiler(device_type: str) -> str:

@@ -45,6 +45,18 @@ def test_state_dict_keys_stay_the_users_under_ipex():
         torch.testing.assert_close(value, model.state_dict()[name])
 
 
+def test_packed_weights_follow_the_models_own_and_gradients_reach_them():
+    """A model whose calls are computed elsewhere must not go on with the weights it had when it was prepared."""
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.rand(8, 16)
+    prepared = backends.create("cpu").prepare_model(model, "O2", x)
+    other = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    prepared.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(x), other(x), rtol=1e-5, atol=1e-5)
+    prepared(x).sum().backward()
+    assert prepared[0].weight.grad is not None
+
+
 def test_a_precision_that_ipex_refuses_is_a_reason_and_no_traceback(monkeypatch):
     """As on a CPU without AVX-512, where its weights_prepack raises an AssertionError: here the model makes it fail."""
 

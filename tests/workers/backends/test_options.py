@@ -78,9 +78,16 @@ def test_libraries_are_on_and_off_as_configured():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
 def test_the_compilers_mode_is_that_of_the_option():
-    asked = cpu(compile_mode="max-autotune").prepare(nn.Linear(2, 2), "O2")
+    asked = cpu(compile_mode="max-autotune", engine="torch").prepare(nn.Linear(2, 2), "O2")
     assert "compile: inductor, max-autotune, at the first call" in asked.applied
-    assert "compile: inductor, at the first call" in cpu().prepare(nn.Linear(2, 2), "O2").applied
+    assert "compile: inductor, at the first call" in cpu(engine="torch").prepare(nn.Linear(2, 2), "O2").applied
+
+
+@pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is None, reason="IPEX is not in this environment")
+def test_a_mode_of_torchs_compiler_is_refused_where_ipex_computes(monkeypatch):
+    monkeypatch.setenv("POLYFLEET_CPU_ENGINE", "ipex")
+    with pytest.raises(UserError, match=r"cpu\.compile_mode"):
+        cpu(compile_mode="max-autotune")
 
 
 def test_a_variable_is_set_for_a_while(monkeypatch):

@@ -221,6 +221,70 @@ def test_without_a_sample_nothing_is_claimed():
     assert isinstance(optimised, nn.Sequential)
 
 
+class Random(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * torch.rand(())
+
+
+class NotNumbers(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+class TwoOutputs(nn.Module):
+    """The first output is exact on every device, the second loses all of its digits in a lower precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x):
+        cancelled = x @ (self.weight * 1e4 + 1.0) - x @ (self.weight * 1e4)
+        return {"first": x * 2, "second": cancelled}
+
+
+class Masked(nn.Linear):
+    """As masked logits: an infinity that is meant, among finite values."""
+
+    def forward(self, x):
+        return super().forward(x).index_fill(1, torch.tensor([0], device=x.device), float("-inf"))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [(Random(16, 4), "its output is random"), (NotNumbers(16, 4), "16 of the 16 values of result 0")]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_result_that_cannot_be_judged_is_no_success_and_says_why(name, model, said):
+    _, result = get_optimizer(name).optimize(model, "O1", torch.rand(4, 16))
+    assert not result.success
+    assert said in result.warnings[0]
+    assert set(result.optimizations_skipped.values()) == {"the model's result cannot be judged: see the warnings"}
+
+
+def test_an_infinity_that_is_meant_is_judged_by_the_finite_values():
+    _, result = get_optimizer("cpu").optimize(Masked(16, 4), "O1", torch.rand(4, 16))
+    assert result.success
+    assert result.warnings == []
+
+
+def test_every_output_is_compared_not_only_the_first():
+    def second_wrong(graph, inputs):
+        return lambda *given: [out * (1.1 if n else 1.0) for n, out in enumerate(graph(*given))]
+
+    optimizer = ModelOptimizer(with_compiler(second_wrong))
+    _, result = optimizer.optimize(TwoOutputs(), "O2", torch.rand(4, 4), tolerance=1e-2)
+    assert "rolled back: off by" in result.optimizations_skipped["compile"]
+
+
+def test_a_result_that_a_pass_makes_not_a_number_is_rolled_back():
+    def broken(graph, inputs):
+        return lambda *given: [out * float("nan") for out in graph(*given)]
+
+    optimised, result = ModelOptimizer(with_compiler(broken)).optimize(perceptron(), "O2", torch.rand(4, 16))
+    assert "are NaN" in result.optimizations_skipped["compile"]
+    assert optimised(torch.rand(4, 16)).isfinite().all()
+
+
 def test_only_when_asked_is_the_callers_module_itself_changed():
     model = perceptron()
     optimised, _ = get_optimizer("cpu").optimize(model, "O1", torch.rand(2, 16), inplace=True)
