@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from workers.memory.shapes import TransformerShape as TransformerShape
     from workers.optimizers.optimizer import get_available_strategies as get_available_strategies
     from workers.optimizers.optimizer import get_optimizer as get_optimizer
+    from workers.optimizers.rebuilding import load_prepared as load_prepared
     from workers.optimizers.result import OptimizationResult as OptimizationResult
     from workers.optimizers.result import OptimizationStrategy as OptimizationStrategy
     from workers.selection.factory import BackendFactory as BackendFactory
@@ -64,6 +65,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "libraries.registry": ("get_library", "list_libraries"),
     "levels": ("OptimizationLevel",),
     "optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
+    "optimizers.rebuilding": ("load_prepared",),
     "optimizers.result": ("OptimizationResult", "OptimizationStrategy"),
     "selection.factory": (
         "BackendFactory",

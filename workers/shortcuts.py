@@ -172,8 +172,13 @@ class Shortcuts:
         told = _own(self)._info().get("shared_memory_per_block_bytes")
         return None if told is None else int(told)
 
+    @property
+    def rng_type(self) -> str:
+        """Random states move freely between devices that answer the same."""
+        return _own(self)._rng_type()
+
     def accepts_rng_state(self, state: dict[str, Any]) -> bool:
-        return bool(state["device_type"] == _own(self)._rng_type())
+        return bool(state["device_type"] == self.rng_type)
 
     def supports_dtype(self, dtype: str | torch.dtype) -> bool:
         """Whether the device computes with a dtype natively: see `dtype_support`."""
