@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from workers.discovery.hardware import HardwareProfile as HardwareProfile
     from workers.errors import BackendUnavailable as BackendUnavailable
     from workers.errors import OutOfDeviceMemory as OutOfDeviceMemory
+    from workers.levels import OptimizationLevel as OptimizationLevel
     from workers.libraries.registry import get_library as get_library
     from workers.libraries.registry import list_libraries as list_libraries
     from workers.memory.estimate import MemoryEstimate as MemoryEstimate
     from workers.memory.estimate import estimate_memory as estimate_memory
     from workers.memory.shapes import TransformerShape as TransformerShape
-    from workers.optimizers.level import OptimizationLevel as OptimizationLevel
     from workers.optimizers.optimizer import get_available_strategies as get_available_strategies
     from workers.optimizers.optimizer import get_optimizer as get_optimizer
+    from workers.optimizers.rebuilding import load_prepared as load_prepared
     from workers.optimizers.result import OptimizationResult as OptimizationResult
     from workers.optimizers.result import OptimizationStrategy as OptimizationStrategy
     from workers.selection.factory import BackendFactory as BackendFactory
@@ -62,8 +63,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "memory.estimate": ("MemoryEstimate", "estimate_memory"),
     "memory.shapes": ("TransformerShape",),
     "libraries.registry": ("get_library", "list_libraries"),
-    "optimizers.level": ("OptimizationLevel",),
+    "levels": ("OptimizationLevel",),
     "optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
+    "optimizers.rebuilding": ("load_prepared",),
     "optimizers.result": ("OptimizationResult", "OptimizationStrategy"),
     "selection.factory": (
         "BackendFactory",

@@ -4,7 +4,18 @@ vendors.csv, tiers.csv, architectures.csv, models.csv, dtypes.csv and sources.cs
 an H100 exists. Each file is read on first use.
 """
 
-from cluster.catalogue.lookup import architecture, architecture_of, computes, found, kept, lost, model, relatives, tier
+from cluster.catalogue.lookup import (
+    architecture,
+    architecture_of,
+    computes,
+    found,
+    instruction_sets,
+    kept,
+    lost,
+    model,
+    relatives,
+    tier,
+)
 from cluster.catalogue.naming import (
     EMULATED,
     aliases,
@@ -43,6 +54,7 @@ __all__ = [
     "computes",
     "dtype_notes",
     "found",
+    "instruction_sets",
     "is_backend",
     "kept",
     "known_kind",

@@ -70,6 +70,13 @@ def computes(backend: str, name: str, dtype: str) -> bool | None:
     return word in known.native
 
 
+def instruction_sets(dtype: str) -> tuple[str, ...]:
+    """Those of a CPU that compute with a dtype, as the kernel names them; () where all CPUs do, or none."""
+    word, common = dtype.removeprefix("torch."), architecture("cpu")
+    sets = (name for (of, name), row in architectures().items() if of == "cpu" and name and word in row.native)
+    return () if common is not None and word in common.native else tuple(sets)
+
+
 def tier(kind: str) -> str:
     """Of the kind's model, else what its back end's devices are at least; "" for a back end nobody lists."""
     backend = kind.partition(":")[0]

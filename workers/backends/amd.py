@@ -7,10 +7,12 @@ import torch
 
 from cluster import catalogue
 from workers.backends.parts.torch_module import CudaModuleBackend
+from workers.backends.parts.traits import Traits
 
 
 class AMDBackend(CudaModuleBackend):
     BACKEND_NAME = "amd"
+    traits = Traits(channels_last=())  # MIOpen's default layout is contiguous; not measured to be faster
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -43,11 +45,8 @@ class AMDBackend(CudaModuleBackend):
         known = catalogue.found("amd", name=name) or (word and catalogue.found("amd", name=word[0]))
         return known.kind.partition(":")[2] if known else self._architecture()
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
-        return catalogue.computes("amd", self._architecture(), str(dtype)) is not False
-
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        return "MIOpen's default layout is contiguous; not measured to be faster"
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        return catalogue.computes("amd", self._architecture(), str(dtype))
 
 
 Backend = AMDBackend

@@ -60,8 +60,8 @@ class AppleBackend(BaseBackend):
     def _set_device_rng(self, state: torch.Tensor) -> None:
         torch.mps.set_rng_state(state.cpu())
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
-        return catalogue.computes("apple", "", str(dtype)) is not False
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        return catalogue.computes("apple", "", str(dtype))
 
 
 Backend = AppleBackend

@@ -1,4 +1,7 @@
-"""The contract of a back end: a public method does the common work, a vendor fills short hooks where it differs."""
+"""The contract of a back end: what one device is and does. What is done to models lives above, in workers/optimizers.
+
+A public method does the common work; a vendor fills short hooks where it differs.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,21 @@ from torch import nn
 
 from cluster import catalogue
 from cluster.errors import UserError
-from workers.backends.parts import describing, placing, random_state
-from workers.backends.parts.models import Models
-from workers.backends.parts.precision import dtype_of, every_dtype, name_of, precision_of
+from workers.backends.parts import describing, placing, probing, random_state
+from workers.backends.parts.precision import dtype_of, precision_of
+from workers.backends.parts.traits import Traits
 from workers.config import PolyfleetConfig, VendorConfig, libraries_of, section
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable, OutOfDeviceMemory
+from workers.levels import OptimizationLevel
 from workers.libraries.configured import apply
-from workers.optimizers.level import OptimizationLevel
+from workers.shortcuts import Shortcuts
 
 Memory = dict[str, int | None]
 Later = Callable[..., Any]
 
 
-class BaseBackend(Models, ABC):
+class BaseBackend(Shortcuts, ABC):
     """One device of one vendor in this process.
 
     `config` is a PolyfleetConfig, of which the vendor's section and the libraries are used. Their options, and the
@@ -36,11 +40,10 @@ class BaseBackend(Models, ABC):
     """
 
     BACKEND_NAME: ClassVar[str] = ""
+    traits: Traits = Traits()
+    """What preparing a model has to know of the device."""
     emulated: bool = False
     """The device computes on the CPU; its numbers say nothing of the real one."""
-    fallback_from: str = ""
-    """The back end that was asked for, where this one took its place; `fallback_reason` says why."""
-    fallback_reason: str = ""
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class BaseBackend(Models, ABC):
         self.device_id = self._checked(device_id)
         self.device = self._device(device_id)
         self._stacks: list[ExitStack] = []
-        self._dtypes: dict[torch.dtype, bool] = {}
+        self._answers: dict[torch.dtype, str] = {}
 
     # Is it here?
 
@@ -71,33 +74,19 @@ class BaseBackend(Models, ABC):
     def count_devices(cls) -> int:
         """Devices this process sees."""
 
-    @property
-    def is_available(self) -> bool:
-        return not self.unavailable_reason()
-
-    @property
-    def device_count(self) -> int:
-        return self.count_devices()
-
-    @property
-    def device_name(self) -> str:
-        return self.get_device_info(self.device_id).device_name
-
-    def get_device_info(self, device_id: int = 0) -> DeviceInfo:
-        """What this environment knows of a device; its dtypes are those tried out on it. Raises UserError for a number
-        out of range.
+    def get_device_info(self, device_id: int | None = None) -> DeviceInfo:
+        """What this environment knows of a device (None: this one); its dtypes are those tried out on it. Raises
+        UserError for a number out of range.
         """
-        other = self if self._checked(device_id) == self.device_id else type(self)(self.config, device_id=device_id)
-        return describing.device_info(other)
-
-    def get_all_devices(self) -> list[DeviceInfo]:
-        return [self.get_device_info(number) for number in range(self.device_count)]
+        if device_id is None or self._checked(device_id) == self.device_id:
+            return describing.device_info(self)
+        return describing.device_info(type(self)(self.config, device_id=device_id))
 
     def set_device(self, device_id: int) -> None:
         """Go on with another device of this process. Raises UserError for a number out of range."""
         self.device = self._device(self._checked(device_id))
         self.device_id = device_id
-        self._dtypes = {}
+        self._answers = {}
         if self._stacks:
             self._select()
 
@@ -121,15 +110,6 @@ class BaseBackend(Models, ABC):
     @abstractmethod
     def get_memory_stats(self) -> Memory:
         """allocated_, reserved_, peak_, free_ and total_bytes; None for what this device does not tell."""
-
-    def max_memory_bytes(self) -> int | None:
-        """The most this process may hold on the device: all of it, or the configured `memory_fraction`."""
-        total, fraction = self.get_memory_stats()["total_bytes"], getattr(self.config, "memory_fraction", None)
-        return total if total is None or fraction is None else int(total * fraction)
-
-    def max_shared_memory_bytes(self) -> int | None:
-        """On-chip memory one block of threads may share; None where the device has none, or torch does not tell."""
-        return None
 
     def peak_of(self, call: Callable[[], object]) -> int | None:
         """Bytes held on the device at the highest while `call` runs; None where the device counts no peak anew."""
@@ -158,23 +138,15 @@ class BaseBackend(Models, ABC):
         random_state.seed_host(number)
         self._seed_device(number)
 
-    @property
-    def rng_type(self) -> str:
-        """Random states move freely between devices that answer the same."""
-        return self.device.type
-
     def rng_state(self) -> dict[str, Any]:
         """State of every generator, as tensors and numbers. It can be set again on the same type of device only."""
-        return {"device_type": self.rng_type, "device": self._device_rng(), "host": random_state.capture_host()}
-
-    def accepts_rng_state(self, state: dict[str, Any]) -> bool:
-        return bool(state["device_type"] == self.rng_type)
+        return {"device_type": self._rng_type(), "device": self._device_rng(), "host": random_state.capture_host()}
 
     def set_rng_state(self, state: dict[str, Any]) -> None:
         """Raises UserError for a state of another type of device: those bits mean nothing here."""
         if not self.accepts_rng_state(state):
             raise UserError(
-                f"random state of {state['device_type']} cannot be set on {self.rng_type}",
+                f"random state of {state['device_type']} cannot be set on {self._rng_type()}",
                 "seed instead; workers.backends.parts.random_state.derived_seed gives a number to seed with",
             )
         random_state.restore_host(state["host"])
@@ -182,27 +154,15 @@ class BaseBackend(Models, ABC):
 
     # Precision
 
-    @property
-    def precision(self) -> str:
-        """What to compute in where a caller says nothing: the configuration's, else float32."""
-        return self.config.precision
+    def dtype_support(self, dtype: str | torch.dtype) -> str:
+        """`native`, `emulated` (computed by conversion, or at a small fraction of float32's speed) or `absent`.
 
-    def supports_dtype(self, dtype: str | torch.dtype) -> bool:
-        """Whether the device holds this dtype's bits and computes with it natively. Tried out once, on one element."""
+        Tried out on the device, once per kind of device and set of libraries: the answers are kept in POLYFLEET_HOME.
+        """
         wanted = dtype_of(dtype)
-        if wanted not in self._dtypes:
-            self._dtypes[wanted] = self._is_native(wanted) and self._round_trips(wanted)
-        return self._dtypes[wanted]
-
-    def supported_dtypes(self) -> frozenset[torch.dtype]:
-        return frozenset(d for d in every_dtype() if self.supports_dtype(d))
-
-    def require_dtype(self, dtype: str | torch.dtype) -> None:
-        """Raises UserError for a dtype the device does not compute with natively; float32 always passes."""
-        wanted = dtype_of(dtype)
-        if wanted != torch.float32 and not self.supports_dtype(wanted):
-            native = [n for n in ("bfloat16", "float16", "float32") if self.supports_dtype(n)]
-            raise UserError(f"{self.device} has no native {name_of(wanted)}", f"ask for {' or '.join(native)}")
+        if wanted not in self._answers:
+            self._answers[wanted] = probing.support(self, wanted)
+        return self._answers[wanted]
 
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:
         """Lower precision where torch deems it safe; nothing for float32, None and "". Raises UserError if absent."""
@@ -281,20 +241,16 @@ class BaseBackend(Models, ABC):
     def _seed_device(self, number: int) -> None:
         """torch.manual_seed has seeded what torch knows; here is for what it does not."""
 
+    def _rng_type(self) -> str:
+        """Random states move freely between devices that answer the same."""
+        return self.device.type
+
     def _device_rng(self) -> Any:
         return None
 
     def _set_device_rng(self, state: Any) -> None:
         """Set what `_device_rng` returned."""
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
-        """False for what the device stores but cannot compute with at a sensible speed."""
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        """Whether the device computes with a dtype that it holds, by its documents; None leaves it to a stop-watch."""
         return True
-
-    def _round_trips(self, dtype: torch.dtype) -> bool:
-        value = torch.tensor([1 + 2j] if dtype.is_complex else [1.0]).to(dtype)
-        try:
-            back = value.to(self.device).cpu()
-        except (RuntimeError, TypeError):
-            return False
-        return torch.equal(back.view(torch.uint8), value.view(torch.uint8)) if dtype != torch.bool else bool(back.all())

@@ -2,23 +2,24 @@
 and AMD's CPUs. POLYFLEET_CPU_ENGINE, which a pool of kind cpu:ipex sets, or the option cpu.engine chooses it.
 """
 
-import importlib
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from cluster import catalogue
+from cluster.errors import SpecError
 from workers.backends.base import BaseBackend, Later, Memory
 from workers.backends.parts import switches
 from workers.backends.parts.host_memory import process_memory
 from workers.backends.parts.loading import why_not
+from workers.backends.parts.traits import Traits
 from workers.config import CPUConfig
+from workers.discovery.cpu import instruction_sets
+from workers.discovery.machine import Machine
 from workers.errors import BackendUnavailable
-from workers.optimizers.lowering import Autocast
-from workers.optimizers.work import Skip, Work
 
 ENGINES = ("", "torch", "ipex")
 IPEX = "intel_extension_for_pytorch"
@@ -33,6 +34,15 @@ class CPUBackend(BaseBackend):
         self.engine = chosen or _engine() or "torch"
         if reason := _engine_reason(self.engine):
             raise BackendUnavailable("cpu", reason)
+        if self.engine == "ipex" and getattr(self.config, "compile_mode", "default") != "default":
+            raise SpecError(
+                "cpu.compile_mode",
+                "it is a mode of torch.compile, and the engine is ipex",
+                "unset it, or set cpu.engine to torch",
+            )
+        onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        layouts = Traits().channels_last if onednn else ()
+        self.traits = Traits("ipex" if self.engine == "ipex" else "inductor", channels_last=layouts)
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -75,21 +85,13 @@ class CPUBackend(BaseBackend):
             torch.set_float32_matmul_precision(config.float32_matmul)
         switches.attention(config.attention, later)
 
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        return "" if onednn else "this torch has no oneDNN"
-
-    def _compile(self, model: nn.Module, work: Work) -> nn.Module:
-        if self.engine != "ipex":
-            return super()._compile(model, work)
-        if work.training:
-            raise Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
-        work.details["compile"] = "IPEX operators"
-        ipex = importlib.import_module(IPEX)
-        if isinstance(model, Autocast):
-            return Autocast(ipex.optimize(model.inner, dtype=work.dtype, inplace=False), self, work.dtype)
-        optimised: nn.Module = ipex.optimize(model, inplace=False)
-        return optimised
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        """Without an instruction set for it a dtype is emulated; with one, the environment may still keep torch or
+        oneDNN from using it (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA): that shows in the time alone.
+        """
+        sets = catalogue.instruction_sets(str(dtype))
+        flags = instruction_sets(Machine())
+        return None if not sets or not flags or any(flags.get(name) for name in sets) else False
 
 
 Backend = CPUBackend

@@ -34,19 +34,16 @@ class IntelBackend(TorchModuleBackend):
         """xccl is torch's own; ccl comes from oneCCL's bindings for builds before it."""
         return "xccl" if getattr(dist, "is_xccl_available", lambda: False)() else "ccl"
 
-    def max_shared_memory_bytes(self) -> int | None:
-        size = getattr(self._properties(), "local_mem_size", None)
-        return None if size is None else int(size)
-
     def _info(self) -> dict[str, Any]:
         found = self._properties()
         return super()._info() | {
             "driver_version": str(found.driver_version),
             "architecture": str(getattr(found, "architecture", "")),
             "fp64": bool(found.has_fp64),
+            "shared_memory_per_block_bytes": getattr(found, "local_mem_size", None),
         }
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
+    def _has_units(self, dtype: torch.dtype) -> bool:
         if dtype in (torch.float64, torch.complex128):
             return bool(self._properties().has_fp64)
         return not str(dtype).startswith("torch.float8")

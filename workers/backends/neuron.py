@@ -38,8 +38,7 @@ class NeuronBackend(XLABackend):
         importlib.import_module("torch_xla.distributed.xla_backend")
         dist.init_process_group("xla", init_method="xla://", timeout=timeout)
 
-    @property
-    def rng_type(self) -> str:
+    def _rng_type(self) -> str:
         return "neuron"
 
     def _info(self) -> dict[str, Any]:
@@ -49,8 +48,8 @@ class NeuronBackend(XLABackend):
         folder = getattr(self.config, "persistent_cache", None)
         switches.variable("NEURON_COMPILE_CACHE_URL", None if folder is None else str(folder), later)
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
-        return catalogue.computes("neuron", "", str(dtype)) is not False
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        return catalogue.computes("neuron", "", str(dtype))
 
 
 Backend = NeuronBackend

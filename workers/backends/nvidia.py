@@ -6,10 +6,12 @@ import torch
 
 from cluster import catalogue
 from workers.backends.parts.torch_module import CudaModuleBackend
+from workers.backends.parts.traits import Traits
 
 
 class NVIDIABackend(CudaModuleBackend):
     BACKEND_NAME = "nvidia"
+    traits = Traits(channels_last=("bfloat16", "float16"))  # it pays on tensor cores
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -36,13 +38,9 @@ class NVIDIABackend(CudaModuleBackend):
             "runtime_versions": {"cuda": str(torch.version.cuda)},
         }
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
         major, minor = torch.cuda.get_device_capability(self.device)
-        return catalogue.computes("nvidia", f"sm_{major}{minor}", str(dtype)) is not False
-
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        half = dtype in (torch.bfloat16, torch.float16)
-        return "" if half else "it pays on tensor cores, and the precision asked for is float32"
+        return catalogue.computes("nvidia", f"sm_{major}{minor}", str(dtype))
 
 
 Backend = NVIDIABackend

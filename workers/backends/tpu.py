@@ -123,8 +123,7 @@ class TPUBackend(XLABackend):
         wrapped.register_comm_hook(None, _average_on_host)
         return wrapped
 
-    @property
-    def rng_type(self) -> str:
+    def _rng_type(self) -> str:
         return "xla:emulated" if self.emulated else self.runtime.DEVICE_TYPE
 
     def _info(self) -> dict[str, Any]:
@@ -145,12 +144,9 @@ class TPUBackend(XLABackend):
             later(backends.set_mat_mul_precision, backends.get_mat_mul_precision())
             backends.set_mat_mul_precision(config.matmul_precision)
 
-    def _is_native(self, dtype: torch.dtype) -> bool:
-        return (
-            self.emulated
-            or catalogue.computes("tpu", _generation(os.environ.get("TPU_ACCELERATOR_TYPE", "")), str(dtype))
-            is not False
-        )
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        generation = _generation(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+        return self.emulated or catalogue.computes("tpu", generation, str(dtype))
 
 
 Backend = TPUBackend

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from cluster.errors import UserError
 from workers.backends.base import BaseBackend
-from workers.backends.parts.compare import first_tensor
-from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
 from workers.backends.parts.placing import tensors_of
 from workers.backends.parts.precision import name_of, precision_of
 from workers.benchmark import accuracy, reference
 from workers.benchmark.building import Built
 from workers.benchmark.timing import Timer
-from workers.optimizers.level import OptimizationLevel
+from workers.levels import OptimizationLevel
+from workers.optimizers.comparing import first_tensor
+from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
 from workers.optimizers.work import Sample
 
 WARMUP_LEAST, WARMUP_MOST_S, WARMUP_STEADY = 5, 2.0, 0.02
@@ -134,7 +134,7 @@ class _Ready:
 
 def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
     asked = dtype if cell.is_model else torch.float32  # an operation's inputs have the precision already
-    prepared = _supported(lambda: backend.prepare(built.module, cell.level, sample, asked))
+    prepared = _supported(lambda: backend.prepare(built.module.eval(), cell.level, sample, asked))
     _require_compiled(cell, prepared.skipped)
     inputs = backend.to_device(sample)
 

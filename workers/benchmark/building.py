@@ -50,7 +50,7 @@ class Operation(nn.Module):
 
 
 def mean_square(output: Any) -> Tensor:
-    from workers.backends.parts.compare import first_tensor
+    from workers.optimizers.comparing import first_tensor
 
     return first_tensor(output).float().square().mean()
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.backends.parts.compare import first_tensor
 from workers.backends.parts.placing import map_tensors
 from workers.benchmark.building import Built
+from workers.optimizers.comparing import first_tensor
 from workers.optimizers.work import Sample
 
 MOST_FLOPS = 2e12

@@ -15,7 +15,6 @@ import torch
 
 from cluster.errors import PolyfleetError, UserError, nearest
 from workers.backends.base import BaseBackend
-from workers.backends.parts.compare import first_tensor
 from workers.backends.parts.placing import map_tensors
 from workers.benchmark import arm as arms
 from workers.benchmark import catalogue, energy, host
@@ -27,6 +26,7 @@ from workers.benchmark.timing import Timer
 from workers.benchmark.transfer_arms import open_transfer
 from workers.benchmark.transfers import COLLECTIVES
 from workers.discovery.nvidia_live import card_state
+from workers.optimizers.comparing import first_tensor
 from workers.optimizers.work import Sample
 from workers.tasks.plain_values import plain
 

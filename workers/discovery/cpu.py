@@ -47,7 +47,7 @@ def split(
             emulated=emulated,
             unified_memory=True,
             unavailable_reason=unavailable_reason,
-            properties=shared | _flags(machine),
+            properties=shared | instruction_sets(machine),
         )
         for i in range(parts)
     ]
@@ -95,7 +95,8 @@ def _caches(machine: Machine) -> dict[str, Scalar]:
     return found
 
 
-def _flags(machine: Machine) -> dict[str, Scalar]:
+def instruction_sets(machine: Machine) -> dict[str, Scalar]:
+    """Those of TOLD_FLAGS that the kernel tells of; {} where it tells none (macOS)."""
     for line in machine.text("proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):

@@ -1,12 +1,12 @@
 """Activation checkpointing: repeated blocks compute their activations again in backward rather than keep them."""
 
-import functools
 from collections import Counter
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from workers.optimizers.overriding import override
 from workers.optimizers.work import Skip, Work
 
 # Of what is free: an allocator's fragments and a kernel's scratch need the rest.
@@ -24,7 +24,7 @@ def activation_checkpointing(model: nn.Module, work: Work) -> nn.Module:
     if needed <= have:
         raise Skip(f"not needed: a step takes {needed / 2**30:.2f} GiB of {have / 2**30:.2f}")
     for block in blocks:
-        block.forward = _recomputed(block.forward)
+        override(block, recompute)
     work.details["activation_checkpointing"] = f"{len(blocks)} blocks of {type(blocks[0]).__name__}"
     return model
 
@@ -40,12 +40,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return [b for b in blocks if type(b) is most[0][0]] if most else []
 
 
-def _recomputed(call: Any) -> Any:
-    @functools.wraps(call)
-    def run_again_in_backward(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(call, *args, use_reentrant=False, **kwargs)
-
-    return run_again_in_backward
+def recompute(call: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(call, *args, use_reentrant=False, **kwargs)
 
 
 def _needed_bytes(model: nn.Module, work: Work) -> int:

@@ -1,6 +1,6 @@
 """Batch norm folded into the convolution before it, for inference. Classes, names and forward code stay as they are."""
 
-import copy
+from collections.abc import Callable, Iterable
 
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -16,24 +16,12 @@ class NotTraceable(Exception):
     """The model's forward depends on data in a way torch.fx cannot follow; the text says how."""
 
 
-def fold(model: nn.Module) -> tuple[nn.Module, int]:
-    """A copy of an eval-mode model with folded pairs, and how many; the copy is made only when there are any.
+def pairs(model: nn.Module) -> list[tuple[str, str]]:
+    """Names of each convolution of an eval-mode model that feeds a batch norm and nothing else, and of that norm.
 
-    The graph is only read, to learn which convolution feeds a batch norm and nothing else. No traced code is run later,
-    so nothing of the traced sizes can be baked in. Raises NotTraceable.
+    The graph is only read. No traced code is run later, so nothing of the traced sizes can be baked in. Raises
+    NotTraceable.
     """
-    pairs = _pairs(model)
-    if not pairs:
-        return model, 0
-    folded = copy.deepcopy(model)
-    for conv_name, bn_name in pairs:
-        conv, bn = folded.get_submodule(conv_name), folded.get_submodule(bn_name)
-        _put(folded, conv_name, fuse_conv_bn_eval(conv, bn))  # type: ignore[type-var, arg-type]
-        _put(folded, bn_name, nn.Identity())
-    return folded, len(pairs)
-
-
-def _pairs(model: nn.Module) -> list[tuple[str, str]]:
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = _calls(model)
     once = {str(n.target) for n in calls if sum(m.target == n.target for m in calls) == 1}
@@ -45,6 +33,20 @@ def _pairs(model: nn.Module) -> list[tuple[str, str]]:
         if once.issuperset(names) and _foldable(modules[names[0]], modules[names[1]], modules):
             found.append(names)
     return found
+
+
+def fold(model: nn.Module, names: Iterable[tuple[str, str]]) -> Callable[[], None]:
+    """Fold these pairs of `model`, in place; calling what is returned puts the modules back that were there."""
+    before = {name: model.get_submodule(name) for pair in names for name in pair}
+    for conv, bn in names:
+        _put(model, conv, fuse_conv_bn_eval(before[conv], before[bn]))  # type: ignore[type-var, arg-type]
+        _put(model, bn, nn.Identity())
+
+    def undo() -> None:
+        for name, module in before.items():
+            _put(model, name, module)
+
+    return undo
 
 
 def _calls(model: nn.Module) -> list[fx.Node]:

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
+from workers.backends.parts.precision import name_of
 from workers.optimizers import folding
-from workers.optimizers.work import Skip, Work, first_output, require_close
+from workers.optimizers.work import Skip, Work, outputs, require_close
 
 # How far a pass called safe may move an output: relative to the largest output, and at least this much.
 SAFE_RELATIVE, SAFE_ABSOLUTE = 1e-3, 1e-5
@@ -13,15 +14,15 @@ SAFE_RELATIVE, SAFE_ABSOLUTE = 1e-3, 1e-5
 def channels_last(model: nn.Module, work: Work) -> nn.Module:
     if not any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()):
         raise Skip("the model has no 2-d convolution")
-    reason = work.backend._channels_last_refusal(work.dtype)
-    if reason:
-        raise Skip(reason)
+    precision = name_of(work.dtype)
+    if precision not in work.backend.traits.channels_last:
+        raise Skip(f"convolutions of {work.backend.kind} in {precision} are not known to be faster on it")
     if work.sample is None:
         raise Skip("it cannot be checked without a sample input: a forward that uses view() fails on this layout")
-    want = first_output(model, work.sample)
+    want = outputs(model, work.sample)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
-        require_close(first_output(model, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
+        require_close(outputs(model, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
     except (Skip, RuntimeError) as e:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         raise e if isinstance(e, Skip) else Skip(f"the model fails on it: {str(e).splitlines()[0]}") from e
@@ -29,16 +30,22 @@ def channels_last(model: nn.Module, work: Work) -> nn.Module:
 
 
 def fold_conv_bn(model: nn.Module, work: Work) -> nn.Module:
-    if work.training:
-        raise Skip("batch norm learns during training")
+    if work.learns(model):
+        raise Skip("batch norm learns during training: call model.eval() first for inference")
     try:
-        folded, pairs = folding.fold(model)
+        pairs = folding.pairs(model)
     except folding.NotTraceable as e:
         raise Skip(f"the model cannot be traced: {e}") from e
     if not pairs:
         raise Skip("no convolution is followed by a batch norm alone")
-    if work.sample is not None:
-        want = first_output(model, work.sample)
-        require_close(first_output(folded, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
-    work.details["fold_conv_bn"] = f"{pairs} pair{'s' if pairs > 1 else ''}"
-    return folded
+    want = outputs(model, work.sample) if work.sample is not None else []
+    undo = folding.fold(model, pairs)
+    try:
+        if work.sample is not None:
+            require_close(outputs(model, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
+    except Skip:
+        undo()
+        raise
+    work.folded = tuple(pairs)
+    work.details["fold_conv_bn"] = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
+    return model

@@ -2,7 +2,6 @@
 only if the result stays right and does not get slower.
 """
 
-import copy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,13 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import precision_of
+from workers.levels import OptimizationLevel
 from workers.optimizers import history, passes, trial
-from workers.optimizers.level import OptimizationLevel
+from workers.optimizers.comparing import furthest
+from workers.optimizers.preparing import compile_mode, placed
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
 from workers.optimizers.timing import Race, race
-from workers.optimizers.work import Sample, Skip, Work, as_sample
+from workers.optimizers.work import Sample, Skip, Work, as_sample, copied
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -47,7 +48,7 @@ class ModelOptimizer:
         self.backend = backend
 
     def get_available_strategies(self) -> list[OptimizationStrategy]:
-        measured = history.speedups(self.backend.get_device_info(self.backend.device_id).kind)
+        measured = history.speedups(self.backend.kind)
         return [
             OptimizationStrategy(
                 p.name,
@@ -106,12 +107,12 @@ class ModelOptimizer:
             )
         sample = as_sample(sample_input)
         placing.refuse_elsewhere(sample, self.backend.device)
-        wanted = precision_of(dtype or self.backend.precision)
+        wanted = precision_of(self.backend.precision if dtype is None else dtype)
         self.backend.require_dtype(wanted)
         if dtype is None and wanted == torch.float32 and tolerance is not None:
             wanted = self._lower_precision()
         given: Sample | None = self.backend.to_device(sample)
-        return Work(self.backend, wanted, training, given, memory, self.backend.config.compile_mode)
+        return Work(self.backend, wanted, training, given, memory, compile_mode(self.backend))
 
     def _lower_precision(self) -> torch.dtype:
         native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
@@ -120,7 +121,7 @@ class ModelOptimizer:
     def _unmeasured(
         self, model: nn.Module, level: OptimizationLevel, work: Work, inplace: bool
     ) -> tuple[nn.Module, OptimizationResult]:
-        mine = _on_device(model if inplace else copy.deepcopy(model), work)
+        mine = _on_device(model if inplace else copied(model), work)
         done = passes.run(mine, level, work)
         told = "without a sample input nothing was measured, and nothing checked"
         return done.model, OptimizationResult(False, done.model, level, done.applied, done.skipped, [told])
@@ -137,16 +138,19 @@ class _Trials:
         self.details: dict[str, str] = {}
         self.compile_s = 0.0
         self.warnings: list[str] = []
-        self.kind = work.backend.get_device_info(work.backend.device_id).kind
-        try:
-            self.base = self.build(copy.deepcopy(model))
-        except (TypeError, RuntimeError) as e:
-            raise UserError(f"the model cannot be copied: {e}", "keep tensors that need gradients out of it") from e
+        self.kind = work.backend.kind
+        self.base = self.build(copied(model))
         self.want = self._reference()
-        self.current, self.error = self.base, trial.apart(self._outcome(self.base), self.want)
+        have = self._outcome(self.base)
+        self.current, self.error = self.base, furthest(have, self.want)
+        if reason := self._unjudged(have):
+            self.warnings.append(reason)
 
     def run(self, level: OptimizationLevel) -> "_Trials":
         for one in sorted(passes.of_level(level), key=lambda p: p.first):
+            if self.warnings:
+                self.skipped[one.name] = "the model's result cannot be judged: see the warnings"
+                continue
             try:
                 self._try(one)
             except Skip as e:
@@ -156,7 +160,7 @@ class _Trials:
     def build(self, mine: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
         """The kept passes, and one more, over a model that is ours. Raises Skip where that one does not apply."""
         wanted = [*self.kept, *([extra] if extra else [])]
-        self.work.details, self.work.compile_mode = {}, self.work.backend.config.compile_mode
+        self.work.details, self.work.compile_mode = {}, compile_mode(self.work.backend)
         done = passes.apply(_on_device(mine, self.work), wanted, self.work)
         if extra is not None and extra.name in done.skipped:
             raise Skip(done.skipped[extra.name])
@@ -168,10 +172,12 @@ class _Trials:
         if one.name == "max_autotune" and not any(p.name == "compile" for p in self.kept):
             raise Skip("the compiler was not kept")
         begun = perf_counter()
-        candidate = self.build(copy.deepcopy(self.model), one)
+        candidate = self.build(copied(self.model), one)
         have = self._outcome(candidate)
         built_s = perf_counter() - begun
-        error = trial.apart(have, self.want)
+        error = furthest(have, self.want)
+        if reason := trial.not_finite(have):
+            raise Skip(f"rolled back: {reason}")
         if not error.max_rel <= (limit := self._limit(one)):
             raise Skip(f"rolled back: off by {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
         calls = trial.call_of(self.current, self.work), trial.call_of(candidate, self.work)
@@ -193,11 +199,35 @@ class _Trials:
             return self.tolerance
         lossy = [TOLERANCE[self.work.dtype]] if any(p.name == "autocast" for p in (*self.kept, one)) else []
         lossy += [5e-2] if any(p.name in QUANTIZED for p in (*self.kept, one)) else []
-        return max([TOLERANCE[torch.float32], *lossy])
+        return max([self._own_tolerance(), *lossy])
+
+    def _own_tolerance(self) -> float:
+        """How far the untouched model may be from its float32 twin: its own parameters may be of a lower precision."""
+        dtypes = {p.dtype for p in self.model.parameters()}
+        found = max([TOLERANCE[torch.float32], *(TOLERANCE[d] for d in dtypes if d in TOLERANCE)])
+        return found if self.tolerance is None else max(self.tolerance, found)
+
+    def _unjudged(self, have: list[torch.Tensor]) -> str:
+        """Why nothing that is done to this model can be shown to be right, "" where it can."""
+        for values, who in ((self.want, "of the untouched model"), (have, "of the model on this device")):
+            if reason := trial.not_finite(values):
+                return f"{reason} {who}: whether a pass changes it cannot be told"
+        again = furthest(self._outcome(self.base), have)
+        if not again.max_rel <= self._own_tolerance():
+            return (
+                f"two calls of the untouched model differ by {again.max_rel:.2g} of the largest value: "
+                "its output is random, and whether a pass changes it cannot be told"
+            )
+        if not self.error.max_rel <= self._own_tolerance():
+            return (
+                f"the untouched model is off by {self.error.max_rel:.2g} of the largest value from itself in float32, "
+                f"more than {self._own_tolerance():g}"
+            )
+        return ""
 
     def _reference(self) -> list[torch.Tensor]:
         """Of the caller's model in float32, untouched, on the same device."""
-        plain = _on_device(copy.deepcopy(self.model).float(), self.work)
+        plain = _on_device(copied(self.model).float(), self.work)
         sample = self.work.sample
         assert sample is not None
         as_float = placing.map_tensors(sample, lambda t: t.float() if t.is_floating_point() else t)
@@ -236,7 +266,7 @@ class _Trials:
             "compile_s": self.compile_s,
             "passes": {name: list(raced.ratio) for name, raced in self.races.items()},
         }
-        return OptimizationResult(True, final, level, applied, self.skipped, self.warnings, metrics)
+        return OptimizationResult(not self.warnings, final, level, applied, self.skipped, self.warnings, metrics)
 
     def _peaks(self, final: nn.Module) -> dict[str, int | None]:
         return {
@@ -246,5 +276,5 @@ class _Trials:
 
 
 def _on_device(model: nn.Module, work: Work) -> nn.Module:
-    placing.move_module(model, work.backend.device)
-    return model if work.training else model.eval()
+    mine = placed(model, work.backend)
+    return mine if work.training else mine.eval()

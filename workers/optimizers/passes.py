@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from workers.levels import OptimizationLevel
 from workers.optimizers.checkpointing import activation_checkpointing
 from workers.optimizers.compiling import compile_model, max_autotune
 from workers.optimizers.layout import channels_last, fold_conv_bn
-from workers.optimizers.level import OptimizationLevel
-from workers.optimizers.lowering import Autocast, autocast
+from workers.optimizers.lowering import autocast
 from workers.optimizers.quantizing import fp8_linear, int8_weights
 from workers.optimizers.work import Prepared, Skip, Work
 
@@ -61,26 +61,27 @@ def run(model: nn.Module, level: str | OptimizationLevel, work: Work) -> Prepare
 
 
 def apply(model: nn.Module, passes: Iterable[Pass], work: Work) -> Prepared:
-    """These passes, in the order of PASSES."""
+    """These passes, in the order of PASSES, over the user's module inside what may be wrapped around it."""
     wanted = {p.name for p in passes}
     applied, skipped = ["placement"], {}
+    work.folded, inner = (), unwrap(model)
+    work.compiled = hasattr(model, "_orig_mod")
+    given = inner
     for one in PASSES:
         if one.name not in wanted:
             continue
         try:
-            model = one.change(model, work)
+            inner = one.change(inner, work)
             applied.append(f"{one.name}: {work.details[one.name]}" if one.name in work.details else one.name)
         except Skip as e:
             skipped[one.name] = str(e)
-    return Prepared(model, applied, skipped)
+    return Prepared(model if inner is given else inner, applied, skipped, work.folded)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside compile, autocast and data-parallel wrappers."""
+    """The user's module inside torch.compile's and the data-parallel wrapper."""
     while True:
-        if isinstance(model, Autocast):
-            model = model.inner
-        elif isinstance(model, nn.parallel.DistributedDataParallel):
+        if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         elif hasattr(model, "_orig_mod"):
             model = model._orig_mod  # type: ignore[assignment]

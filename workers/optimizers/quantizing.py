@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from workers.optimizers.work import Skip, Work, first_output, require_close
+from workers.optimizers.work import Skip, Work, copied, outputs, require_close
 
 # Of the largest output. Int8 weights by channel and float8 by tensor lose two to three decimal digits per layer.
 QUANTIZED_RELATIVE = 5e-2
@@ -33,21 +33,22 @@ def fp8_linear(model: nn.Module, work: Work) -> nn.Module:
 
 
 def _quantized(model: nn.Module, work: Work, configuration: str) -> nn.Module:
-    if work.training:
-        raise Skip("quantised weights do not learn")
+    if work.learns(model):
+        raise Skip("quantised weights do not learn: call model.eval() first for inference")
     if not any(isinstance(m, nn.Linear) for m in model.modules()):
         raise Skip("the model has no linear layer")
     if work.sample is None:
         raise Skip("it cannot be checked without a sample input")
     if find_spec("torchao") is None:
         raise Skip("it needs the package torchao in this environment: the extra 'quantize'")
-    want = first_output(model, work.sample)
+    want = outputs(model, work.sample)
     with _quiet():
         ao: Any = __import__("torchao.quantization", fromlist=["quantize_"])
-        ao.quantize_(model, getattr(ao, configuration)())
-        moved = require_close(first_output(model, work.sample), want, QUANTIZED_RELATIVE)
+        quantized = copied(model)  # so that the model is what it was where the result is too far off
+        ao.quantize_(quantized, getattr(ao, configuration)())
+        moved = require_close(outputs(quantized, work.sample), want, QUANTIZED_RELATIVE)
     work.details[NAMES[configuration]] = f"output moved by {moved.max_rel:.1e} of its largest value"
-    return model
+    return quantized
 
 
 NAMES = {"Int8WeightOnlyConfig": "int8_weights", "Float8DynamicActivationFloat8WeightConfig": "fp8_linear"}

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from workers.optimizers.level import OptimizationLevel
+from workers.levels import OptimizationLevel
 
 
 @dataclass(frozen=True, slots=True)

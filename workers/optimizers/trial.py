@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.backends.parts.compare import Difference, difference, first_tensor
+from cluster.errors import UserError
+from workers.optimizers.comparing import all_tensors
 from workers.optimizers.work import Work
 
 
 def call_of(model: nn.Module, work: Work) -> Callable[[], Any]:
-    """Work must have a sample. Training's loss is the mean square of the first output: every weight gets a gradient."""
+    """Work must have a sample. Training's loss sums the mean squares of all outputs: every weight gets a gradient."""
     assert work.sample is not None
     args, kwargs = work.sample
 
@@ -21,38 +22,50 @@ def call_of(model: nn.Module, work: Work) -> Callable[[], Any]:
 
     def step() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
-        loss = first_tensor(model(*args, **kwargs)).float().square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        found = [t for t in all_tensors(model(*args, **kwargs)) if t.requires_grad]
+        if not found:
+            raise UserError("no output of the model depends on a parameter that learns", "return what to train on")
+        loss = torch.stack([t.float().square().mean() for t in found]).sum()
+        loss.backward()
         return loss
 
     return step if work.training else forward
 
 
 def outcome(model: nn.Module, work: Work) -> list[torch.Tensor]:
-    """What must stay the same, on the CPU: the first output, and for training each weight's gradient.
+    """What must stay the same, on the CPU: every output, and for training each weight's gradient.
 
     Training is looked at in eval mode: dropout would make two runs differ by itself.
     """
+    assert work.sample is not None
     was_training = model.training
     model.eval()
     try:
-        got = call_of(model, work)()
+        with torch.no_grad():
+            found = all_tensors(model(*work.sample.args, **work.sample.kwargs))
+        work.backend.step_boundary()
+        if work.training:
+            call_of(model, work)()
+            work.backend.step_boundary()
     finally:
         model.train(was_training)
-    work.backend.step_boundary()
-    found = [first_tensor(got).detach().float().cpu()]
     if work.training:
-        found += [p.grad.detach().float().cpu() for p in model.parameters() if p.grad is not None]
-        model.zero_grad(set_to_none=True)
-    return found
+        found = found + [p.grad for p in model.parameters() if p.grad is not None]
+    kept = [tensor.detach().cpu() for tensor in found]
+    model.zero_grad(set_to_none=True)
+    return kept
 
 
-def apart(have: list[torch.Tensor], want: list[torch.Tensor]) -> Difference:
-    """The largest difference of any of them, each relative to its own largest value."""
-    if len(have) != len(want):
-        return Difference(float("inf"), float("inf"), 0.0)
-    found = [difference(a, b) for a, b in zip(have, want, strict=True)]
-    return Difference(max(d.max_abs for d in found), max(d.max_rel for d in found), found[0].largest)
+def not_finite(values: list[torch.Tensor]) -> str:
+    """Why results cannot be compared, "" when they can: a NaN, or a tensor without one finite value."""
+    for number, tensor in enumerate(values):
+        value = tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
+        nans = int(value.isnan().sum())
+        if nans:
+            return f"{nans} of the {value.numel()} values of result {number} are NaN"
+        if value.numel() and not value.isfinite().any():
+            return f"no value of result {number} is finite"
+    return ""
 
 
 def model_bytes(model: nn.Module) -> int:

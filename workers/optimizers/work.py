@@ -8,18 +8,22 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers.backends.parts.compare import Difference, difference, first_tensor
+from workers.optimizers.comparing import Difference, all_tensors, furthest
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 
 class Prepared(NamedTuple):
-    """A model ready to use, what was done to it (`name` or `name: detail`), and what was not (name -> reason)."""
+    """A model ready to use, what was done to it (`name` or `name: detail`), and what was not (name -> reason).
+
+    `folded` are the names of each convolution and of the batch norm that became part of it: see rebuilding.py.
+    """
 
     model: nn.Module
     applied: list[str]
     skipped: dict[str, str]
+    folded: tuple[tuple[str, str], ...] = ()
 
 
 class Skip(Exception):
@@ -37,7 +41,8 @@ class Sample(NamedTuple):
 class Work:
     """What a pass may look at. `sample` is one call's inputs on the device, or None.
 
-    `memory_bytes` is what training may take (None: all that is free); `compile_mode` is for torch.compile.
+    `memory_bytes` is what training may take (None: all that is free); `compile_mode` is for torch.compile. `compiled`:
+    the caller has wrapped the model in torch.compile. `details` and `folded` are what passes tell of what they did.
     """
 
     backend: "BaseBackend"
@@ -47,6 +52,12 @@ class Work:
     memory_bytes: int | None = None
     compile_mode: str = "default"
     details: dict[str, str] = field(default_factory=dict)
+    folded: tuple[tuple[str, str], ...] = ()
+    compiled: bool = False
+
+    def learns(self, model: nn.Module) -> bool:
+        """Whether what only inference allows would be wrong: the work is training, or the model is in that mode."""
+        return self.training or model.training
 
 
 def as_sample(value: Any) -> Sample | None:
@@ -60,31 +71,33 @@ def as_sample(value: Any) -> Sample | None:
     return Sample(tuple(value), {}) if isinstance(value, tuple | list) else Sample((value,), {})
 
 
-def first_output(model: nn.Module, sample: Sample) -> torch.Tensor:
-    """In eval mode and without gradients, so that looking changes nothing."""
+def outputs(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
+    """Every tensor of one call, in eval mode and without gradients, so that looking changes nothing."""
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            return first_tensor(model(*sample.args, **sample.kwargs))
+            return all_tensors(model(*sample.args, **sample.kwargs))
     finally:
         model.train(training)
 
 
-def require_close(have: torch.Tensor, want: torch.Tensor, relative: float, absolute: float = 0.0) -> Difference:
-    """Raises Skip when a pass moved the output by more than `relative` of its largest value, and than `absolute`."""
-    moved = difference(have, want)
-    limit = max(absolute, relative * moved.largest)
-    if not moved.max_abs <= limit:
-        raise Skip(f"rolled back: the output moved by {moved.max_abs:.2g}, more than {limit:.2g}")
+def require_close(
+    have: list[torch.Tensor], want: list[torch.Tensor], relative: float, absolute: float = 0.0
+) -> Difference:
+    """Raises Skip when a pass moved an output by more than `relative` of its largest value, and than `absolute`."""
+    moved = furthest(have, want)
+    if not (moved.max_rel <= relative or moved.max_abs <= absolute):
+        raise Skip(f"rolled back: the output moved by {moved.max_rel:.2g} of its largest value, more than {relative:g}")
     return moved
 
 
-def own_copy(model: nn.Module) -> nn.Module:
-    """A deep copy in eval mode. Raises UserError where the model cannot be copied."""
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy in the mode of the original. Raises UserError where the model cannot be copied."""
     try:
-        return copy.deepcopy(model).eval()
+        return copy.deepcopy(model)
     except (TypeError, RuntimeError) as e:
         raise UserError(
-            f"the model cannot be copied: {e}", "keep tensors that need gradients out of its attributes"
+            f"the model cannot be copied: {e}",
+            "keep tensors that need gradients out of its attributes; for training, inplace=True moves it itself",
         ) from e

@@ -12,13 +12,13 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.backends.base import BaseBackend
-from workers.backends.parts.compare import difference, first_tensor
-from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
 from workers.backends.parts.precision import name_of, precision_of
 from workers.benchmark.arm import Unsupported
 from workers.benchmark.serving import serve
 from workers.benchmark.session import Session
-from workers.optimizers.level import OptimizationLevel
+from workers.levels import OptimizationLevel
+from workers.optimizers.comparing import difference, first_tensor
+from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
 from workers.optimizers.work import Prepared, Sample
 from workers.tasks import measure, models
 from workers.tasks.context import Context

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import PolyfleetError, UserError
+from workers.backends.parts.precision import every_dtype
 from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import Saved, load
 from workers.checkpoint.background import SHARED
@@ -12,6 +13,9 @@ from workers.checkpoint.format.manifest import RANDOM
 from workers.checkpoint.state.together import cut_among_ranks
 
 if TYPE_CHECKING:
+    import torch
+
+    from workers.backends.base import BaseBackend
     from workers.tasks.context import Context
 
 
@@ -100,8 +104,9 @@ class Checkpoints:
         """Load what this job resumes from into modules and optimizers that `ctx.prepare` has placed; None on a fresh
         start.
 
-        Dtypes become what the device has natively; a loss is refused. Random state is exact on the same type of device
-        with the same number of ranks, else derived from seed, rank and step, as the report says.
+        Dtypes become what the device has natively; a loss is refused. A CPU keeps those it emulates, too. Random state
+        is exact on the same type of device with the same number of ranks, else derived from seed, rank and step, as the
+        report says.
         """
         if not self.resume_from:
             return None
@@ -110,7 +115,7 @@ class Checkpoints:
             self.resume_from,
             into=into,
             dtype="native",
-            supported_dtypes=backend.supported_dtypes(),
+            supported_dtypes=_held(backend),
         )
         backend.synchronize()
         how = self._restore_random(loaded.state.get(RANDOM), loaded.step)
@@ -128,3 +133,12 @@ class Checkpoints:
         seed = derived_seed(context.seed, context.rank, step, context.backend.rng_type)
         context.backend.seed(seed)
         return f"seeded anew with {seed}: the saved state is of another device type or number of ranks"
+
+
+def _held(backend: "BaseBackend") -> "frozenset[torch.dtype]":
+    """What is restored as it was saved. A CPU without units for a dtype computes with it slowly, and exactly as one
+    with them: training goes on as it was, whichever CPU of a pool it comes to.
+    """
+    if backend.device.type != "cpu":
+        return backend.supported_dtypes()
+    return frozenset(dtype for dtype in every_dtype() if backend.dtype_support(dtype) != "absent")

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from workers.backends.base import BaseBackend
-from workers.backends.parts.compare import first_tensor
+from workers.optimizers.comparing import first_tensor
 
 LEVEL = 0.95
 

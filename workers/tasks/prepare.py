@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers.backends.parts.compare import Difference, difference, first_tensor
 from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
-from workers.optimizers.level import OptimizationLevel
+from workers.levels import OptimizationLevel
+from workers.optimizers.comparing import Difference, difference, first_tensor
 from workers.optimizers.passes import unwrap
-from workers.optimizers.work import Sample
+from workers.optimizers.rebuilding import artefact
+from workers.optimizers.work import Prepared, Sample
 from workers.tasks.context import Context
 from workers.tasks.models import make_model, make_sample, parameter_count, tensor_bytes
 
@@ -25,7 +26,7 @@ def main(context: Context) -> dict[str, Any]:
     """The report: level, applied, skipped, errors (None without a sample input), parameters, bytes, artefact."""
     level = OptimizationLevel.from_string(context.arguments.get("level") or "O1")
     precision = precision_of(context.arguments.get("precision") or context.precision)
-    model, sample = make_model(context), make_sample(context)
+    model, sample = make_model(context).eval(), make_sample(context)
     with context.backend as backend:
         prepared = backend.prepare(model, level, sample, precision)
         portable = prepared if level in PORTABLE else backend.prepare(model, PORTABLE[-1], sample, precision)
@@ -40,7 +41,7 @@ def main(context: Context) -> dict[str, Any]:
         "parameters": parameter_count(unwrap(portable.model)),
         "bytes": tensor_bytes(unwrap(portable.model)),
     }
-    return report | {"artefact": _keep(context, portable.model, report)}
+    return report | {"artefact": _keep(context, portable, report)}
 
 
 def _checked(
@@ -60,13 +61,13 @@ def _checked(
     return error
 
 
-def _keep(context: Context, portable: nn.Module, report: dict[str, Any]) -> str:
-    """The tensors and their report as a checkpoint of step 0; "" where the job has no folder for it.
+def _keep(context: Context, portable: Prepared, report: dict[str, Any]) -> str:
+    """The tensors and what was done to them as a checkpoint of step 0; "" where the job has no folder for it.
 
-    What a compiler made of them (IPEX packs weights) stays out: it is made anew where the artefact is loaded.
+    What a compiler made of them stays out: it is made anew where workers.load_prepared loads the artefact.
     """
     if not context.checkpoint_root:
         return ""
-    state = {"model": unwrap(portable), "extra": {"entry": context.entry, "report": report}}
+    state = artefact(portable, context.entry, report)
     saved = save(Path(context.checkpoint_root), 0, state, attempt=context.attempt, kind=context.kind)
     return str(saved.path)

@@ -54,7 +54,7 @@ def convolutional():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
-    return model
+    return model.eval()
 
 
 def test_it_says_what_it_is_in_plain_data(backend):
@@ -66,6 +66,7 @@ def test_it_says_what_it_is_in_plain_data(backend):
     assert info.device_name == backend.device_name
     assert info.kind.split(":")[0] == backend.BACKEND_NAME
     assert info.dtypes_from == "probed"
+    assert info.properties["fp8_supported"] == any(name.startswith("float8") for name in info.supported_dtypes)
     assert {"float32", "int64", "bool"} <= set(info.supported_dtypes)
     assert info.total_memory_gb == info.total_memory_mb / 1024 == info.total_memory_bytes / 2**30
     assert info.emulated == backend.emulated
@@ -122,6 +123,8 @@ def test_it_is_constructed_with_a_level_and_a_configuration(backend):
 
 
 def test_the_configured_precision_is_used_where_the_caller_says_nothing(backend):
+    if not backend.supports_dtype("bfloat16"):
+        pytest.skip(f"{backend.kind} has no native bfloat16")
     lowered = type(backend)(type(backend.config)(precision="bf16"))
     assert "autocast: bfloat16" in lowered.prepare(convolutional(), "O1", torch.rand(2, 1, 8, 8)).applied
     assert "autocast" in lowered.prepare(convolutional(), "O1", torch.rand(2, 1, 8, 8), "float32").skipped
@@ -192,7 +195,8 @@ def test_dtypes_are_tried_out_on_the_device(backend):
 
 def test_autocast_lowers_a_matrix_product_and_leaves_float32_alone(backend):
     x = torch.ones(4, 4, device=backend.device)
-    for asked, got in (("", torch.float32), ("float32", torch.float32), ("bf16", torch.bfloat16)):
+    native = [d for d in (torch.bfloat16, torch.float16) if backend.supports_dtype(d)]
+    for asked, got in (("", torch.float32), ("float32", torch.float32), *((d, d) for d in native)):
         with backend.autocast(asked):
             assert (x @ x).dtype == got
     with pytest.raises(UserError, match="no precision to compute in"):
@@ -224,7 +228,7 @@ def test_a_prepared_model_computes_the_same_and_the_callers_model_is_untouched(b
     with torch.no_grad():
         have = prepared.model(backend.to_device(images)).cpu()
     torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
-    assert model.training
+    assert not model.training
     assert [id(p) for p in model.parameters()] == ids
     assert all(
         torch.equal(a, b) and b.device.type == "cpu"
@@ -242,6 +246,8 @@ def test_every_pass_of_a_level_is_either_applied_or_skipped_with_a_reason(backen
 
 
 def test_a_lower_precision_is_used_only_when_asked_and_answers_in_float32(backend):
+    if not backend.supports_dtype("bfloat16"):
+        pytest.skip(f"{backend.kind} has no native bfloat16")
     images = torch.rand(2, 1, 8, 8)
     prepared = backend.prepare(convolutional(), "O1", images, "bf16")
     assert "autocast: bfloat16" in prepared.applied
@@ -307,6 +313,8 @@ def test_an_optimizer_that_has_already_stepped_moves_with_its_state(backend):
 
 
 def test_training_in_bfloat16_keeps_the_models_type_and_names(backend):
+    if not backend.supports_dtype("bfloat16"):
+        pytest.skip(f"{backend.kind} has no native bfloat16")
     model = nn.Linear(4, 2)
     trained = backend.prepare_training(model, None, "bf16", inplace=True)
     assert "autocast: bfloat16" in trained.applied

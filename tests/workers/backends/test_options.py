@@ -14,7 +14,6 @@ from cluster.errors import UserError
 from workers import backends
 from workers.backends.parts import switches
 from workers.config import PolyfleetConfig
-from workers.optimizers.work import Skip
 
 
 def cpu(**options):
@@ -77,14 +76,18 @@ def test_libraries_are_on_and_off_as_configured():
         pass
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
 def test_the_compilers_mode_is_that_of_the_option():
-    class Recording(backends.load("cpu")):
-        def _compile(self, model, work):
-            raise Skip(f"mode {work.compile_mode}")
+    asked = cpu(compile_mode="max-autotune", engine="torch").prepare(nn.Linear(2, 2), "O2")
+    assert "compile: inductor, max-autotune, at the first call" in asked.applied
+    assert "compile: inductor, at the first call" in cpu(engine="torch").prepare(nn.Linear(2, 2), "O2").applied
 
-    backend = Recording(PolyfleetConfig(cpu={"compile_mode": "max-autotune"}))
-    assert backend.prepare(nn.Linear(2, 2), "O2").skipped["compile"] == "mode max-autotune"
-    assert Recording().prepare(nn.Linear(2, 2), "O2").skipped["compile"] == "mode default"
+
+@pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is None, reason="IPEX is not in this environment")
+def test_a_mode_of_torchs_compiler_is_refused_where_ipex_computes(monkeypatch):
+    monkeypatch.setenv("POLYFLEET_CPU_ENGINE", "ipex")
+    with pytest.raises(UserError, match=r"cpu\.compile_mode"):
+        cpu(compile_mode="max-autotune")
 
 
 def test_a_variable_is_set_for_a_while(monkeypatch):
@@ -113,7 +116,7 @@ def test_an_error_while_entering_gives_back_what_was_changed():
 def test_the_engine_can_be_chosen_by_option():
     backend = cpu(engine="ipex")
     assert backend.get_device_info().kind == "cpu:ipex"
-    assert "compile: IPEX operators" in backend.prepare(nn.Linear(4, 4), "O2", torch.ones(1, 4)).applied
+    assert "compile: IPEX operators" in backend.prepare(nn.Linear(4, 4).eval(), "O2", torch.ones(1, 4)).applied
 
 
 @pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")

@@ -22,6 +22,7 @@ SUITES = {
         HERE / "test_cpu_engines.py",
         HERE / "test_options.py",
     ),
+    "users' loops": (HERE / "test_users_loops.py",),
     "optimisers": (HERE.parent / "optimizers" / "test_optimizer.py",),
     "memory": tuple((HERE.parent / "memory").glob("test_*.py")),
     "examples": (HERE.parents[1] / "examples" / "test_back_end_examples.py",),

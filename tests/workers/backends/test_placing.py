@@ -2,11 +2,9 @@
 
 from collections import OrderedDict
 
-import pytest
 import torch
 from torch import nn
 
-from cluster.errors import UserError
 from workers.backends.parts.placing import map_tensors, move_module, place, rebind_optimizer, tensors_of
 
 META = torch.device("meta")
@@ -40,13 +38,6 @@ def test_lbfgs_which_keeps_its_own_list_of_parameters_follows_too():
     optimizer = torch.optim.LBFGS(model.parameters())
     rebind_optimizer(optimizer, move_module(model, META), META)
     assert optimizer._params[0] is model.weight
-
-
-def test_an_optimizer_of_another_model_is_refused():
-    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1)
-    with pytest.raises(UserError, match="2 tensors that are not the model's and stay on cpu"):
-        rebind_optimizer(optimizer, move_module(model, META), META)
 
 
 def test_containers_keep_their_kind_and_other_values_their_identity():

@@ -1,8 +1,12 @@
 """What is written about kinds, and what a device answers; test_other_environment.py asks XLA too."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from cluster import catalogue
 from cluster.errors import UserError
@@ -86,17 +90,59 @@ def test_a_device_that_is_here_is_asked_and_its_answers_are_kept(name, tmp_path)
     kept.write_text(json.dumps(answers | {"compile": "as kept"}))
     assert capabilities(kind, backend).compile.value == "as kept"
     kept.write_text("{")
-    assert answers_of(backend)["dtypes"].keys() == answers["dtypes"].keys()
+    assert set(answers_of(backend)["dtypes"]) <= set(answers["dtypes"])
 
 
 def test_float16_without_units_is_not_called_native():
     """The trap of CPUs with bfloat16 units alone: a product in float16 takes many times as long."""
     backend = backends.create("cpu")
     answers = answers_of(backend)["dtypes"]
-    if answers["bfloat16"] != "native":
-        pytest.skip("this CPU has no units for bfloat16 either")
     flags = backend.get_device_info().properties
-    assert answers["float16"] in ("native", "emulated"), flags
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        if not any(flags.get(one) for one in catalogue.instruction_sets(name)):
+            assert answers[name] == "emulated", flags
+        assert backend.supports_dtype(name) == (answers[name] == "native")
+        assert (dtype in backend.supported_dtypes()) == (name in backend.get_device_info().supported_dtypes)
+        assert (dtype in backend.supported_dtypes()) == backend.supports_dtype(dtype)
+
+
+def test_require_dtype_follows_the_probe_where_units_are_kept_from_torch(tmp_path):
+    """A process that may use AVX2 alone has no native float16 or bfloat16, whatever this CPU has."""
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "POLYFLEET_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ASKED], env=os.environ | limits, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    for name in ("bfloat16", "float16"):
+        assert told["native"][name] is False
+        assert told["capabilities"][name] == "emulated"
+        assert "has no native" in told["refused"][name]
+        assert name not in told["listed"]
+
+
+ASKED = """
+import json
+import os
+import subprocess
+import sys
+from workers import backends, capabilities
+from cluster.errors import UserError
+backend = backends.create("cpu")
+names, refused = ("bfloat16", "float16"), {}
+for name in names:
+    try:
+        backend.require_dtype(name)
+        refused[name] = ""
+    except UserError as e:
+        refused[name] = str(e)
+known = capabilities("cpu", backend).dtypes
+print(json.dumps({
+    "native": {name: backend.supports_dtype(name) for name in names},
+    "capabilities": {name: known[name].value for name in names},
+    "listed": list(backend.get_device_info().supported_dtypes),
+    "refused": refused,
+}))
+"""
 
 
 @pytest.mark.skipif("tpu" not in NAMES, reason="torch-xla does not run here")

@@ -7,7 +7,7 @@ import torch
 
 from cluster.errors import UserError
 from workers import backends
-from workers.backends.parts.fingerprint import inputs_sha256, weights_sha256
+from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
 from workers.tasks import benchmark, models
 from workers.tasks.context import Context
 

@@ -3,10 +3,11 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from cluster.errors import NotFound, UserError
-from workers import backends
-from workers.checkpoint import describe, load
+from workers import backends, load_prepared
+from workers.checkpoint import describe, load, save
 from workers.tasks import prepare
 from workers.tasks.context import Context
 
@@ -17,6 +18,12 @@ from torch import nn
 
 def make_model():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    nn.init.uniform_(model[1].running_mean)
+    return model
+
+def without_bias():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
     nn.init.uniform_(model[1].running_mean)
     return model
 
@@ -70,7 +77,40 @@ def test_the_artefact_is_a_checkpoint_of_the_folded_model_with_its_report(contex
     assert loaded.state["extra"]["entry"] == "prepared_model.py:make_model"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_the_artefact_is_loaded_into_the_users_own_model(context, level):
+    """Also where its batch norm was folded away, and its convolution has got a bias that the factory's has not."""
+    report = prepare.main(context("prepared_model.py:without_bias", arguments={"level": level}))
+    assert ("fold_conv_bn: 1 pair" in report["applied"]) == (level != "O0")
+    module = sys.modules["prepared_model"]
+    torch.manual_seed(0)
+    want = module.without_bias().eval()
+    fresh = module.without_bias()
+    kept = {name: value.clone() for name, value in fresh.state_dict().items()}
+    x = module.sample_input(2)
+    for name in (NAME, "cpu"):
+        backend = backends.create(name)
+        loaded = load_prepared(report["artefact"], fresh, backend, sample_input=x)
+        assert not loaded.training
+        with torch.no_grad():
+            have = loaded(backend.to_device(x)).cpu()
+        torch.testing.assert_close(have, want(x), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(kept[name], value) for name, value in fresh.state_dict().items())
+
+
+def test_another_model_or_another_checkpoint_is_refused_with_what_to_give(context, tmp_path):
+    report = prepare.main(context(arguments={"level": "O1"}))
+    with pytest.raises(UserError, match="give what the prepare job's entry returns"):
+        load_prepared(report["artefact"], nn.Linear(2, 2), "cpu")
+    other = save(tmp_path / "other", 1, {"model": nn.Linear(2, 2)}).path
+    with pytest.raises(UserError, match="was not made by a prepare job"):
+        load_prepared(other, nn.Linear(2, 2), "cpu")
+
+
 def test_a_lower_precision_is_reported_with_its_error(context):
+    if not backends.create(NAME).supports_dtype("bfloat16"):
+        pytest.skip("no native bfloat16 here")
     report = prepare.main(context(arguments={"level": "O1", "precision": "bf16"}))
     assert report["precision"] == "bfloat16"
     assert "autocast: bfloat16" in report["applied"]
@@ -80,6 +120,8 @@ def test_a_lower_precision_is_reported_with_its_error(context):
 @pytest.mark.skipif(os.environ.get("POLYFLEET_CPU_ENGINE") != "ipex", reason="IPEX is not the engine here")
 @pytest.mark.parametrize("precision", ["", "bf16"])
 def test_what_ipex_packs_is_kept_unpacked_in_the_artefact(context, precision):
+    if precision and not backends.create("cpu").supports_dtype(precision):
+        pytest.skip("no native bfloat16 here")
     plain = prepare.main(context(name="cpu", arguments={"level": "O1"}))
     packed = prepare.main(context(name="cpu", arguments={"level": "O2", "precision": precision}))
     assert "compile: IPEX operators" in packed["applied"]

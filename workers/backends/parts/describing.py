@@ -1,24 +1,28 @@
-"""DeviceInfo of a device that this process uses: what torch tells, with the dtypes that were tried out."""
+"""DeviceInfo of a device that this process uses: what torch tells, the dtypes that were tried out, and beside it what
+discovery reads of the same device without opening it: its driver, its topology, its units.
+"""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.vocabulary import Scalar
-from workers.backends.parts.precision import name_of
+from cluster.errors import UserError
+from workers.backends.parts.precision import every_dtype, name_of
 from workers.device_info import DeviceInfo
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
+FILLED = ("uuid", "architecture", "driver_version", "pci_address", "numa_node", "tpu_version", "topology")
+"""Fields that discovery fills where torch does not tell them."""
+
 
 def device_info(backend: "BaseBackend") -> DeviceInfo:
     memory, told = backend.get_memory_stats(), backend._info()
-    own = {key: value for key, value in told.items() if key in DeviceInfo.model_fields}
-    common: dict[str, Scalar] = {
-        "collective_backend": backend.collective_backend,
-        "shared_memory_per_block_bytes": backend.max_shared_memory_bytes(),
-    }
+    own = {key: value for key, value in told.items() if key in DeviceInfo.model_fields and value not in ("", None)}
+    found = _discovered(backend, str(own.get("uuid", "")))
+    filled = {name: getattr(found, name) for name in FILLED} if found else {}
+    native = tuple(sorted(name_of(dtype) for dtype in every_dtype() if backend.supports_dtype(dtype)))
     return DeviceInfo.model_validate(
         {
             "backend": backend.BACKEND_NAME,
@@ -28,13 +32,47 @@ def device_info(backend: "BaseBackend") -> DeviceInfo:
             "kind": backend.BACKEND_NAME,
             "total_memory_bytes": memory["total_bytes"],
             "free_memory_bytes": memory["free_bytes"],
-            "supported_dtypes": tuple(sorted(name_of(d) for d in backend.supported_dtypes())),
+            "supported_dtypes": native,
             "dtypes_from": "probed",
+            "fp8_supported": any(name.startswith("float8") for name in native),
             "emulated": backend.emulated,
         }
+        | filled
         | own
         | {
             "runtime_versions": {"torch": str(torch.__version__)} | own.get("runtime_versions", {}),
-            "properties": common | {key: value for key, value in told.items() if key not in own},
+            "properties": (found.properties if found else {}) | _properties(backend, told, own, native),
         }
     )
+
+
+def _properties(
+    backend: "BaseBackend", told: dict[str, Any], own: dict[str, Any], native: tuple[str, ...]
+) -> dict[str, Any]:
+    return {
+        "collective_backend": backend.collective_backend,
+        "shared_memory_per_block_bytes": backend.max_shared_memory_bytes(),
+        "fp8_supported": any(name.startswith("float8") for name in native),
+        **{key: value for key, value in told.items() if key not in own and key not in DeviceInfo.model_fields},
+    }
+
+
+def _discovered(backend: "BaseBackend", uuid: str) -> DeviceInfo | None:
+    """The same device as discovery sees it: by its UUID, else by torch's number. Asked once per object and device."""
+    known = backend.__dict__.setdefault("_found", {})
+    if backend.device_id not in known:
+        known[backend.device_id] = next(iter(_same(backend, uuid)), None)
+    return known[backend.device_id]  # type: ignore[no-any-return]
+
+
+def _same(backend: "BaseBackend", uuid: str) -> list[DeviceInfo]:
+    from workers.discovery import discover
+    from workers.discovery.hardware import device_infos
+
+    try:
+        devices, _ = discover(backend.BACKEND_NAME)
+    except UserError:  # a vendor whose devices nobody looks for
+        return []
+    infos = [info for info in device_infos(devices) if info.is_available]
+    by_uuid = [info for info in infos if uuid and uuid in info.uuid]
+    return by_uuid or infos[backend.device_id : backend.device_id + 1]

@@ -51,17 +51,9 @@ def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | No
 
 def rebind_optimizer(optimizer: torch.optim.Optimizer, moved: Moved, device: torch.device) -> None:
     """Point `optimizer`, in place, at the moved parameters and bring its state along; schedulers that hold it stay
-    valid.
-
-    Raises UserError when it holds tensors that are neither the model's nor on the device: they would never be trained.
+    valid. Tensors that are not in `moved` stay: workers/optimizers/binding.py refuses those that would be lost.
     """
     groups = optimizer.param_groups
-    foreign = [p for g in groups for p in g["params"] if id(p) not in moved and p.device.type != device.type]
-    if foreign:
-        raise UserError(
-            f"the optimizer holds {len(foreign)} tensors that are not the model's and stay on {foreign[0].device}",
-            "build it from the parameters of the model that is given to ctx.prepare, all parts in one module",
-        )
     old_state = dict(optimizer.state)
     flags = {id(p): bool(g.get("capturable") or g.get("fused")) for g in groups for p in g["params"]}
     for group in groups:

@@ -68,8 +68,7 @@ class TorchModuleBackend(BaseBackend):
     def _select(self) -> None:
         self._module().set_device(self.device)
 
-    @property
-    def rng_type(self) -> str:
+    def _rng_type(self) -> str:
         return self.BACKEND_NAME
 
     def _device_rng(self) -> torch.Tensor:
@@ -83,11 +82,6 @@ class TorchModuleBackend(BaseBackend):
 class CudaModuleBackend(TorchModuleBackend):
     """torch.cuda, which is CUDA in one build of torch and ROCm in another."""
 
-    def max_shared_memory_bytes(self) -> int | None:
-        properties = self._properties()
-        opt_in = getattr(properties, "shared_memory_per_block_optin", None)
-        return opt_in or getattr(properties, "shared_memory_per_block", None)
-
     def _info(self) -> dict[str, Any]:
         found = self._properties()
         return super()._info() | {
@@ -95,6 +89,8 @@ class CudaModuleBackend(TorchModuleBackend):
             "unified_memory": bool(getattr(found, "is_integrated", False)),
             "multiprocessors": found.multi_processor_count,
             "l2_bytes": getattr(found, "L2_cache_size", None),
+            "shared_memory_per_block_bytes": getattr(found, "shared_memory_per_block_optin", None)
+            or getattr(found, "shared_memory_per_block", None),
         }
 
     def _configure(self, later: Later) -> None:

@@ -7,12 +7,10 @@ import importlib
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from workers.backends.base import BaseBackend, Later, Memory
-from workers.optimizers.compiling import compiled_with
-from workers.optimizers.work import Work
+from workers.backends.parts.traits import Traits
 
 
 class TorchXLA:
@@ -71,6 +69,7 @@ class TorchXLA:
 class XLABackend(BaseBackend):
     """A back end whose tensors are lazy. `runtime` may be another library's with the calls of TorchXLA."""
 
+    traits = Traits("openxla", channels_last=(), fused_optimizers=False, graph_captures=True, autotunes=False)
     runtime: TorchXLA = TorchXLA()
 
     @classmethod
@@ -113,17 +112,3 @@ class XLABackend(BaseBackend):
 
     def _info(self) -> dict[str, Any]:
         return {"runtime_versions": self.runtime.versions()}
-
-    def _channels_last_refusal(self, dtype: torch.dtype) -> str:
-        return "XLA chooses layouts itself"
-
-    def _compile(self, model: nn.Module, work: Work) -> nn.Module:
-        """In inference openxla spares tracing the module anew in each call; the program is XLA's either way."""
-        if work.training or work.sample is None:
-            work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
-            return model
-        return compiled_with(model, work, "openxla")
-
-    def _fit_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group.update({key: False for key in ("fused", "foreach") if group.get(key)})

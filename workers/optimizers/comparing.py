@@ -1,5 +1,6 @@
 """How far one result is from another, in float64 on the CPU, whichever side was computed first."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,14 +17,27 @@ class Difference(NamedTuple):
     largest: float
 
 
-def first_tensor(output: Any) -> torch.Tensor:
-    """The first tensor of a model's output. Raises UserError when there is none."""
+def all_tensors(output: Any) -> list[torch.Tensor]:
+    """Every tensor of a model's output, in order. Raises UserError when there is none."""
     if hasattr(output, "to_tuple"):  # outputs of transformers models
         output = output.to_tuple()
     tensors = tensors_of(output)
     if not tensors:
         raise UserError(f"the model returned {type(output).__name__} without a tensor", "return a tensor first")
-    return tensors[0]
+    return tensors
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    """The first tensor of a model's output. Raises UserError when there is none."""
+    return all_tensors(output)[0]
+
+
+def furthest(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> Difference:
+    """The largest difference of any pair, each relative to its own largest value; inf where their numbers differ."""
+    if len(have) != len(want):
+        return Difference(float("inf"), float("inf"), 0.0)
+    found = [difference(a, b) for a, b in zip(have, want, strict=True)]
+    return Difference(max(d.max_abs for d in found), max(d.max_rel for d in found), max(d.largest for d in found))
 
 
 def difference(have: torch.Tensor, want: torch.Tensor) -> Difference:
