@@ -37,8 +37,11 @@ def aliases() -> Mapping[str, str]:
 
 
 def is_backend(word: str) -> bool:
+    """A name or an alias, in any case. Words for our models are none, and nobody looks outside for them."""
     name = word.lower()
-    return name in _own_words() or name in vendors() or name in aliases()
+    if name in _own_words() or ("", folded(word)) in _index(ours=True):
+        return name in _own_words()
+    return name in vendors() or name in aliases()
 
 
 def backend_name(word: str) -> str:
