@@ -9,10 +9,12 @@ Every option takes effect where workers/backends/<vendor>.py says `self.config.<
 
 import os
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cluster import catalogue
@@ -134,6 +136,7 @@ class PolyfleetConfig(BaseSettings):
     libraries: LibrariesConfig = Field(default_factory=LibrariesConfig)
 
     def __init__(self, **given: Any):
+        open_sections()
         try:
             super().__init__(**given)
         except ValidationError as e:
@@ -159,6 +162,20 @@ class PolyfleetConfig(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, _File(settings_cls)
+
+
+@cache
+def open_sections() -> None:
+    """A section with the common options for each vendor of another distribution, beside those that are written above.
+
+    When a configuration is made, not at import: the distributions are looked for then.
+    """
+    fields = PolyfleetConfig.model_fields
+    added = {name: row.title for name, row in catalogue.vendors().items() if name not in fields}
+    for name, title in added.items():
+        fields[name] = FieldInfo(annotation=VendorConfig, default_factory=VendorConfig, description=title)
+    if added:
+        PolyfleetConfig.model_rebuild(force=True)
 
 
 def section(config: "PolyfleetConfig | VendorConfig | None", backend: str) -> VendorConfig:

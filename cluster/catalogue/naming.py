@@ -181,6 +181,7 @@ def _nearest_kind(word: str, backend: str) -> str:
     rows = [row for row in models().values() if backend in ("", row.backend) and ":" in row.kind]
     names = {folded(row.kind.partition(":")[2]): row.kind for row in rows}
     names |= {folded(row.model): row.family for row in rows}
+    names |= {} if backend else {name: name for name in (*vendors(), *aliases())}
     close = [names[name] for name in get_close_matches(folded(word), list(names), n=4, cutoff=0.3)]
     if not close:
         return f"known are, among others, {', '.join(list(dict.fromkeys(names.values()))[:8])}"
