@@ -41,7 +41,12 @@ class Scripted:
                 "alone_s": self.call_s,
                 "at": 0.0,
             }
-        return host.state() if verb == "state" else {}
+        return self.quiet() if verb == "state" else {}
+
+    def quiet(self):
+        """This host as it is when nothing else runs on it: what its verdicts are must not depend on who else does."""
+        idle = {"total": float(self.counts["state"]), "busy": 0.0, "steal": 0.0}
+        return host.state() | {"pressure_cpu": 0.0, "pressure_memory": 0.0, "cpu_times": idle}
 
 
 def conduct(columns, cancelled=lambda: "", done=frozenset(), **asked):
