@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster.accelerators import TABLE, ray_resource
+from cluster.catalogue import ray_resource, vendors
 
 SETTINGS = {
     "RAY_health_check_initial_delay_ms": "2000",
@@ -23,11 +23,16 @@ SETTINGS = {
     "RAY_worker_niceness": "0",
     "RAY_raylet_report_resources_period_milliseconds": "10",
     "RAY_START_HOOK": "cluster.ray_hook.prepare_node",
-} | {f"RAY_EXPERIMENTAL_NOSET_{a.visibility}": "1" for a in TABLE.values() if a.visibility}
+}
 
 OBJECT_STORE_BYTES = 128 << 20
 NOT_INHERITED = ("RAY_", "POLYFLEET_", "PYTHON", "VIRTUAL_ENV", "CONDA_")
 OUR_OWN = ("POLYFLEET_CACHE",)
+
+
+def _unmasked() -> dict[str, str]:
+    """Ray leaves every vendor's visibility variable to us."""
+    return {f"RAY_EXPERIMENTAL_NOSET_{row.visibility}": "1" for row in vendors().values() if row.visibility}
 
 
 def token_environment(token_path: Path | None) -> dict[str, str]:
@@ -48,7 +53,15 @@ def node_environment(
 ) -> dict[str, str]:
     """`code` is the folder with our packages; `ports` are free ports for Ray's fixed-port listeners."""
     metrics = {"AUTOSCALER_METRIC_PORT": str(ports["autoscaler"]), "DASHBOARD_METRIC_PORT": str(ports["dashboard"])}
-    return inherited() | SETTINGS | metrics | token_environment(token_path) | {"PYTHONPATH": str(code)} | dict(extra)
+    return (
+        inherited()
+        | SETTINGS
+        | _unmasked()
+        | metrics
+        | token_environment(token_path)
+        | {"PYTHONPATH": str(code)}
+        | dict(extra)
+    )
 
 
 def _start(interpreter: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, GetJsonS
 from pydantic_core import CoreSchema
 
 from cluster import environments, recipes
-from cluster.accelerators import TABLE, backend_name
+from cluster.catalogue import backend_name, own_vendors
 from cluster.errors import SpecError, UserError, nearest
 from cluster.validation import WrongValueError, checked, in_field
 from cluster.yaml import MAX_BYTES, load
@@ -128,7 +128,7 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
     """Nodes that are alike: one backend, one environment, one price."""
 
     backend: Annotated[str, AfterValidator(lambda word: in_field(backend_name, word))] = Field(
-        description=f"Vendor's software path: {', '.join(TABLE)}, or an alias"
+        description=f"Vendor's software path: {', '.join(own_vendors())}, an alias, or one that is installed"
     )
     environment: EnvironmentSpec = Field(
         default=EnvironmentSpec(interpreter=environments.CURRENT), description="Python of its nodes"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.accelerators import TABLE
+from cluster.catalogue import vendor, vendors
 from workers.selection import ranking
 
 Data = dict[str, Any]
@@ -23,12 +23,12 @@ def backend_rows(nodes: list[Data]) -> list[Data]:
     """
     ready = [d for n in nodes if n["state"] == "ready" for d in n["devices"]]
     best = ranking.best(_Ranked(d["backend"], d["kind"], d["emulated"], d["unavailable_reason"]) for d in ready)
-    rows = [_row(backend, nodes, best is not None and best.backend == backend) for backend in TABLE]
+    rows = [_row(backend, nodes, best is not None and best.backend == backend) for backend in vendors()]
     return sorted(rows, key=lambda row: not row["available"])
 
 
 def _row(backend: str, nodes: list[Data], recommended: bool) -> Data:
-    facts = TABLE[backend]
+    facts = vendor(backend)
     own = [(node, device) for node in nodes for device in node["devices"] if device["backend"] == backend]
     usable = [(n, d) for n, d in own if n["state"] == "ready" and not d["unavailable_reason"]]
     serving = [node for node in nodes if node.get("backend") == backend]
@@ -67,5 +67,5 @@ def _reason(backend: str, serving: list[Data], devices: list[Data]) -> str:
     if lost or unavailable:
         return "; ".join([*lost, *unavailable])
     if serving:
-        return f"no {TABLE[backend].title} was found on {', '.join(node['node'] for node in serving)}"
+        return f"no {vendor(backend).title} was found on {', '.join(node['node'] for node in serving)}"
     return "no pool of this back end in the fleet"

@@ -6,31 +6,17 @@ Sizes `16GB`, `16GiB`; durations `30s`, `5m`, `1h30m`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from cluster.accelerators import ALIASES, TABLE, backend_name
+from cluster.catalogue import aliases, backend_name, is_backend, spelled, vendors, words
 from cluster.errors import UserError
 from orchestrator.core.fit import ANY
 
 AT_MOST = 4096
 """What `8+` stands for at its upper end: more devices than one node has."""
 
-MODELS: dict[str, tuple[str, ...]] = {
-    "nvidia": (
-        *("P100", "V100", "T4", "A10", "A10G", "A16", "A30", "A40", "A100", "A6000", "L4", "L40", "L40S", "RTX3090"),
-        *("RTX4090", "RTX5090", "H20", "H100", "H200", "GH200", "B200", "B300", "GB200", "GB300"),
-    ),
-    "amd": ("MI100", "MI210", "MI250", "MI250X", "MI300A", "MI300X", "MI325X", "MI350X", "MI355X"),
-    "tpu": ("v2", "v3", "v4", "v5e", "v5p", "v6e", "v7x"),
-    "intel": ("Max1100", "Max1550", "B580", "Gaudi2", "Gaudi3"),
-    "neuron": ("Trainium1", "Trainium2", "Trainium3", "Inferentia2"),
-    "apple": ("M1", "M2", "M3", "M4", "M5"),
-}
-"""Models that may be written without their back end. Any other model needs it: `nvidia:NAME`."""
-
-BACKEND_OF = {model.lower(): (backend, model) for backend, models in MODELS.items() for model in models}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COUNT = re.compile(r"(?P<low>[0-9]{1,6})(?P<more>\+|\.\.(?P<high>[0-9]{1,6}))?")
 SIZE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,6})?)\s*(?P<prefix>[KMGT])(?P<binary>i?)B\+?", re.IGNORECASE)
@@ -98,32 +84,35 @@ def _one(text: str) -> Wanted:
 
 def _kinds(first: str, models: str, text: str) -> tuple[str, ...]:
     if not models and first.lower() != ANY and "," not in first:
-        return (_backend_or_model(first),)
+        return _backend_or_model(first)
     if not models:
-        return (ANY,) if first.lower() == ANY else tuple(_backend_or_model(name.strip()) for name in first.split(","))
+        return (ANY,) if first.lower() == ANY else _each(first, _backend_or_model)
     if first.lower() == ANY:
         raise UserError(f"{text!r}: `any` takes no model", FORMS)
     backend = backend_name(first)
-    return tuple(f"{backend}:{_model(name.strip(), text)}" for name in models.split(","))
+    return _each(models, lambda name: _of_backend(backend, name, text))
 
 
-def _model(name: str, text: str) -> str:
+def _each(names: str, read: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(kind for name in names.split(",") for kind in read(name.strip())))
+
+
+def _of_backend(backend: str, name: str, text: str) -> tuple[str, ...]:
+    """A model after its back end need not be listed: discovery may find cards that nobody wrote down."""
     if not NAME.fullmatch(name):
         raise UserError(f"{text!r}: {name!r} is not a model", FORMS)
-    return BACKEND_OF.get(name.lower(), ("", name))[1]
+    return spelled(name, backend) or (f"{backend}:{name}",)
 
 
-def _backend_or_model(name: str) -> str:
-    """The pattern for a word that stands alone. A model may carry its variant: `A100-80GB`."""
-    lower = name.lower()
-    if lower in TABLE or lower in ALIASES:
-        return backend_name(lower)
-    family, dash, variant = name.partition("-")
-    if family.lower() in BACKEND_OF:
-        backend, model = BACKEND_OF[family.lower()]
-        return f"{backend}:{model}{dash}{_model(variant, name) if dash else ''}"
-    close = get_close_matches(lower, [*TABLE, *ALIASES, ANY, *BACKEND_OF], n=1, cutoff=0.5)
-    meant = f"did you mean {BACKEND_OF.get(close[0], ('', close[0]))[1]!r}? " if close else ""
+def _backend_or_model(name: str) -> tuple[str, ...]:
+    """The patterns for a word that stands alone. A model may carry its variant: `A100-80GB`."""
+    if is_backend(name):
+        return (backend_name(name),)
+    if NAME.fullmatch(name) and (found := spelled(name)):
+        return found
+    known = {word.lower(): word for word in (*vendors(), *aliases(), ANY, *words())}
+    close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+    meant = f"did you mean {known[close[0]]!r}? " if close else ""
     raise UserError(f"unknown accelerator {name!r}", f"{meant}{FORMS}")
 
 

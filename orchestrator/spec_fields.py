@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
 
-from cluster.accelerators import TABLE
+from cluster.catalogue import vendors
+from cluster.catalogue.precision import PRECISIONS
 from cluster.errors import nearest
 from cluster.validation import WrongValueError, in_field
 from orchestrator.resources import Wanted, accelerators, counted, duration_s, size_bytes
@@ -17,8 +18,6 @@ TRANSFORMERS = re.compile(r"transformers:([a-z0-9][a-z0-9_-]*|(?![/.])[A-Za-z0-9
 POOL_PATH = re.compile(r"((?P<pool>[a-z0-9][a-z0-9-]{0,30}):)?(?P<path>[^:\0]+)")
 SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
 OURS = ("POLYFLEET_", "RAY_")
-SET_FROM_LEASES = frozenset(facts.visibility for facts in TABLE.values() if facts.visibility)
-PRECISIONS = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
 LONGEST_S = 7 * 86400.0
 
 
@@ -90,7 +89,7 @@ def _variable(name: str, value: Any) -> str:
 def _check_variable_name(name: str) -> None:
     if not VARIABLE.fullmatch(name):
         raise WrongValueError(f"{name!r} cannot be an environment variable", "use letters, digits and _")
-    if name.startswith(OURS) or name in SET_FROM_LEASES:
+    if name.startswith(OURS) or any(name == row.visibility for row in vendors().values()):
         raise WrongValueError(f"{name} is set by Polyfleet itself", "leave it out; any other name may be set")
 
 

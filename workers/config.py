@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from cluster.accelerators import TABLE, backend_name
+from cluster import catalogue
+from cluster.catalogue.precision import long_name
 from cluster.errors import SpecError, UserError, nearest
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -24,7 +25,6 @@ Attention = Literal["auto", "flash", "efficient", "math"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 # In the environment a list is written as people write PATH-like things: nvidia,cpu
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split(v) if isinstance(v, str) else v)]
-SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def split(text: str) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class VendorConfig(BaseModel):
     @field_validator("precision", mode="before")
     @classmethod
     def _long_name(cls, value: object) -> object:
-        return SHORT.get(value.lower(), value.lower()) if isinstance(value, str) else value
+        return long_name(value) if isinstance(value, str) else value
 
 
 class CPUConfig(VendorConfig):
@@ -120,7 +120,9 @@ class PolyfleetConfig(BaseSettings):
         env_prefix="POLYFLEET_CONFIG__", env_nested_delimiter="__", frozen=True, extra="forbid"
     )
 
-    backends: Names = Field(default=tuple(TABLE), description="back ends that may be chosen; at least one")
+    backends: Names = Field(
+        default_factory=lambda: tuple(catalogue.vendors()), description="back ends that may be chosen; at least one"
+    )
     priority: Names = Field(default=(), description="back ends or kinds to choose first, best first")
     cpu: CPUConfig = Field(default_factory=CPUConfig)
     nvidia: NVIDIAConfig = Field(default_factory=NVIDIAConfig)
@@ -141,9 +143,9 @@ class PolyfleetConfig(BaseSettings):
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError(f"no back end is enabled; name at least one of {', '.join(TABLE)}")
+            raise ValueError(f"no back end is enabled; name at least one of {', '.join(catalogue.vendors())}")
         try:
-            return tuple(backend_name(name) for name in value)
+            return tuple(catalogue.backend_name(name) for name in value)
         except UserError as e:
             raise ValueError(str(e)) from None
 

@@ -13,6 +13,7 @@ class DeviceInfo(BaseModel):
     `device_type` is torch's name for it (`cuda:0`, `xla:0`, `xpu:0`, `mps:0`, `cpu`), `architecture` its SM
     version (`sm_90`), gfx number (`gfx942`), TPU generation (`v5e`) or instruction set (`x86_64`). `supported_dtypes`
     are names (`bfloat16`); `dtypes_from` says whether they were `probed` on the device or are `documented`.
+    `fp8_supported` is None where nobody knows; `topology` is that of a TPU's slice (`2x4`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +34,9 @@ class DeviceInfo(BaseModel):
     runtime_versions: dict[str, str] = {}
     supported_dtypes: tuple[str, ...] = ()
     dtypes_from: str = "unknown"
+    fp8_supported: bool | None = None
+    tpu_version: str = ""
+    topology: str = ""
     is_available: bool = True
     unavailable_reason: str = ""
     emulated: bool = False

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from workers.capability.facts import device_facts
+from cluster import catalogue
+from workers.capability.facts import cited
 
 TERA, GIGA = 1e12, 1e9
 
@@ -20,14 +21,14 @@ class Peak:
 
 def of(kind: str) -> Peak:
     """float32 is the vector units' (torch's default); TF32 is not counted as it."""
-    facts = device_facts(kind)
+    facts = catalogue.model(kind)
     if facts is None:
         return Peak()
     per_device = 1 / facts.devices_per_card
     said = {"fp32": facts.fp32_tflops, "bf16": facts.bf16_tflops, "fp16": facts.fp16_tflops}
     return Peak(
         flops={name: value * TERA * per_device for name, value in said.items() if value},
-        bytes_per_s=facts.mem_bw_gbs * GIGA * per_device if facts.mem_bw_gbs else None,
-        achievable={"bf16": facts.mamf_bf16_tflops * TERA * per_device} if facts.mamf_bf16_tflops else {},
-        source=facts.source,
+        bytes_per_s=facts.memory_bandwidth_gbs * GIGA * per_device if facts.memory_bandwidth_gbs else None,
+        achievable={"bf16": facts.measured_bf16_tflops * TERA * per_device} if facts.measured_bf16_tflops else {},
+        source=cited(facts.sources),
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from cluster.catalogue.precision import BYTES, SHORT_OF, long_name
 from cluster.errors import NotFound
 from orchestrator.benchmark import peaks, rounds, statistics
 from workers.benchmark import catalogue
@@ -16,7 +17,6 @@ from workers.benchmark.host import classify
 
 SCHEMA = 1
 MEASURED = "measured"
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 Data = dict[str, Any]
 
 
@@ -109,7 +109,7 @@ def _rates(cell: Data, call_s: float) -> Data:
 def _moved(cell: Data) -> float:
     """By the formula, for lines that do not say."""
     try:
-        return catalogue.find(cell["case"]).bytes(ITEMSIZE[cell["precision"]])
+        return catalogue.find(cell["case"]).bytes(BYTES[long_name(cell["precision"])])
     except NotFound:
         return 0.0
 
@@ -177,7 +177,7 @@ def _limits(cells: dict[str, Data], columns: Data) -> None:
     for name, column in columns.items():
         mine = [c for c in cells.values() if c["column"] == name and c["call_s"]]
         vendor = peaks.of(column.get("kind", ""))
-        products = {precision: _most(mine, "flops_per_s", "matmul", precision) for precision in ITEMSIZE}
+        products = {precision: _most(mine, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()}
         copies = _most(mine, "bytes_per_s", "memory-copy")
         for cell in mine:
             cell["of_peak_flops"] = _share(cell["flops_per_s"], vendor.flops.get(cell["precision"]))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from cluster.accelerators import ALIASES
+from cluster.catalogue import meets
 from orchestrator.core.model import Candidate, Devices
 
 ANY = "any"
@@ -11,10 +11,7 @@ Rule = Callable[[Candidate, Devices], str]
 
 def matches(pattern: str, have: Devices) -> bool:
     """Equal, in any case; the backend alone; `any`; or the model's family: `nvidia:H100` takes `nvidia:H100-80GB`."""
-    wanted, kind = pattern.lower(), have.kind.lower()
-    is_backend = ALIASES.get(wanted, wanted) == have.backend
-    is_family = ":" in wanted and kind.startswith(wanted + "-")
-    return wanted in (kind, ANY) or is_backend or is_family
+    return pattern.lower() == ANY or meets(pattern, have.kind)
 
 
 def asked_by_name(want: Candidate, have: Devices) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cluster.catalogue.precision import short_name
+
 if TYPE_CHECKING:
     from orchestrator.core.gang import Option
     from orchestrator.core.model import Job
 
-FP32 = "fp32"
-SHORT = {"": FP32, "float32": FP32, "bfloat16": "bf16", "float16": "fp16"}
 Key = tuple[str, str, str, str]
 """Workload, mode, kind, precision."""
 
@@ -39,7 +39,7 @@ class Throughput:
     def of(self, job: "Job", candidate: int, kind: str) -> Measured | None:
         precision = job.candidates[candidate].precision
         mode = "train" if job.task == "train" else "forward"
-        return self.rows.get((job.workload, mode, kind, SHORT.get(precision, precision))) if job.workload else None
+        return self.rows.get((job.workload, mode, kind, short_name(precision))) if job.workload else None
 
 
 @dataclass(frozen=True, slots=True)

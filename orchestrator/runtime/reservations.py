@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.accelerators import ray_resource
+from cluster.catalogue import ray_resource
 from cluster.errors import FleetError
 
 WAIT_S = 10.0

@@ -1,6 +1,6 @@
 """Back ends as the fleet has them: available with kinds and pools, or absent with a reason."""
 
-from cluster.accelerators import TABLE
+from cluster.catalogue import vendors
 from orchestrator.inventory import backend_rows
 
 
@@ -23,7 +23,7 @@ def reasons(nodes):
 
 
 def test_every_back_end_has_a_row_in_the_order_of_the_table():
-    assert [row["backend"] for row in backend_rows([])] == list(TABLE)
+    assert [row["backend"] for row in backend_rows([])] == list(vendors())
     assert set(reasons([]).values()) == {(False, "no pool of this back end in the fleet")}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import workers
-from cluster.accelerators import TABLE
+from cluster.catalogue import vendor, vendors
 from workers.attempt.processes import MARK
 from workers.messages import Order
 
@@ -22,35 +22,13 @@ NAMES = frozenset(
     | {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
     | {"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "POLYFLEET_CPU_ENGINE"}
 )
-PREFIXES = (
-    *(
-        "LC_",
-        "CUDA_",
-        "NVIDIA_",
-        "NCCL_",
-        "ROCM_",
-        "HIP_",
-        "HSA_",
-        "RCCL_",
-        "MIOPEN_",
-        "PJRT_",
-        "TPU_",
-        "LIBTPU_",
-        "XLA_",
-    ),
-    *("NEURON_", "ONEAPI_", "ZE_", "SYCL_", "CCL_", "IPEX_", "MKL_", "KMP_", "GOMP_", "GLOO_", "UCX_", "FI_"),
-    *("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_"),
-)
+PREFIXES = ("LC_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_")
+"""Of the language, the network and torch; those of vendors stand in the catalogue."""
 POOL_VARIABLES = "POLYFLEET_POOL_VARIABLES"
 """Names, comma-separated, of what the fleet file sets for the pool's nodes (cluster/raylets.py)."""
 
 LOOKS_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH", re.IGNORECASE)
 
-# The CUDA runtime counts the quickest GPU first unless told otherwise; NVML and Level Zero's sysfs count in PCI order.
-ORDER_OF_DEVICES = {
-    "nvidia": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
-    "intel": {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
-}
 TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1"}
 
 
@@ -58,7 +36,8 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """What a rank may see of the node's own variables, and all that its pool declares. A proxy with a password stays
     out.
     """
-    kept = {k: v for k, v in environ.items() if (k in NAMES or k.startswith(PREFIXES)) and not LOOKS_SECRET.search(k)}
+    prefixes = (*PREFIXES, *(prefix for row in vendors().values() for prefix in row.variables))
+    kept = {k: v for k, v in environ.items() if (k in NAMES or k.startswith(prefixes)) and not LOOKS_SECRET.search(k)}
     kept = {k: v for k, v in kept.items() if not (k.lower().endswith("_proxy") and "@" in v)}
     kept |= {name: environ[name] for name in environ.get(POOL_VARIABLES, "").split(",") if name in environ}
     search = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
@@ -122,13 +101,13 @@ def _polyfleet(order: Order, folder: Path) -> dict[str, str]:
 
 def visible(order: Order, local_rank: int) -> dict[str, str]:
     """Which devices the rank sees: one of the leased for `train`, all of them for the tasks with one rank per node."""
-    variable = TABLE[order.backend].visibility
-    if order.emulated or not variable:
+    row = vendor(order.backend)
+    if order.emulated or not row.visibility:
         return {}
     leased = order.devices[local_rank : local_rank + 1] if order.task == "train" else order.devices
-    shown = {
-        variable: ",".join(order.visible_as.get(str(number), str(number)) for number in leased)
-    } | ORDER_OF_DEVICES.get(order.backend, {})
+    shown = {row.visibility: ",".join(order.visible_as.get(str(number), str(number)) for number in leased)}
+    # The CUDA runtime counts the quickest GPU first unless told otherwise; NVML and Level Zero's sysfs in PCI order.
+    shown |= dict(setting.split("=", 1) for setting in row.device_order)
     if order.backend == "tpu" and len(leased) in TPU_BOUNDS:
         shown |= {"TPU_CHIPS_PER_HOST_BOUNDS": TPU_BOUNDS[len(leased)], "TPU_HOST_BOUNDS": "1,1,1"}
     return shown

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.accelerators import ALIASES, TABLE
+from cluster import catalogue
 from cluster.errors import UserError, nearest
 from workers.errors import BackendUnavailable
 
@@ -35,9 +35,11 @@ def names() -> tuple[str, ...]:
 
 def canonical(word: str) -> str:
     """The back end for a name or an alias, in any case. Raises UserError naming the nearest."""
-    name = ALIASES.get(str(word).lower(), str(word).lower())
-    if name not in names() and name not in TABLE:
-        raise UserError(f"unknown backend {word!r}", nearest(str(word).lower(), [*names(), *ALIASES]))
+    name = str(word).lower()
+    if catalogue.is_backend(name):
+        return catalogue.backend_name(name)
+    if name not in names():
+        raise UserError(f"unknown backend {word!r}", nearest(name, [*names(), *catalogue.aliases()]))
     return name
 
 

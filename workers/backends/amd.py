@@ -5,13 +5,9 @@ from typing import Any
 
 import torch
 
+from cluster import catalogue
 from workers.backends.parts.torch_module import CudaModuleBackend
 from workers.backends.parts.traits import Traits
-
-# The flavour of fp8 by architecture: the same bits mean half the value in fnuz. Source: AMD's ROCm precision support
-# table.
-FP8_FNUZ = ("gfx940", "gfx941", "gfx942")
-FP8_OCP = ("gfx950", "gfx1200", "gfx1201")
 
 
 class AMDBackend(CudaModuleBackend):
@@ -44,14 +40,13 @@ class AMDBackend(CudaModuleBackend):
 
     def _model(self) -> str:
         """`AMD Instinct MI300X OAM` -> `MI300X`; the architecture where the name has no such word."""
-        found = re.search(r"\bMI\d+[A-Z]*\b", str(self._properties().name))
-        return found[0] if found else self._architecture()
+        name = str(self._properties().name)
+        word = re.search(r"\bMI\d+[A-Z]*\b", name)
+        known = catalogue.found("amd", name=name) or (word and catalogue.found("amd", name=word[0]))
+        return known.kind.partition(":")[2] if known else self._architecture()
 
-    def _has_units(self, dtype: torch.dtype) -> bool:
-        name = str(dtype).removeprefix("torch.")
-        if not name.startswith("float8"):
-            return True
-        return self._architecture() in (FP8_FNUZ if name.endswith("fnuz") else FP8_OCP)
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        return catalogue.computes("amd", self._architecture(), str(dtype))
 
 
 Backend = AMDBackend

@@ -5,10 +5,8 @@ from typing import Any
 
 import torch
 
+from cluster import catalogue
 from workers.backends.base import BaseBackend, Later, Memory
-
-# Metal has no float64, and torch's MPS kernels none of these. Source: pytorch#122602 and torch's MPS documentation.
-ABSENT = ("float64", "complex128", "uint16", "uint32", "uint64")
 
 
 class AppleBackend(BaseBackend):
@@ -62,9 +60,8 @@ class AppleBackend(BaseBackend):
     def _set_device_rng(self, state: torch.Tensor) -> None:
         torch.mps.set_rng_state(state.cpu())
 
-    def _has_units(self, dtype: torch.dtype) -> bool:
-        name = str(dtype).removeprefix("torch.")
-        return name not in ABSENT and not name.startswith("float8")
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        return catalogue.computes("apple", "", str(dtype))
 
 
 Backend = AppleBackend

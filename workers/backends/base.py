@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cluster.accelerators import TABLE
+from cluster import catalogue
 from cluster.errors import UserError
 from workers.backends.parts import describing, placing, probing, random_state
 from workers.backends.parts.precision import dtype_of, precision_of
@@ -223,7 +223,7 @@ class BaseBackend(Shortcuts, ABC):
         return device_id
 
     def _device(self, device_id: int) -> torch.device:
-        return torch.device(TABLE[self.BACKEND_NAME].torch_device, device_id)
+        return torch.device(catalogue.vendor(self.BACKEND_NAME).torch_device, device_id)
 
     def _info(self) -> dict[str, Any]:
         """Fields of DeviceInfo that this vendor knows; those without a field of their own belong in `properties`."""

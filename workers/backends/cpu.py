@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cluster import catalogue
 from cluster.errors import SpecError
 from workers.backends.base import BaseBackend, Later, Memory
 from workers.backends.parts import switches
@@ -22,11 +23,6 @@ from workers.errors import BackendUnavailable
 
 ENGINES = ("", "torch", "ipex")
 IPEX = "intel_extension_for_pytorch"
-# Instruction sets that compute with a dtype, as the kernel names them on x86 and Arm.
-UNITS = {
-    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
-    torch.float16: ("avx512_fp16", "amx_fp16", "asimdhp"),
-}
 
 
 class CPUBackend(BaseBackend):
@@ -93,9 +89,9 @@ class CPUBackend(BaseBackend):
         """Without an instruction set for it a dtype is emulated; with one, the environment may still keep torch or
         oneDNN from using it (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA): that shows in the time alone.
         """
-        sets = UNITS.get(dtype)
+        sets = catalogue.instruction_sets(str(dtype))
         flags = instruction_sets(Machine())
-        return None if sets is None or not flags or any(flags.get(name) for name in sets) else False
+        return None if not sets or not flags or any(flags.get(name) for name in sets) else False
 
 
 Backend = CPUBackend

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cluster import catalogue
 from workers.backends.base import Later
 from workers.backends.parts import switches
 from workers.backends.parts.loading import why_not
 from workers.backends.parts.xla import XLABackend
-
-# No units for these. Source: AWS Neuron's table of data types.
-NOT_NATIVE = (torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 class NeuronBackend(XLABackend):
@@ -50,8 +48,8 @@ class NeuronBackend(XLABackend):
         folder = getattr(self.config, "persistent_cache", None)
         switches.variable("NEURON_COMPILE_CACHE_URL", None if folder is None else str(folder), later)
 
-    def _has_units(self, dtype: torch.dtype) -> bool:
-        return dtype not in NOT_NATIVE
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        return catalogue.computes("neuron", "", str(dtype))
 
 
 Backend = NeuronBackend

@@ -4,13 +4,9 @@ from typing import Any
 
 import torch
 
+from cluster import catalogue
 from workers.backends.parts.torch_module import CudaModuleBackend
 from workers.backends.parts.traits import Traits
-
-# First compute capability with native units; below, torch emulates or refuses. Source: NVIDIA's CUDA programming guide,
-# arithmetic.
-NATIVE_FROM: dict[str, tuple[int, int]] = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9), "float8_e5m2": (8, 9)}
-NEVER = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 class NVIDIABackend(CudaModuleBackend):
@@ -42,9 +38,9 @@ class NVIDIABackend(CudaModuleBackend):
             "runtime_versions": {"cuda": str(torch.version.cuda)},
         }
 
-    def _has_units(self, dtype: torch.dtype) -> bool:
-        name = str(dtype).removeprefix("torch.")
-        return name not in NEVER and torch.cuda.get_device_capability(self.device) >= NATIVE_FROM.get(name, (0, 0))
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return catalogue.computes("nvidia", f"sm_{major}{minor}", str(dtype))
 
 
 Backend = NVIDIABackend

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cluster import catalogue
 from cluster.errors import UserError
 from workers.backends.base import Later, Memory
 from workers.backends.parts import switches
@@ -22,9 +23,6 @@ from workers.backends.parts.loading import Failure, why_not
 from workers.backends.parts.xla import TorchXLA, XLABackend
 
 DEVICE_FILES = ("accel*", "vfio/[0-9]*")
-# Stored on a TPU, but without units that compute with them. Source: Google's TPU system architecture and the XLA dtype
-# table.
-NOT_NATIVE = (torch.float16, torch.float64, torch.complex128)
 
 
 class TorchTPU(TorchXLA):
@@ -146,8 +144,9 @@ class TPUBackend(XLABackend):
             later(backends.set_mat_mul_precision, backends.get_mat_mul_precision())
             backends.set_mat_mul_precision(config.matmul_precision)
 
-    def _has_units(self, dtype: torch.dtype) -> bool:
-        return self.emulated or dtype not in NOT_NATIVE
+    def _has_units(self, dtype: torch.dtype) -> bool | None:
+        generation = _generation(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+        return self.emulated or catalogue.computes("tpu", generation, str(dtype))
 
 
 Backend = TPUBackend
@@ -158,9 +157,10 @@ def _emulated() -> bool:
 
 
 def _generation(accelerator_type: str) -> str:
-    """`v5litepod-8` -> `v5e`, `v6e-4` -> `v6e`. Source: the accelerator types of Cloud TPU."""
+    """`v5litepod-8` -> `v5e`, `v6e-4` -> `v6e`."""
     first = accelerator_type.split("-")[0].lower()
-    return {"v5litepod": "v5e", "v5lite": "v5e", "tpu7x": "v7x"}.get(first, first)
+    known = catalogue.found("tpu", name=first)
+    return known.model if known else first
 
 
 def _use_cache(folder: Path) -> None:

@@ -3,22 +3,15 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cluster.accelerators import EMULATED, backend_name
-from workers.capability.facts import FNUZ_ARCHITECTURES, FP8_FN, FP8_FNUZ, device_facts, documented_dtypes
+from cluster import catalogue
+from cluster.catalogue import EMULATED, Architecture, backend_name
+from cluster.catalogue.precision import FLOATS as FLOATS
+from workers.capability.facts import cited
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 PROBED, DOCUMENTED, UNKNOWN = "probed", "documented", "unknown"
-FLOATS = ("float32", "bfloat16", "float16", "float64", "complex64", "complex128", *FP8_FN, *FP8_FNUZ)
-# From the kind to what tells dtypes apart, where a kind is asked for without a device: compute capability and gfx.
-ARCHITECTURES = {
-    "nvidia:V100": "sm_70", "nvidia:T4": "sm_75", "nvidia:A100": "sm_80", "nvidia:A10": "sm_86", "nvidia:A30": "sm_80",
-    "nvidia:A40": "sm_86", "nvidia:RTX-30": "sm_86", "nvidia:RTX-40": "sm_89", "nvidia:L4": "sm_89",
-    "nvidia:H100": "sm_90", "nvidia:H200": "sm_90", "nvidia:GH200": "sm_90", "nvidia:B200": "sm_100",
-    "nvidia:GB200": "sm_100", "amd:MI210": "gfx90a", "amd:MI250": "gfx90a", "amd:MI300": "gfx942",
-    "amd:MI308": "gfx942", "amd:MI325": "gfx942", "amd:MI350": "gfx950", "amd:MI355": "gfx950",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +49,6 @@ class Capabilities:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class _Backend:
-    """What is documented of all devices of one back end."""
-
-    kernels: str
-    flash: bool | None
-    dynamic: str
-    collectives: str
-    compiler: str
-
-
-OF = {
-    "nvidia": _Backend("CUDA, Triton", True, "yes", "nccl", "inductor (Triton)"),
-    "amd": _Backend("HIP, Triton", True, "yes", "nccl (RCCL)", "inductor (Triton)"),
-    "tpu": _Backend("Pallas", True, "no: each new shape is compiled anew", "xla", "openxla"),
-    "intel": _Backend("SYCL, Triton", True, "yes", "xccl", "inductor (Triton)"),
-    "neuron": _Backend("NKI", True, "no: each new shape is compiled anew", "xla", "neuronx-cc"),
-    "apple": _Backend("Metal", None, "yes", "gloo (through the host)", "inductor (prototype)"),
-    "cpu": _Backend("C++", True, "yes", "gloo", "inductor (C++)"),
-}
-SOURCES = {
-    "nvidia": "PyTorch's documentation; NVIDIA's CUDA programming guide",
-    "amd": "PyTorch's documentation; AMD's ROCm documentation",
-    "tpu": "PyTorch/XLA's documentation",
-    "intel": "PyTorch's documentation of XPU",
-    "neuron": "AWS Neuron's documentation",
-    "apple": "PyTorch's documentation of MPS",
-    "cpu": "PyTorch's documentation",
-}
-
-
 def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilities:
     """Of a kind as devices spell it (`nvidia:H100-80GB`, `tpu:v5e`, `cpu`) or of a back end by name or alias.
 
@@ -104,63 +66,48 @@ def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilitie
     return overruled(known, backend)
 
 
-def architecture_of(kind: str) -> str:
-    """The longest listed kind that begins this one decides: `nvidia:A100-80GB` is an A100, not an A10."""
-    found = [listed for listed in ARCHITECTURES if kind.startswith(listed)]
-    return ARCHITECTURES[max(found, key=len)] if found else ""
-
-
 def _documented(backend: str, kind: str) -> Capabilities:
-    facts, all_of = SOURCES[backend], OF[backend]
-    emulated = kind == f"tpu:{EMULATED}"
+    row = catalogue.vendor(backend)
+    source, emulated = cited(row.sources), kind.endswith(f":{EMULATED}")
+    architecture = catalogue.architecture_of(kind)
+    known = catalogue.architecture(backend, architecture)
     return Capabilities(
         kind=kind,
-        dtypes=_dtypes(backend, kind),
-        custom_kernels=Known("none: they are for TPUs" if emulated else all_of.kernels, DOCUMENTED, facts),
-        flash_attention=_told(False if emulated else all_of.flash, facts),
-        fp8_flavour=_flavour(backend, kind),
-        xla=Known(backend in ("tpu", "neuron"), DOCUMENTED, facts),
-        dynamic_shapes=Known(all_of.dynamic, DOCUMENTED, facts),
-        collectives=Known("gloo" if emulated else all_of.collectives, DOCUMENTED, facts),
-        compile=Known(all_of.compiler, DOCUMENTED, facts),
+        dtypes=_dtypes(backend, kind, known),
+        custom_kernels=_told("none: they are for the real device" if emulated else row.kernels, source),
+        flash_attention=_told(False if emulated else row.flash_attention, source),
+        fp8_flavour=_told(known.fp8_flavour if known else "", cited(known.sources) if known else ""),
+        xla=Known(row.torch_device == "xla", DOCUMENTED, source),
+        dynamic_shapes=_told(row.dynamic_shapes, source),
+        collectives=_told("gloo" if emulated else row.collectives, source),
+        compile=_told(row.compiler, source),
     )
 
 
-def _told(value: bool | None, source: str) -> Known:
-    return Known(None, UNKNOWN) if value is None else Known(value, DOCUMENTED, source)
+def _told(value: Any, source: str) -> Known:
+    return Known(None, UNKNOWN) if value in (None, "") else Known(value, DOCUMENTED, source)
 
 
-def _dtypes(backend: str, kind: str) -> dict[str, Known]:
-    """A bare back end, or a model nobody lists, has unknown dtypes but float32: its devices differ."""
-    architecture = architecture_of(kind)
-    specific = bool(architecture) or (backend not in ("nvidia", "amd") and (":" in kind or backend in ("cpu", "apple")))
-    if not specific:
-        return {name: Known("native" if name == "float32" else None, DOCUMENTED if name == "float32" else UNKNOWN)
-                for name in FLOATS}  # fmt: skip
-    native = documented_dtypes(backend, kind, architecture)
-    row = device_facts(kind)
-    source = row.source if row else SOURCES[backend]
-    found = {name: Known("native" if name in native else "absent", DOCUMENTED, source) for name in FLOATS}
-    return found | {name: Known(None, UNKNOWN) for name in UNKNOWN_WITHOUT_A_DEVICE.get(backend, ())} | _emulated(kind)
+def _dtypes(backend: str, kind: str, known: Architecture | None) -> dict[str, Known]:
+    """Unknown but float32 where nobody wrote down what all devices of the kind compute with."""
+    source = cited(known.sources) if known else ""
+    found = {name: Known(_how(name, known), DOCUMENTED, source) for name in FLOATS} if known else {}
+    unknown = _differing(backend) if known and not known.architecture else frozenset()
+    plain = Known("native", DOCUMENTED, source or cited(catalogue.vendor(backend).sources))
+    others = {
+        name: Known(None, UNKNOWN) if name in unknown else found.get(name, Known(None, UNKNOWN)) for name in FLOATS
+    }
+    return others | {"float32": plain}
 
 
-# By instruction set, which a kind `cpu` does not tell.
-UNKNOWN_WITHOUT_A_DEVICE = {"cpu": ("bfloat16", "float16")}
+def _how(dtype: str, known: Architecture) -> str:
+    """`native`, `emulated` (converted, or a fraction of the speed) or `absent`."""
+    return "native" if dtype in known.native else "emulated" if dtype in known.emulated else "absent"
 
 
-def _emulated(kind: str) -> dict[str, Known]:
-    """What torch computes by conversion, or at a fraction of the speed, on devices without units for it."""
-    source = "NVIDIA's CUDA programming guide; torch computes it in float32"
-    if kind.startswith(("nvidia:V100", "nvidia:T4")):
-        return {"bfloat16": Known("emulated", DOCUMENTED, source)}
-    return {}
-
-
-def _flavour(backend: str, kind: str) -> Known:
-    architecture, source = architecture_of(kind), SOURCES[backend]
-    if backend in ("nvidia", "amd") and not architecture:
-        return Known(None, UNKNOWN)
-    if architecture in FNUZ_ARCHITECTURES:
-        return Known("fnuz", DOCUMENTED, "ROCm's table of data types")
-    native = documented_dtypes(backend, kind, architecture)
-    return Known("fn" if "float8_e4m3fn" in native else "none", DOCUMENTED, source)
+def _differing(backend: str) -> frozenset[str]:
+    """What some architectures of a back end compute with and not all: of its name alone, or of `cpu`, which does not
+    tell the instruction sets, it is not known.
+    """
+    rows = {name: row for (of, name), row in catalogue.architectures().items() if of == backend and name != EMULATED}
+    return frozenset().union(*(row.native for row in rows.values())) - rows[""].native

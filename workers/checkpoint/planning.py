@@ -6,15 +6,15 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from cluster.accelerators import EMULATED, TABLE, backend_name
+from cluster import catalogue
+from cluster.catalogue import EMULATED
 from cluster.errors import UserError
-from workers.capability.facts import table
 from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.format.checks import tensor_bytes
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import RANDOM, Manifest, TensorEntry
-from workers.checkpoint.targets import NOTES, Fate, fate, lacking
+from workers.checkpoint.targets import Fate, fate, lacking, notes
 
 HOST_STREAMS = ("python", "numpy", "cpu")
 SAMPLE_CHUNKS = 8
@@ -26,18 +26,18 @@ def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
 
     "ok" is False where a dtype is refused or the devices are known to be too small; "memory"."fits" is `replicated`
     (each device holds all), `sharded`, `no` or `unknown`; "cannot_follow" has a sentence for each thing that stays
-    behind; "read" is measured on a sample, here and now. Raises UserError for an unknown back end.
+    behind; "read" is measured on a sample, here and now. Raises UserError for an unknown kind.
     """
     if count < 1:
         raise UserError(f"count is {count}", "plan for at least one device")
-    kind = _spelled(to)
+    kind = catalogue.known_kind(to)
     with Reader(Path(path)) as reader:
         manifest, read = reader.manifest, _sample(reader)
     lacks = lacking(kind)
     fates = {name: fate(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
     dtypes = _dtypes(manifest, fates, kind)
     memory = _memory(manifest, fates, kind, count)
-    random = _random(manifest, TABLE[kind.partition(":")[0]].torch_device)
+    random = _random(manifest, catalogue.vendor(kind.partition(":")[0]).torch_device)
     return {
         "step": manifest.step,
         "source": {"backend": manifest.producer.backend, "kind": manifest.producer.kind, "world": manifest.world.size},
@@ -51,11 +51,6 @@ def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
         "random": random,
         "cannot_follow": _left_behind(dtypes, memory, random),
     }
-
-
-def _spelled(to: str) -> str:
-    backend, colon, model = to.partition(":")
-    return backend_name(backend) + colon + model
 
 
 def _moving(manifest: Manifest) -> dict[str, TensorEntry]:
@@ -73,7 +68,7 @@ def _dtypes(manifest: Manifest, fates: dict[str, Fate], kind: str) -> list[dict[
     groups: dict[tuple[str, Fate], list[str]] = defaultdict(list)
     for name, found in fates.items():
         groups[manifest.tensors[name].dtype, found].append(name)
-    notes = NOTES.get(kind.partition(":")[0], {})
+    worth_knowing = notes(kind)
     return [
         {
             "dtype": dtype,
@@ -82,7 +77,7 @@ def _dtypes(manifest: Manifest, fates: dict[str, Fate], kind: str) -> list[dict[
             "action": found.action,
             "to": found.to,
             "may_lose": found.may_lose,
-            "reason": found.reason or notes.get(dtype, ""),
+            "reason": found.reason or worth_knowing.get(dtype, ""),
             "example": names[0],
         }
         for (dtype, found), names in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].to))
@@ -105,9 +100,8 @@ def _device_bytes(kind: str) -> int | None:
     """Of the smallest model that the kind may mean; None where nothing is written."""
     if ":" not in kind or kind.endswith(f":{EMULATED}"):
         return None
-    rows = [row for name, row in table().items() if name == kind or name.startswith(f"{kind}-")]
-    sizes = [row.memory_gb / row.devices_per_card for row in rows if row.memory_gb]
-    return int(min(sizes) * 1e9) if sizes else None
+    sizes = [size for row in catalogue.relatives(kind) if (size := row.memory_per_device_bytes)]
+    return min(sizes, default=None)
 
 
 def _reshard(manifest: Manifest, count: int) -> dict[str, Any]:

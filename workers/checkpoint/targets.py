@@ -1,47 +1,18 @@
 """What a target lacks, and what a tensor becomes there: documented or probed facts, no probing here, no torch.
 
-Sources: torch_xla 2.8.1 on its CPU runtime, measured (complex128, fp8 flavours); pytorch#122602 (MPS has no float64);
-workers.capability for models of devices. A device at hand is better asked: pass its `supported_dtypes` to `load`.
+What cannot be held stands in the catalogue's dtypes.csv, what is computed with in workers.capability. A device at hand
+is better asked: pass its `supported_dtypes` to `load`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cluster.accelerators import EMULATED, backend_name
+from cluster import catalogue
+from cluster.catalogue import EMULATED
+from cluster.catalogue.precision import FP8_FN, FP8_FNUZ
 from workers.capability.matrix import capabilities
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, FP8
 from workers.checkpoint.format.manifest import TensorEntry
-
-_XLA = {
-    "complex128": "XLA silently drops its imaginary part",
-    "complex32": "torch_xla does not support the type",
-    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), "torch_xla does not support the type"),
-    "float4_e2m1fn_x2": "torch_xla does not support the type",
-}
-_NO_COMPLEX = "complex numbers are not known to survive there"
-_LACKS: dict[str, dict[str, str]] = {
-    "tpu": {**_XLA, "float64": "a TPU has no float64 (XLA on the CPU keeps it)", "complex64": _NO_COMPLEX},
-    "neuron": {**_XLA, "float64": "Neuron devices have no float64", "complex64": _NO_COMPLEX},
-    "apple": {
-        "float64": "MPS has no float64",
-        "complex128": "MPS has no float64, so no complex128",
-        **dict.fromkeys(FP8, "MPS has no fp8"),
-    },
-}
-_OF_DEVICE_TYPE: dict[str, dict[str, str]] = {"xla": _XLA, "mps": _LACKS["apple"]}
-
-NOTES: dict[str, dict[str, str]] = {
-    "amd": {
-        "float8_e4m3fn": "MI300 computes in e4m3fnuz, where the same bits mean half the value; they stay e4m3fn",
-        "float8_e5m2": "MI300 computes in e5m2fnuz; they stay e5m2",
-    },
-    "nvidia": {
-        "float8_e4m3fnuz": "NVIDIA computes in e4m3fn, where the same bits mean twice the value; they stay e4m3fnuz",
-        "float8_e5m2fnuz": "NVIDIA computes in e5m2; they stay e5m2fnuz",
-    },
-    "intel": {"float64": "Arc GPUs have no float64 of their own"},
-}
-"""Kept, but worth knowing."""
 
 _INSTEAD: dict[str, tuple[str, ...]] = {
     "float64": ("float32",),
@@ -71,26 +42,41 @@ def lacking(kind: str) -> Mapping[str, str]:
     Raises UserError for an unknown back end, naming the nearest.
     """
     backend, _, model = kind.partition(":")
-    name = backend_name(backend)
-    if name == "tpu" and model == EMULATED:
-        return _XLA
-    known = capabilities(f"{name}:{model}" if model else name)
+    vendor = catalogue.vendor(backend)
+    if model == EMULATED:
+        return catalogue.lost(vendor.torch_device)
+    known = capabilities(f"{vendor.backend}:{model}" if model else vendor.backend)
     found = {
         dtype: f"{told.value} on {known.kind} ({told.source})"
         for dtype, told in known.dtypes.items()
         if told.value in ("absent", "emulated")
     }
-    return {**found, **_LACKS.get(name, {})}
+    return {**found, **catalogue.lost(vendor.torch_device, vendor.backend)}
 
 
 def lacking_on(device_type: str) -> Mapping[str, str]:
     """The same for a torch device type, which does not tell a TPU from XLA on the CPU: only what fails on both."""
-    return _OF_DEVICE_TYPE.get(device_type, {})
+    return catalogue.lost(device_type)
 
 
 def lacking_beyond(supported: frozenset[str]) -> Mapping[str, str]:
     """The same for a device that was asked what it supports."""
     return {name: "the target does not support it" for name in (*FLOATS, *COMPLEX) if name not in supported}
+
+
+def notes(kind: str) -> Mapping[str, str]:
+    """Of dtypes that a kind keeps, what is worth knowing: above all fp8 of the other flavour."""
+    backend, _, model = kind.partition(":")
+    vendor = catalogue.vendor(backend)
+    told = {} if model == EMULATED else catalogue.kept(vendor.torch_device, vendor.backend)
+    row = catalogue.architecture(vendor.backend, catalogue.architecture_of(f"{vendor.backend}:{model}"))
+    if row is None or row.fp8_flavour not in ("fn", "fnuz"):
+        return told
+    other, factor = (FP8_FN, "half") if row.fp8_flavour == "fnuz" else (FP8_FNUZ, "twice")
+    for dtype in other:
+        own = _other_flavour(dtype)
+        told[dtype] = f"{kind} computes in {own}, where the same bits mean {factor} the value; they stay {dtype}"
+    return told
 
 
 def fate(tensor: TensorEntry, dtype: str, lacks: Mapping[str, str]) -> Fate:

@@ -5,17 +5,16 @@ findings)`, which runs in a child with a time-out wherever there is a sign. The 
 only, which cannot hang, and runs here.
 """
 
-from importlib import import_module
 from pathlib import Path
 
-from cluster.accelerators import TABLE, backend_name
+from cluster.catalogue import backend_name, outside, own_vendors, vendors
 from cluster.vocabulary import Device, Finding
 from workers.discovery.health import health
 from workers.discovery.machine import Machine
-from workers.discovery.probe import look, probe
+from workers.discovery.probe import failed, look, probe, vendor_file
 from workers.discovery.versions import mismatches, torch_build, versions
 
-NAMES = tuple(name for name in TABLE if (Path(__file__).parent / f"{name}.py").exists())
+NAMES = tuple(name for name in own_vendors() if (Path(__file__).parent / f"{name}.py").exists())
 
 
 def discover(
@@ -26,15 +25,29 @@ def discover(
     Raises UserError for an unknown backend.
     """
     here = machine or Machine()
-    wanted = NAMES if backend is None else (backend_name(backend),)
-    signs = [name for name in wanted if name != "cpu" and _vendor(name).present(here)]
-    answers = probe(signs, here) + ([look("cpu", here)] if "cpu" in wanted else [])
+    wanted = names() if backend is None else (backend_name(backend),)
+    signs = {name: _sign(name, here) for name in wanted if name != "cpu"}
+    answers = probe([name for name, sign in signs.items() if sign is True], here)
+    answers += [look("cpu", here)] if "cpu" in wanted else []
     devices = [d for found, _ in answers for d in found]
-    findings = [f for _, said in answers for f in said]
+    findings = [sign for sign in signs.values() if isinstance(sign, Finding)]
+    findings += [f for _, said in answers for f in said]
     findings += mismatches(devices, versions(), torch_build())
     findings += health(devices, here)
     return tuple(devices), tuple(findings)
 
 
-def _vendor(name: str):  # type: ignore[no-untyped-def]
-    return import_module(f"workers.discovery.{name}")
+def names() -> tuple[str, ...]:
+    """Of our vendors, then of those that installed distributions can look for; the CPU last."""
+    theirs = [name for name in outside.entries(outside.DISCOVERY) if name in vendors() and name not in NAMES]
+    return (*(name for name in NAMES if name != "cpu"), *theirs, "cpu")
+
+
+def _sign(name: str, machine: Machine) -> bool | Finding:
+    """Is there a sign of its hardware? A file from outside that fails costs its own vendor only."""
+    try:
+        return bool(vendor_file(name).present(machine))
+    except Exception as e:
+        if name in NAMES:
+            raise
+        return failed(name, f"{type(e).__name__}: {e}")

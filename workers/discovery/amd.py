@@ -6,6 +6,7 @@ The order of KFD's GPU nodes is the order HIP counts in. A node the process may 
 import re
 from pathlib import Path
 
+from cluster import catalogue
 from cluster.vocabulary import Device, Finding, Scalar
 from workers.discovery import amd_smi
 from workers.discovery.machine import Machine
@@ -13,25 +14,6 @@ from workers.discovery.machine import Machine
 VENDOR = 0x1002
 NODES = "sys/class/kfd/kfd/topology/nodes"
 SYSTEM_HEAP = 0
-
-# PCI device ids, from the amdgpu driver and Ray's table. One not listed is called by its architecture, amd:gfx1100.
-MODELS = {
-    0x66A1: "MI50",
-    0x738C: "MI100",
-    0x7408: "MI250X",
-    0x740C: "MI250",
-    0x740F: "MI210",
-    0x74A0: "MI300A",
-    0x74A1: "MI300X",
-    0x74A2: "MI308X",
-    0x74A5: "MI325X",
-    0x74A9: "MI300X",
-    0x74B5: "MI300X",
-    0x75A0: "MI350X",
-    0x75A3: "MI355X",
-}
-# Graphics inside a CPU that AMD's torch wheels hold no code for: it must not stand in the way of a real card.
-INTEGRATED = frozenset({"gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1037", "gfx1103"})
 
 
 def present(machine: Machine) -> bool:
@@ -98,19 +80,21 @@ def _device(machine: Machine, node: str, index: int) -> Device:
     drm = f"sys/class/drm/renderD{properties.get('drm_render_minor', '')}/device"
     total, free = _memory(machine, node, drm)
     unique = int(properties.get("unique_id", 0))
+    product = machine.text(f"{drm}/product_name")
+    model = _model(product, pci_id, machine.number(f"{drm}/revision") or 0, total) or gfx
     return Device(
         backend="amd",
-        kind=f"amd:{MODELS.get(pci_id, gfx)}",
+        kind=f"amd:{model}",
         index=index,
-        name=machine.text(f"{drm}/product_name") or f"AMD {MODELS.get(pci_id, gfx)}",
+        name=product or f"AMD {model}",
         uuid=f"GPU-{unique:016x}" if unique else "",
         total_memory_bytes=total,
         free_memory_bytes=free,
         driver_version=machine.text("sys/module/amdgpu/version"),
         architecture=gfx,
         unavailable_reason=_reason(machine, gfx),
-        integrated=gfx in INTEGRATED,
-        unified_memory=gfx in INTEGRATED,
+        integrated=_integrated(gfx),
+        unified_memory=_integrated(gfx),
         pci_address=(address := _pci_address(properties)),
         numa_node=machine.numa_node(address) if address else None,
         properties={
@@ -119,6 +103,16 @@ def _device(machine: Machine, node: str, index: int) -> Device:
             **_on_chip(machine, node, properties),
         },
     )
+
+
+def _model(product: str, pci_id: int, revision: int, total_bytes: int | None) -> str:
+    """Several cards share a PCI id: the driver's name of the product, the revision or the memory tells them apart.
+
+    "" for one nobody lists, which is called by its architecture.
+    """
+    by_id = f"{pci_id:04x}:{revision:02x}"
+    card = catalogue.found("amd", name=product) or catalogue.found("amd", pci_id=by_id, memory_bytes=total_bytes)
+    return card.kind.partition(":")[2] if card else ""
 
 
 def _pci_address(properties: dict[str, str]) -> str:
@@ -165,7 +159,13 @@ def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | No
     return total, total - used if total is not None and undivided and used is not None else None
 
 
+def _integrated(gfx: str) -> bool:
+    """Graphics inside a CPU that AMD's torch wheels hold no code for: it must not stand in the way of a real card."""
+    known = catalogue.architecture("amd", gfx)
+    return known is not None and known.integrated
+
+
 def _reason(machine: Machine, gfx: str) -> str:
-    if gfx in INTEGRATED:
+    if _integrated(gfx):
         return f"integrated graphics ({gfx}): AMD's torch wheels do not support it"
     return "" if machine.may_use("dev/kfd") else "no access to /dev/kfd: add this user to the groups render and video"

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from cluster import catalogue
 from cluster.vocabulary import Device, Finding
 from workers.discovery.machine import Machine, tool_output
 
@@ -30,15 +31,16 @@ def devices(said: dict[str, Any]) -> list[Device]:
     if not chip.startswith("Apple "):
         return []
     gpu: dict[str, Any] = next((g for g in said.get("SPDisplaysDataType", []) if g.get("sppci_model") == chip), {})
+    known = catalogue.found("apple", name=chip)
     return [
         Device(
             backend="apple",
-            kind=f"apple:{chip.removeprefix('Apple ').replace(' ', '-')}",
+            kind=known.kind if known else f"apple:{chip.removeprefix('Apple ').replace(' ', '-')}",
             index=0,
             name=chip,
             uuid=str(hardware.get("platform_UUID", "")),
             total_memory_bytes=_bytes(str(hardware.get("physical_memory", ""))),
-            architecture="arm64",
+            architecture=known.architecture if known else "arm64",
             unified_memory=True,
             properties={"gpu_cores": int(gpu["sppci_cores"]) if "sppci_cores" in gpu else None},
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.accelerators import TABLE
+from cluster.catalogue import vendor
 from cluster.paths import home
 from cluster.vocabulary import Device, Finding, NodeFacts
 from workers.discovery import discover
@@ -49,7 +49,7 @@ def place(
         node=called,
         pool=in_pool,
         backend=chosen,
-        environment=env.get("POLYFLEET_ENVIRONMENT") or TABLE[chosen].environment,
+        environment=env.get("POLYFLEET_ENVIRONMENT") or vendor(chosen).environment or chosen,
         node_dir=node_dir or Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / called),
         storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / in_pool),
         neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_NEIGHBOURS") or "{}").items()},

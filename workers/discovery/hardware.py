@@ -2,17 +2,16 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from cluster.accelerators import TABLE
+from cluster import catalogue
 from cluster.vocabulary import Device, Finding
 from workers.capability.facts import documented_dtypes
 from workers.device_info import DeviceInfo
 from workers.discovery import discover
 from workers.discovery.machine import Machine
-from workers.discovery.traits import traits
+from workers.discovery.traits import fp8_supported, traits
 from workers.discovery.versions import versions
 from workers.selection import ranking
 
@@ -72,13 +71,13 @@ def device_infos(devices: Sequence[Device]) -> tuple[DeviceInfo, ...]:
 
 def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceInfo:
     """`number` is torch's; a device that cannot be used has none."""
-    facts: Any = TABLE[device.backend]
-    name = "cpu" if device.backend == "cpu" else f"{facts.torch_device}:{number}"
+    type_ = catalogue.vendor(device.backend).torch_device
+    name = type_ if type_ == "cpu" else f"{type_}:{number}"
     is_sm = device.architecture.startswith("sm_")
     dtypes = documented_dtypes(device.backend, device.kind, device.architecture, device.properties)
     return DeviceInfo(
         backend=device.backend,
-        device_type=facts.torch_device if device.unavailable_reason else name,
+        device_type=type_ if device.unavailable_reason else name,
         device_id=device.index,
         device_name=device.name,
         kind=device.kind,
@@ -98,5 +97,8 @@ def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceI
         emulated=device.emulated,
         pci_address=device.pci_address,
         numa_node=device.numa_node,
-        properties=device.properties | traits(device, dtypes),
+        fp8_supported=fp8_supported(dtypes) if dtypes else None,
+        tpu_version=device.architecture if device.backend == "tpu" and not device.emulated else "",
+        topology=str(device.properties.get("topology") or ""),
+        properties=traits(device, dtypes) | device.properties,
     )

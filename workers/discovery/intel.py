@@ -2,6 +2,8 @@
 as in Level Zero's FLAT mode.
 """
 
+from cluster import catalogue
+from cluster.catalogue import Model
 from cluster.vocabulary import Device, Finding
 from workers.discovery import intel_gaudi as gaudi
 from workers.discovery import intel_smi
@@ -9,25 +11,6 @@ from workers.discovery.intel_gaudi import HABANA
 from workers.discovery.machine import Machine
 
 VENDOR = 0x8086
-MODELS = {
-    0x0BD5: "Max-1550",
-    0x0BD6: "Max-1550",
-    0x0BD9: "Max-1100",
-    0x0BDA: "Max-1100",
-    0x0BDB: "Max-1100",
-    0x56C0: "Flex-170",
-    0x56C1: "Flex-140",
-    0x56A0: "Arc-A770",
-    0x56A1: "Arc-A750",
-    0x56A2: "Arc-A580",
-    0x56A5: "Arc-A380",
-    0x56A6: "Arc-A310",
-    0xE20B: "Arc-B580",
-    0xE20C: "Arc-B570",
-    0xE211: "Arc-Pro-B60",
-    0xE212: "Arc-Pro-B50",
-}
-TWO_TILES = frozenset({0x0BD5, 0x0BD6})
 # Where the firmware puts the graphics inside a CPU, always.
 INTEGRATED_ADDRESS = "0000:00:02.0"
 
@@ -56,12 +39,16 @@ def _cards(machine: Machine) -> list[str]:
     return [c for c in names if machine.number(f"{c}/device/vendor") == VENDOR]
 
 
+def _model(pci_id: int) -> Model | None:
+    return catalogue.found("intel", pci_id=f"{pci_id:04x}")
+
+
 def _address(machine: Machine, card: str) -> str:
     return machine.path(f"{card}/device").resolve().name
 
 
 def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
-    cards = [d for d in machine.pci(VENDOR) if d.is_display and d.device in MODELS]
+    cards = [d for d in machine.pci(VENDOR) if d.is_display and _model(d.device)]
     if cards and not devices:
         return [
             Finding(
@@ -82,7 +69,8 @@ def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
     driver = machine.path(f"{card}/device/driver").resolve().name
     tiles = _tiles(machine, card, pci_id)
     memory = _memory_bytes(machine, card)
-    title = MODELS.get(pci_id, f"{pci_id:#06x}")
+    card_model = _model(pci_id)
+    title = card_model.kind.partition(":")[2] if card_model else f"{pci_id:#06x}"
     return [
         Device(
             backend="intel",
@@ -92,7 +80,7 @@ def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
             uuid=address if tiles == 1 else f"{address}.{tile}",
             total_memory_bytes=memory // tiles if memory else None,
             driver_version=machine.text(f"sys/module/{driver}/version"),
-            architecture=f"{pci_id:#06x}",
+            architecture=card_model.architecture if card_model else f"{pci_id:#06x}",
             unavailable_reason=_reason(machine, card, address),
             integrated=address == INTEGRATED_ADDRESS,
             unified_memory=address == INTEGRATED_ADDRESS,
@@ -107,7 +95,9 @@ def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
 def _tiles(machine: Machine, card: str, pci_id: int) -> int:
     """The xe driver has a folder per tile; i915 has one per GT, which is a tile only on the Max series."""
     xe = len(machine.glob(f"{card}/device/tile[0-9]*"))
-    return xe or (max(1, len(machine.glob(f"{card}/gt/gt[0-9]*"))) if pci_id in TWO_TILES else 1)
+    if xe or (known := _model(pci_id)) is None or known.devices_per_card == 1:
+        return xe or 1
+    return max(1, len(machine.glob(f"{card}/gt/gt[0-9]*")))
 
 
 def _memory_bytes(machine: Machine, card: str) -> int | None:

@@ -1,13 +1,14 @@
 """Intel Gaudi through its own tool, hl-smi. Counted and described; no back end of ours computes on it yet."""
 
+from cluster import catalogue
 from cluster.vocabulary import Device, Finding
 from workers.discovery.machine import Machine, sysfs_address, tool_output
 
 HABANA = 0x1DA3
 FIELDS = ("index", "uuid", "bus_id", "name", "memory.total", "memory.free", "driver_version")
-MODELS = {"HL-205": "Gaudi", "HL-225": "Gaudi2", "HL-325": "Gaudi3", "HL-335": "Gaudi3"}
 COMMAND = ["hl-smi", "--query-aip=" + ",".join(FIELDS), "--format=csv,noheader,nounits"]
-REASON = "Polyfleet has no back end for Gaudi: it needs Habana's own build of torch"
+BOARD = len("HL-225")
+"""Of a name such as HL-225B: what follows is the form of the card."""
 
 
 def find(machine: Machine, first: int) -> tuple[list[Device], list[Finding]]:
@@ -25,19 +26,21 @@ def find(machine: Machine, first: int) -> tuple[list[Device], list[Finding]]:
 def devices(said: str, first: int) -> list[Device]:
     """`said` is a line of FIELDS per card; memory in MiB."""
     rows = [dict(zip(FIELDS, (v.strip() for v in line.split(",")), strict=True)) for line in said.splitlines() if line]
-    return [
-        Device(
-            backend="intel",
-            kind=f"intel:{next((m for n, m in MODELS.items() if row['name'].startswith(n)), row['name'])}",
-            index=first + int(row["index"]),
-            name=f"Intel Gaudi {row['name']}",
-            uuid=row["uuid"],
-            total_memory_bytes=int(row["memory.total"]) << 20,
-            free_memory_bytes=int(row["memory.free"]) << 20,
-            driver_version=row["driver_version"],
-            architecture="gaudi",
-            unavailable_reason=REASON,
-            pci_address=sysfs_address(row["bus_id"]),
-        )
-        for row in rows
-    ]
+    return [_device(row, first) for row in rows]
+
+
+def _device(row: dict[str, str], first: int) -> Device:
+    known = catalogue.found("intel", name=row["name"]) or catalogue.found("intel", name=row["name"][:BOARD])
+    return Device(
+        backend="intel",
+        kind=known.kind if known else f"intel:{row['name']}",
+        index=first + int(row["index"]),
+        name=f"Intel Gaudi {row['name']}",
+        uuid=row["uuid"],
+        total_memory_bytes=int(row["memory.total"]) << 20,
+        free_memory_bytes=int(row["memory.free"]) << 20,
+        driver_version=row["driver_version"],
+        architecture=known.architecture if known else "gaudi",
+        unavailable_reason=known.unavailable if known else "this Gaudi is in no list of ours",
+        pci_address=sysfs_address(row["bus_id"]),
+    )

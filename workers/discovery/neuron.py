@@ -6,22 +6,21 @@ import json
 import shutil
 from typing import Any
 
+from cluster import catalogue
+from cluster.catalogue import Model
 from cluster.vocabulary import Device, Finding
 from workers.discovery.machine import Machine, PciDevice, sysfs_address, tool_output
 
 VENDOR = 0x1D0F
-# PCI ids of the neuron driver (aws-neuron-driver, neuron_dhal): chip, cores per chip, memory per chip in GiB.
-# Core counts and memory: AWS's architecture pages of each chip.
-CHIPS = {0x7064: ("inf1", 4, 8), 0x7164: ("trn1", 2, 32), 0x7264: ("inf2", 2, 32), 0x7364: ("trn2", 8, 96)}
 TOOL = "/opt/aws/neuron/bin/neuron-ls"
 
 
 def present(machine: Machine) -> bool:
-    return bool(machine.glob("dev/neuron[0-9]*")) or any(d.device in CHIPS for d in machine.pci(VENDOR))
+    return bool(machine.glob("dev/neuron[0-9]*")) or bool(_chips(machine))
 
 
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
-    chips = [d for d in machine.pci(VENDOR) if d.device in CHIPS]
+    chips = _chips(machine)
     files = machine.glob("dev/neuron[0-9]*")
     if not files:
         told = f"{len(chips)} Neuron chips on the PCI bus, but no /dev/neuron*"
@@ -31,21 +30,26 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     said, problem = tool_output([tool, "--json-output"], machine.environ)
     if problem:
         findings.append(Finding("info", "neuron", f"told by PCI ids only: {problem}", "install aws-neuronx-tools"))
-    chips_told = [_by_id(chip) for chip in chips] if problem else json.loads(said)
-    generation = CHIPS[chips[0].device][0] if chips else "core"
-    cores = devices(chips_told, generation, machine)
+    chips_told = [_by_id(chip, model) for chip, model in chips] if problem else json.loads(said)
+    cores = devices(chips_told, chips[0][1].model if chips else "core", machine)
     visible = machine.visible("NEURON_RT_VISIBLE_CORES")
     return [d for d in cores if visible is None or d.index in _numbers(visible)], findings
 
 
-def _by_id(chip: PciDevice) -> dict[str, Any]:
-    _, cores, gib = CHIPS[chip.device]
-    return {"nc_count": cores, "memory_size": gib << 30, "bdf": chip.address}
+def _chips(machine: Machine) -> list[tuple[PciDevice, Model]]:
+    found = ((chip, catalogue.found("neuron", pci_id=f"{chip.device:04x}")) for chip in machine.pci(VENDOR))
+    return [(chip, model) for chip, model in found if model is not None]
+
+
+def _by_id(chip: PciDevice, model: Model) -> dict[str, Any]:
+    memory_bytes = int((model.memory_gib or 0) * 2**30)
+    return {"nc_count": model.cores_per_card or 1, "memory_size": memory_bytes, "bdf": chip.address}
 
 
 def devices(told: list[dict[str, Any]], generation: str, machine: Machine) -> list[Device]:
     """`told` is what neuron-ls prints: a chip with its cores and memory in bytes each; a core has an equal share."""
     found: list[Device] = []
+    known = catalogue.model(f"neuron:{generation}")
     for chip in told:
         cores, address = int(chip["nc_count"]), sysfs_address(str(chip.get("bdf", "")))
         for _ in range(cores):
@@ -58,7 +62,7 @@ def devices(told: list[dict[str, Any]], generation: str, machine: Machine) -> li
                     uuid=f"{address}.{len(found)}",
                     total_memory_bytes=int(chip["memory_size"]) // cores,
                     driver_version=machine.text("sys/module/neuron/version"),
-                    architecture=generation,
+                    architecture=known.architecture if known else generation,
                     pci_address=address,
                     numa_node=machine.numa_node(address) if address else None,
                     properties={"cores_per_chip": cores},

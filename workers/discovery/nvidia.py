@@ -9,16 +9,15 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+from cluster import catalogue
 from cluster.vocabulary import Device, Finding
 from workers.discovery.machine import Machine, sysfs_address
 
 VENDOR = 0x10DE
 DRIVER_MARKS = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 
-# Models sold with one memory size carry none in their kind; all others do, so that an A100 of 40 GB is not one of 80.
-ONE_SIZE = frozenset(
-    {"T4", "L4", "L40", "L40S", "A10", "A10G", "A30", "A40", "P4", "P40", "H200", "B200", "B300", "GB200", "GB300"}
-)
+# Of a card that the catalogue does not list: the next of these is what it is sold with, so that an A100 of 40 GB is not
+# one of 80.
 SOLD_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 141, 180, 192, 288)
 NOT_MODEL = re.compile(r"NVIDIA|Tesla|Quadro|GeForce|Generation|PCIe|PCIE|SXM\d*|HBM\d*e?|NVL\d*|OAM|\d+GB", re.ASCII)
 
@@ -129,10 +128,16 @@ def _no_access(machine: Machine, found: list[Device]) -> list[Finding]:
 
 
 def model(name: str, total_bytes: int | None) -> str:
-    """`NVIDIA A100-SXM4-40GB` -> `A100-40GB`. The size is NVML's: the 480GB in `GH200 480GB` is the CPU's memory."""
+    """`NVIDIA A100-SXM4-40GB` -> `A100-40GB`. The size is NVML's: the 480GB in `GH200 480GB` is the CPU's memory.
+
+    A card that nobody lists is called by its name and size, `RTX-9999-24GB`.
+    """
     words = [w for w in re.split(r"[\s-]+", name) if w and not NOT_MODEL.fullmatch(w)]
     short = "-".join(words) or "GPU"
-    if short in ONE_SIZE or total_bytes is None:
+    known = (catalogue.found("nvidia", name=n, memory_bytes=total_bytes) for n in (name, short))
+    if card := next(filter(None, known), None):
+        return card.kind.partition(":")[2]
+    if total_bytes is None:
         return short
     gib = total_bytes / 2**30
     return f"{short}-{next((size for size in SOLD_GB if size >= gib), math.ceil(gib))}GB"

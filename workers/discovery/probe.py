@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from cluster.accelerators import TABLE
+from cluster.catalogue import outside, own_vendors, vendor
 from cluster.vocabulary import Device, Finding
 from workers.discovery.machine import TOOL_TIMEOUT_S, Machine, tool_output
 
@@ -30,33 +31,57 @@ def probe(names: Iterable[str], machine: Machine, timeout_s: float = CHILD_TIMEO
 
 
 def _in_child(name: str, machine: Machine, timeout_s: float) -> Found:
-    here = {**machine.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    own, theirs = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
+    search = own if name in own_vendors() or not theirs else os.pathsep.join([own, theirs])
+    here = {**machine.environ, "PYTHONPATH": search}
     command = [sys.executable, "-P", "-m", __name__, name, str(machine.root), machine.system]
     said, problem = tool_output(command, here, timeout_s)
     if problem:
-        return [], [_failed(name, problem)]
+        return [], [failed(name, problem)]
     try:
         found = json.loads(said)
-        return [Device(**d) for d in found["devices"]], [Finding(**f) for f in found["findings"]]
+        devices = [Device(**d) for d in found["devices"]]
+        if strangers := {d.backend for d in devices} - {name}:
+            return [], [failed(name, f"it told devices of {', '.join(sorted(strangers))}")]
+        return devices, [Finding(**f) for f in found["findings"]]
     except (ValueError, KeyError, TypeError) as e:
-        return [], [_failed(name, f"its answer cannot be read: {e}")]
+        return [], [failed(name, f"its answer cannot be read: {e}")]
 
 
-def _failed(name: str, problem: str) -> Finding:
+def failed(name: str, problem: str) -> Finding:
+    known, tool = vendor(name), "the vendor's own tool"
     return Finding(
         "error",
         name,
-        f"looking for {TABLE[name].title} devices failed: {problem}",
-        "run the vendor's own tool by hand; a reboot or another driver may be needed",
+        f"looking for {known.title} devices failed: {problem}",
+        f"run {' or '.join(known.tools) or tool} by hand; a reboot or another driver may be needed",
     )
+
+
+def vendor_file(name: str) -> Any:
+    """The module with a vendor's `present` and `find`; one without any finds nothing."""
+    if name in own_vendors():
+        return import_module(f"workers.discovery.{name}")
+    entry = outside.entries(outside.DISCOVERY).get(name)
+    return entry.load() if entry else _Nothing
+
+
+class _Nothing:
+    @staticmethod
+    def present(machine: Machine) -> bool:
+        return False
+
+    @staticmethod
+    def find(machine: Machine) -> Found:
+        return [], []
 
 
 def look(name: str, machine: Machine) -> Found:
     """A vendor's `find`. What it cannot read is a finding: vendors' tools print anything."""
     try:
-        found: Found = import_module(f"workers.discovery.{name}").find(machine)
+        found: Found = vendor_file(name).find(machine)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
-        return [], [_failed(name, f"{type(e).__name__}: {e}")]
+        return [], [failed(name, f"{type(e).__name__}: {e}")]
     return found
 
 

@@ -7,29 +7,24 @@ A TPU belongs to the first process that opens it: nothing here does. PCI ids as 
 import re
 from importlib.util import find_spec
 
-from cluster.accelerators import EMULATED
+from cluster import catalogue
+from cluster.catalogue import EMULATED, Model
 from cluster.vocabulary import Device, Finding, Scalar
 from workers.discovery import cpu, tpu_vm
 from workers.discovery.machine import Machine, PciDevice
 
 VENDOR = 0x1AE0
-GENERATIONS = {0x0027: "v3", 0x005E: "v4", 0x0062: "v5p", 0x0063: "v5e", 0x006F: "v6e", 0x0076: "v7x"}
-V2_SUBSYSTEM = 0x004E
-# TensorCores per chip, and how many devices torch sees of one. Source: Google's pages of each generation.
-CORES = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 2, "v6e": 1, "v7x": 2}
-TORCH_DEVICES = {"v2": 2, "v3": 2, "v7x": 2}
-MEMORY_GIB = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "v7x": 192}
 
 
 def present(machine: Machine) -> bool:
     asked = machine.environ.get("PJRT_DEVICE", "").upper() == "CPU"
-    return asked or any(chip.device in GENERATIONS for chip in machine.pci(VENDOR))
+    return asked or bool(_chips(machine))
 
 
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     if machine.environ.get("PJRT_DEVICE", "").upper() == "CPU":
         return _emulated(machine), []
-    chips = [chip for chip in machine.pci(VENDOR) if chip.device in GENERATIONS]
+    chips = _chips(machine)
     files = _device_files(machine)
     if not chips:
         return [], []
@@ -40,7 +35,15 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     count = min(len(files), len(chips))
     visible = machine.visible("TPU_VISIBLE_CHIPS")
     shown = [i for i in range(count) if visible is None or str(i) in visible]
-    return [_device(chips[i], files[i], i, vm) for i in shown], _findings(machine, files[:count])
+    return [_device(*chips[i], files[i], i, vm) for i in shown], _findings(machine, files[:count])
+
+
+def _chips(machine: Machine) -> list[tuple[PciDevice, Model]]:
+    """A v2 has the id of a v3, and a subsystem of its own."""
+    found = (
+        (chip, catalogue.found("tpu", pci_id=f"{chip.device:04x}:{chip.subsystem:04x}")) for chip in machine.pci(VENDOR)
+    )
+    return [(chip, model) for chip, model in found if model is not None]
 
 
 def _findings(machine: Machine, files: list[str]) -> list[Finding]:
@@ -79,22 +82,21 @@ def _is_google(machine: Machine, file: str) -> bool:
     return any(machine.number(vendor) == VENDOR for vendor in vendors)
 
 
-def _device(chip: PciDevice, file: str, index: int, vm: dict[str, Scalar]) -> Device:
-    generation = "v2" if (chip.device, chip.subsystem) == (0x0027, V2_SUBSYSTEM) else GENERATIONS[chip.device]
+def _device(chip: PciDevice, model: Model, file: str, index: int, vm: dict[str, Scalar]) -> Device:
     return Device(
         backend="tpu",
-        kind=f"tpu:{generation}",
+        kind=model.kind,
         index=index,
-        name=f"Google TPU {generation}",
+        name=f"Google TPU {model.model}",
         uuid=chip.address,
-        total_memory_bytes=MEMORY_GIB[generation] << 30,
-        architecture=generation,
+        total_memory_bytes=int(model.memory_gib * 2**30) if model.memory_gib else None,
+        architecture=model.architecture,
         pci_address=chip.address,
         numa_node=chip.numa_node,
         properties={
             "device_file": f"/{file}",
-            "tensor_cores": CORES[generation],
-            "torch_devices": TORCH_DEVICES.get(generation, 1),
+            "tensor_cores": model.cores_per_card,
+            "torch_devices": model.devices_per_card,
             **vm,
         },
     )

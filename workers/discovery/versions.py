@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from cluster.catalogue import Vendor, vendor
 from cluster.version import VERSION
 from cluster.vocabulary import Device, Finding
 
@@ -60,20 +61,21 @@ def mismatches(devices: Sequence[Device], installed: dict[str, str], build: Torc
     for device in devices:
         if not device.emulated and not device.unavailable_reason:
             kinds.setdefault(device.backend, []).append(device.kind)
-    checks = (
-        ("nvidia", bool(build.cuda), ""),
-        ("amd", bool(build.hip), ""),
-        ("intel", bool(build.xpu) or "intel-extension-for-pytorch" in installed, ""),
-        ("neuron", "libneuronxla" in installed, "torch-neuronx"),  # that by name may be an empty placeholder
-        ("tpu", "torch-xla" in installed or "torch_tpu" in installed, "torch-xla or torch_tpu"),
-    )
     torch = f"torch {installed.get('torch', '?')} in this environment is built for {build}"
+    rows = {backend: vendor(backend) for backend in kinds}
     wrong = [
-        _wrong_build(b, kinds[b], f"this environment has no {needs}" if needs else torch)
-        for b, fits, needs in checks
-        if b in kinds and not fits
+        _wrong_build(b, kinds[b], torch if row.torch_build else f"this environment has no {' or '.join(row.packages)}")
+        for b, row in rows.items()
+        if not _fits(row, build, installed)
     ]
     return wrong + [f for name in ("torch-xla", "intel-extension-for-pytorch") if (f := _wrong_pair(name, installed))]
+
+
+def _fits(row: Vendor, build: TorchBuild, installed: dict[str, str]) -> bool:
+    """A vendor that needs neither a toolkit in torch nor a package fits every torch."""
+    if row.torch_build and getattr(build, row.torch_build, ""):
+        return True
+    return any(name in installed for name in row.packages) or not (row.torch_build or row.packages)
 
 
 def _wrong_build(backend: str, kinds: list[str], problem: str) -> Finding:

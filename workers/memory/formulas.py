@@ -2,13 +2,12 @@
 
 from typing import Any
 
+from cluster.catalogue.precision import BYTES, SHORT, long_name
 from cluster.errors import UserError, nearest
 from workers.memory.estimate import MemoryEstimate
 from workers.memory.optimizers import Known, known
 from workers.memory.shapes import TransformerShape
 
-BYTES = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "float64": 8, "fp64": 8,
-         "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}  # fmt: skip
 FOUND = "formulas for a transformer with fused attention"
 
 
@@ -56,7 +55,7 @@ def _training(weights: int, state: int, kept: int, backward: int, step: int) -> 
 
 def _bytes_of(dtype: Any) -> int:
     """Of a word or a torch.dtype."""
-    word = str(dtype).lower().removeprefix("torch.")
+    word = long_name(str(dtype).removeprefix("torch."))
     if word not in BYTES:
-        raise UserError(f"unknown dtype {word!r}", nearest(word, list(BYTES)))
+        raise UserError(f"unknown dtype {word!r}", nearest(word, [*BYTES, *SHORT]))
     return BYTES[word]

@@ -1,10 +1,9 @@
 """Which device is best where nobody says: by generation; measured numbers of a workload overrule that."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from cluster.accelerators import ALIASES, TABLE
+from cluster import catalogue
 from cluster.errors import UserError, nearest
 
 
@@ -23,25 +22,12 @@ class Ranked(Protocol):
 
 Found = TypeVar("Found", bound=Ranked)
 
-# Best first. A kind belongs to the first tier one of whose patterns it matches.
-TIERS: tuple[tuple[str, str], ...] = (
-    ("Hopper and Blackwell", r"nvidia:(GH200|H100|H200|H20|H800|G?B[23]00|RTX-PRO-\d+-Blackwell).*"),
-    ("TPU v5p, v6e, v7", r"tpu:v(5p|6e|7x)"),
-    ("A100 and MI300 class", r"nvidia:A(100|800).*|amd:MI3\d\d[AX]|intel:Gaudi3|neuron:trn[23].*"),
-    ("TPU v4, v5e", r"tpu:v(4|5e)"),
-    (
-        "other data-centre accelerators",
-        r"nvidia:(L40S?|L4|A\d+G?|V100|T4).*|amd:MI.*|intel:(Max|Gaudi|Flex).*|neuron:.*|tpu:.*",
-    ),
-    ("other GPUs", r"(nvidia|amd|intel|apple):.*"),
-    ("CPU", r"cpu.*"),
-)
-
 
 def tier(kind: str) -> float:
     """0 is best; a kind nobody knows comes just before the CPU."""
-    matches = (n for n, (_, pattern) in enumerate(TIERS) if re.fullmatch(pattern, kind))
-    return next(matches, len(TIERS) - 1.5)
+    order = list(catalogue.tiers())
+    word = catalogue.tier(kind)
+    return order.index(word) if word else len(order) - 1.5
 
 
 def usable(devices: Iterable[Found]) -> list[Found]:
@@ -54,15 +40,16 @@ def ranked(
 ) -> list[Found]:
     """Usable devices, best first.
 
-    `priority` holds back ends, aliases or kinds; what it names comes first, in its order. `workload` is measured
-    throughput by kind (higher is better) and orders what priority leaves equal; an unmeasured kind comes after.
-    Raises UserError for a word of `priority` that is neither.
+    `priority` holds back ends, aliases, models or kinds; what it names comes first, in its order. `workload` is
+    measured throughput by kind (higher is better) and orders what priority leaves equal; an unmeasured kind comes
+    after. Raises UserError for a word of `priority` that is neither.
     """
     wanted = [checked(word) for word in priority]
     measured = workload or {}
 
     def key(device: Found) -> tuple[float, float, float]:
-        place = next((n for n, word in enumerate(wanted) if word in (device.backend, device.kind)), len(wanted))
+        named = (n for n, words in enumerate(wanted) if any(catalogue.meets(word, device.kind) for word in words))
+        place = next(named, len(wanted))
         return place, -measured.get(device.kind, 0.0), tier(device.kind)
 
     return sorted(usable(devices), key=key)
@@ -74,15 +61,21 @@ def best(
     return next(iter(ranked(devices, priority, workload)), None)
 
 
-def checked(word: str) -> str:
-    """A back end or kind as devices spell it. Raises UserError naming the nearest back end."""
+def checked(word: str) -> tuple[str, ...]:
+    """A back end, or the kinds that a model's name means, as devices spell them. Raises UserError naming the nearest.
+
+    A model after its back end need not be listed: discovery may find cards that nobody wrote down.
+    """
     name, colon, model = word.partition(":")
-    backend = ALIASES.get(name.lower(), name.lower())
-    if backend not in TABLE:
-        raise UserError(f"priority names the unknown back end {word!r}", nearest(name.lower(), [*TABLE, *ALIASES]))
-    return f"{backend}{colon}{model}"
+    if not colon and not catalogue.is_backend(name) and (found := catalogue.spelled(name)):
+        return found
+    if not catalogue.is_backend(name):
+        valid = [*catalogue.vendors(), *catalogue.aliases()]
+        raise UserError(f"priority names the unknown back end {word!r}", nearest(name.lower(), valid))
+    backend = catalogue.backend_name(name)
+    return (catalogue.spelled(model, backend) or (f"{backend}:{model}",)) if colon else (backend,)
 
 
 def title(kind: str) -> str:
     """The name of a kind's tier."""
-    return next((name for name, pattern in TIERS if re.fullmatch(pattern, kind)), "other")
+    return catalogue.tiers().get(catalogue.tier(kind), "other")

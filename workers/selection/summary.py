@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from cluster.accelerators import TABLE
+from cluster.catalogue import vendors
 from workers import backends
 from workers.config import PolyfleetConfig
 from workers.discovery.versions import versions
@@ -18,7 +18,7 @@ def backend_rows(config: PolyfleetConfig | None = None) -> list[dict[str, Any]]:
     """
     found, best = factory.devices_here(), _recommended(config)
     rows = [_row(name, [d for d in found if d.backend == name], name == best) for name in backends.names()]
-    order = {name: place for place, name in enumerate(TABLE)}
+    order = {name: place for place, name in enumerate(vendors())}
     return sorted(rows, key=lambda row: (not row["available"], order.get(row["backend"], len(order))))
 
 
@@ -37,7 +37,7 @@ def print_backend_summary(config: PolyfleetConfig | None = None, file: TextIO | 
 
 
 def _row(name: str, devices: list[Any], recommended: bool) -> dict[str, Any]:
-    facts = TABLE.get(name)
+    facts = vendors().get(name)
     return {
         "backend": name,
         "title": facts.title if facts else name,

@@ -2,26 +2,25 @@
 
 from enum import StrEnum
 
-from cluster.accelerators import ALIASES, TABLE
+from cluster import catalogue
 from cluster.errors import UserError, nearest
 
 
 class BackendType(StrEnum):
-    """One member per vendor, and AUTO: the best that is here."""
+    """One member per vendor of the catalogue, and AUTO: the best that is here."""
 
+    _ignore_ = ["backend"]  # noqa: RUF012
     AUTO = "auto"
-    NVIDIA = "nvidia"
-    AMD = "amd"
-    TPU = "tpu"
-    INTEL = "intel"
-    NEURON = "neuron"
-    APPLE = "apple"
-    CPU = "cpu"
+    for backend in catalogue.vendors():
+        vars()[backend.upper()] = backend
 
     @classmethod
     def from_string(cls, word: str) -> "BackendType":
         """A name or an alias (`cuda`, `rocm`, `xla`, `xpu`, `mps`) in any case. Raises UserError naming the nearest."""
-        name = ALIASES.get(str(word).lower(), str(word).lower())
-        if name not in {member.value for member in cls}:
-            raise UserError(f"unknown backend {word!r}", nearest(str(word).lower(), ["auto", *TABLE, *ALIASES]))
-        return cls(name)
+        name = str(word).lower()
+        if name == cls.AUTO:
+            return cls.AUTO
+        if not catalogue.is_backend(name):
+            valid = ["auto", *catalogue.vendors(), *catalogue.aliases()]
+            raise UserError(f"unknown backend {word!r}", nearest(name, valid))
+        return cls(catalogue.backend_name(name))

@@ -2,36 +2,58 @@
 
 import torch
 
+from cluster import catalogue
+from cluster.catalogue import EMULATED
 from workers.backends.parts.precision import name_of
 from workers.capability.matrix import Capabilities
 from workers.validation.report import Problem
 from workers.validation.tracing import Call, Trace
 
-# Where torch registers kernels of a device. Composite kernels are made of other operators and run wherever those do.
-KEYS = {"nvidia": "CUDA", "amd": "CUDA", "tpu": "XLA", "neuron": "XLA", "intel": "XPU", "apple": "MPS", "cpu": "CPU"}
+# Composite kernels are made of other operators and run wherever those do.
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+MOVING = frozenset(
+    ("_to_copy", "copy", "copy_", "clone", "empty", "empty_like", "empty_strided", "new_empty", "zeros", "cat", "stack",
+     "lift_fresh", "contiguous", "_unsafe_view")
+)  # fmt: skip
 OF_TORCH = ("aten", "prim", "prims", "profiler", "_c10d_functional", "c10d", "quantized", "inductor", "higher_order")
 
 
 def dtypes(trace: Trace, can: Capabilities) -> list[Problem]:
-    """The first place of each dtype that this kind lacks, or computes with at a fraction of the speed."""
-    found: dict[torch.dtype, Call] = {}
+    """The first place of each dtype that this kind lacks, or computes with at a fraction of the speed. Where nothing is
+    computed in it, the first place where it is stored.
+    """
+    computing: dict[torch.dtype, Call] = {}
+    stored: dict[torch.dtype, Call] = {}
     for call in trace.calls:
         for dtype in call.dtypes:
-            found.setdefault(dtype, call)
-    return [p for dtype, call in found.items() if (p := _dtype(dtype, call, can))]
+            (stored if _only_moves(call) else computing).setdefault(dtype, call)
+    return [p for dtype, call in (stored | computing).items() if (p := _dtype(dtype, call, can, dtype in computing))]
 
 
-def _dtype(dtype: torch.dtype, call: Call, can: Capabilities) -> Problem | None:
+def _only_moves(call: Call) -> bool:
+    """Copies, converts or looks at: works in every dtype that the device can hold."""
+    return call.operator.is_view or call.name.removeprefix("aten::").partition(".")[0] in MOVING
+
+
+def _dtype(dtype: torch.dtype, call: Call, can: Capabilities, computes: bool) -> Problem | None:
     name = name_of(dtype)
-    known = can.dtypes.get(name)
-    if known is None or known.value in ("native", None):
+    known, lost = can.dtypes.get(name), _lost(can).get(name)
+    if lost is None and (known is None or known.value in ("native", None)):
         return None
-    if known.value == "emulated":
+    if lost is None and known is not None and not computes:
+        said = f"{name} is stored on {can.kind} and converted to compute: it has no units for it ({known.label})"
+        return Problem("info", "dtypes", call.where, said, f"compute in {_instead(can)}")
+    if lost is None and known is not None and known.value == "emulated":
         said = f"{name} is not native on {can.kind} ({known.label}): it is far slower"
         return Problem("warning", "dtypes", call.where, said, f"use {_instead(can)}")
-    said = f"{can.kind} has no {name} ({known.label}), which {call.name} needs"
+    said = f"{can.kind} has no {name} ({known.label if known else lost}), which {call.name} needs"
     return Problem("error", "dtypes", call.where, said, f"convert to {_instead(can)} there")
+
+
+def _lost(can: Capabilities) -> dict[str, str]:
+    """Dtypes that its devices cannot even hold."""
+    backend, _, model = can.kind.partition(":")
+    return catalogue.lost(catalogue.vendor(backend).torch_device, "" if model == EMULATED else backend)
 
 
 def _instead(can: Capabilities) -> str:
@@ -61,26 +83,27 @@ def dynamic_shapes(trace: Trace, can: Capabilities) -> list[Problem]:
     return list(found.values())
 
 
-def custom_operators(trace: Trace, backend: str) -> list[Problem]:
-    """Operators from outside torch that have no kernel for this device."""
+def custom_operators(trace: Trace, key: str) -> list[Problem]:
+    """Operators from outside torch that have no kernel where torch registers those of this device (`CUDA`, `XLA`)."""
     found: dict[str, Problem] = {}
     for call in trace.calls:
         name = call.name.partition(".")[0]
-        if name.partition("::")[0] in OF_TORCH or _has_kernel(call, KEYS[backend]):
+        if name.partition("::")[0] in OF_TORCH or _has_kernel(call, key):
             continue
-        here = [key for key in sorted(set(KEYS.values())) if _has_kernel(call, key)]
-        told = f"{name} has kernels for {', '.join(here) or 'no device'}, none for {KEYS[backend]}"
-        remedy = f"register one with torch.library for {KEYS[backend]}, or write it with torch's own operators"
+        keys = {row.dispatch_key for row in catalogue.vendors().values() if row.dispatch_key}
+        here = [name for name in sorted(keys) if _has_kernel(call, name)]
+        told = f"{name} has kernels for {', '.join(here) or 'no device'}, none for {key}"
+        remedy = f"register one with torch.library for {key}, or write it with torch's own operators"
         found.setdefault(name, Problem("error", "custom operators", call.where, told, remedy))
     return list(found.values())
 
 
-def operators(trace: Trace, backend: str) -> list[Problem]:
+def operators(trace: Trace, key: str) -> list[Problem]:
     """Of torch's own, those without a kernel for this device in this build of torch."""
     missing: dict[str, Problem] = {}
     for call in (c for c in trace.calls if c.name.startswith("aten::")):
-        if not _has_kernel(call, KEYS[backend]):
-            told = f"{call.name} has no {KEYS[backend]} kernel in torch {torch.__version__}"
+        if not _has_kernel(call, key):
+            told = f"{call.name} has no {key} kernel in torch {torch.__version__}"
             missing.setdefault(
                 call.name,
                 Problem("error", "operators", call.where, told, "use other operators, or compute it on the CPU"),

@@ -15,6 +15,8 @@ from workers.optimizers.trial import model_bytes
 from workers.optimizers.work import Sample
 from workers.validation.report import Problem
 
+COMPILER = "openxla"
+"""What torch-xla lowers for, as the catalogue calls it."""
 # Above this a copy to run is too much to take without being asked.
 MOST_BYTES = 4 << 30
 

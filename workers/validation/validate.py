@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from cluster.accelerators import EMULATED
+from cluster import catalogue
+from cluster.catalogue import EMULATED
 from cluster.errors import UserError
 from workers.backends.parts.placing import tensors_of
-from workers.capability.facts import device_facts
 from workers.capability.matrix import Capabilities, capabilities
 from workers.memory.estimate import estimate_memory
 from workers.optimizers.work import Sample, as_sample
@@ -51,7 +51,7 @@ def _refuse_elsewhere(sample: Sample) -> None:
 
 def _capabilities(backend_or_kind: "str | BaseBackend") -> "tuple[Capabilities, BaseBackend | None]":
     if isinstance(backend_or_kind, str):
-        return capabilities(backend_or_kind), None
+        return capabilities(catalogue.known_kind(backend_or_kind)), None
     kind = backend_or_kind.get_device_info(backend_or_kind.device_id).kind
     return capabilities(kind, backend_or_kind), backend_or_kind
 
@@ -61,14 +61,14 @@ class _Run:
         self, model: nn.Module, sample: Sample, can: Capabilities, device: "BaseBackend | None", seen: Trace, mode: str
     ):
         self.model, self.sample, self.can, self.device, self.seen, self.mode = model, sample, can, device, seen, mode
-        self.name = can.kind.partition(":")[0]
+        self.vendor = catalogue.vendor(can.kind.partition(":")[0])
 
     def report(self) -> ValidationReport:
         makers: dict[str, Callable[[], list[Problem]]] = {
             "operators": self.operators,
             "dtypes": self.dtypes,
             "dynamic shapes": lambda: checks.dynamic_shapes(self.seen, self.can),
-            "custom operators": lambda: checks.custom_operators(self.seen, self.name),
+            "custom operators": lambda: checks.custom_operators(self.seen, self.vendor.dispatch_key),
             "lowering": self.lowering,
             "graph breaks": self.graph_breaks,
             "memory": self.memory,
@@ -88,11 +88,12 @@ class _Run:
         return ValidationReport(self.can.kind, tuple(sorted(found, key=lambda p: order[p.level])), ran, not_run)
 
     def operators(self) -> list[Problem]:
-        if self.name in ("tpu", "neuron"):
+        key = self.vendor.dispatch_key
+        if key == "XLA":
             raise running.NotRun("XLA lowers operators: see the check of the lowering")
-        if self.device is None and self.name != "cpu":
-            raise running.NotRun(f"this build of torch holds no {checks.KEYS[self.name]} kernels to look for")
-        return checks.operators(self.seen, self.name)
+        if self.device is None and key != "CPU":
+            raise running.NotRun(f"this build of torch holds no {key} kernels to look for")
+        return checks.operators(self.seen, key)
 
     def dtypes(self) -> list[Problem]:
         if all(known.label == "unknown" for name, known in self.can.dtypes.items() if name != "float32"):
@@ -100,8 +101,11 @@ class _Run:
         return checks.dtypes(self.seen, self.can)
 
     def lowering(self) -> list[Problem]:
-        if self.name not in ("tpu", "neuron"):
+        if self.vendor.dispatch_key != "XLA":
             raise running.NotRun(f"{self.can.kind} does not compute through XLA")
+        if self.vendor.compiler != running.COMPILER and self.device is None:
+            here = f"not checked by {self.vendor.compiler}, which lowers for {self.vendor.backend}"
+            raise running.NotRun(f"{here}: what XLA does on this machine's CPU says nothing of it")
         return running.lowering(self.model, self._with_values())
 
     def graph_breaks(self) -> list[Problem]:
@@ -128,7 +132,11 @@ class _Run:
         """Free on a device that is here, all of one that is not."""
         if self.device is not None and (free := self.device.get_memory_stats()["free_bytes"]) is not None:
             return free
-        facts = device_facts(self.can.kind)
-        if facts is None or facts.memory_gb is None or self.can.kind == f"tpu:{EMULATED}":
+        sizes = {row.memory_per_device_bytes for row in catalogue.relatives(self.can.kind)}
+        size = sizes.pop() if len(sizes) == 1 else None
+        if sizes and size is None:
+            listed = ", ".join(row.kind for row in catalogue.relatives(self.can.kind))
+            raise running.NotRun(f"{self.can.kind} is sold with several sizes of memory: name one of {listed}")
+        if size is None or self.can.kind.endswith(f":{EMULATED}"):
             raise running.NotRun(f"how much memory {self.can.kind} has is not written down")
-        return int(facts.memory_gb * 1e9 / facts.devices_per_card)
+        return size

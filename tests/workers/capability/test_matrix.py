@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from cluster import catalogue
 from cluster.errors import UserError
 from workers import backends, capabilities
-from workers.backends.cpu import UNITS
-from workers.capability.facts import device_facts, table
-from workers.capability.matrix import architecture_of
+from workers.capability.facts import device_facts
 from workers.capability.probes import answers_of
 
 NAMES = [name for name in backends.available() if name != "nvidia"]
@@ -26,10 +26,8 @@ def values(kind):
     return {name: known.value for name, known in capabilities(kind).dtypes.items()}
 
 
-def test_every_row_of_the_table_has_a_source_and_a_kind_with_capabilities():
-    assert len(table()) == 36
-    for kind, facts in table().items():
-        assert facts.source.startswith("http"), kind
+def test_every_kind_of_the_catalogue_has_capabilities():
+    for kind in catalogue.models():
         assert capabilities(kind).kind == kind
 
 
@@ -66,7 +64,7 @@ def test_what_nobody_wrote_down_is_unknown_rather_than_guessed():
     ("kind", "architecture"), [("nvidia:A100-80GB", "sm_80"), ("nvidia:A10G", "sm_86"), ("nvidia:L40S", "sm_89")]
 )
 def test_the_longest_listed_kind_decides(kind, architecture):
-    assert architecture_of(kind) == architecture
+    assert catalogue.architecture_of(kind) == architecture
 
 
 def test_every_value_says_how_it_is_known():
@@ -100,9 +98,9 @@ def test_float16_without_units_is_not_called_native():
     backend = backends.create("cpu")
     answers = answers_of(backend)["dtypes"]
     flags = backend.get_device_info().properties
-    for dtype, sets in UNITS.items():
+    for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        if not any(flags.get(one) for one in sets):
+        if not any(flags.get(one) for one in catalogue.instruction_sets(name)):
             assert answers[name] == "emulated", flags
         assert backend.supports_dtype(name) == (answers[name] == "native")
         assert (dtype in backend.supported_dtypes()) == (name in backend.get_device_info().supported_dtypes)

@@ -131,8 +131,8 @@ def test_an_amd_card_above_its_critical_temperature_is_told(machine):
     [
         ("nvidia", "nvidia:H100-80GB", "sm_90", ["float8_e4m3fn"], (True, True, 227 << 10)),
         ("nvidia", "nvidia:P100-16GB", "sm_60", ["float16"], (False, False, 48 << 10)),
-        ("amd", "amd:MI300X", "gfx942", ["float8_e4m3fnuz"], (True, True, None)),
-        ("amd", "amd:gfx1030", "gfx1030", ["float16"], (False, False, None)),
+        ("amd", "amd:MI300X", "gfx942", ["float8_e4m3fnuz"], (True, True, 64 << 10)),
+        ("amd", "amd:gfx1030", "gfx1030", ["float16"], (False, False, 64 << 10)),
         ("tpu", "tpu:v5e", "v5e", ["bfloat16"], (False, True, None)),
         ("apple", "apple:M4", "arm64", ["bfloat16"], (False, None, None)),
         ("nvidia", "nvidia:Unheard", "", [], (None, None, None)),

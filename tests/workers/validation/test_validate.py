@@ -140,7 +140,7 @@ def test_a_model_too_large_for_the_kind_is_found_without_allocating_it():
     report = validate(model, "tpu:v5e", torch.empty(1, 40_000, device="meta"))
     (problem,) = found(report, "memory")
     assert "inference needs 23.8" in problem.message
-    assert "tpu:v5e has 14.90" in problem.message
+    assert "tpu:v5e has 16.00" in problem.message
     assert "meta device" in report.checks_not_run["graph breaks"]
 
 

@@ -13,7 +13,7 @@ from workers.device_info import DeviceInfo
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
-FILLED = ("uuid", "architecture", "driver_version", "pci_address", "numa_node")
+FILLED = ("uuid", "architecture", "driver_version", "pci_address", "numa_node", "tpu_version", "topology")
 """Fields that discovery fills where torch does not tell them."""
 
 
@@ -34,6 +34,7 @@ def device_info(backend: "BaseBackend") -> DeviceInfo:
             "free_memory_bytes": memory["free_bytes"],
             "supported_dtypes": native,
             "dtypes_from": "probed",
+            "fp8_supported": any(name.startswith("float8") for name in native),
             "emulated": backend.emulated,
         }
         | filled

@@ -2,21 +2,20 @@
 
 import torch
 
+from cluster.catalogue.precision import PRECISIONS, SHORT, long_name
 from cluster.errors import UserError, nearest
 
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 FLOAT8S = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 NAMES = INTEGERS + FLOATS + FLOAT8S
-SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
-PRECISIONS = ("float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 
 
 def dtype_of(word: "str | torch.dtype") -> torch.dtype:
     """`bf16`, `bfloat16` or torch.bfloat16 as the last. Raises UserError naming the nearest word."""
     if isinstance(word, torch.dtype):
         return word
-    name = SHORT.get(word.lower(), word.lower())
+    name = long_name(word)
     if name not in NAMES or not hasattr(torch, name):
         raise UserError(f"unknown dtype {word!r}", nearest(word.lower(), [*NAMES, *SHORT]))
     dtype: torch.dtype = getattr(torch, name)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cluster.accelerators import TABLE
+from cluster import catalogue
 from workers.backends.base import BaseBackend, Later, Memory
 from workers.backends.parts import switches
 
@@ -16,7 +16,7 @@ class TorchModuleBackend(BaseBackend):
 
     @classmethod
     def _module(cls) -> Any:
-        return torch.get_device_module(TABLE[cls.BACKEND_NAME].torch_device)
+        return torch.get_device_module(catalogue.vendor(cls.BACKEND_NAME).torch_device)
 
     @classmethod
     def count_devices(cls) -> int:

@@ -1,0 +1,117 @@
+"""Rows of a catalogue's CSV file as frozen dataclasses: each cell is read as its field's annotation says.
+
+A list inside a cell is separated by "; ". An empty cell is unknown. What cannot be read is a UserError that names
+the distribution, the file, the line and the field.
+"""
+
+import csv
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cluster.errors import UserError, nearest
+
+OURS = "polyfleet"
+Row = TypeVar("Row")
+YES_NO = {"yes": True, "no": False, "": None}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A CSV file and the distribution it came with."""
+
+    path: Path
+    distribution: str = OURS
+
+    def wrong(self, line: int, field: str, message: str, remedy: str = "") -> UserError:
+        whose = "" if self.distribution == OURS else f"distribution {self.distribution}: "
+        return UserError(f"{whose}{self.path.name}, line {line}, field {field!r}: {message}", remedy)
+
+    def rows(self, cls: type[Row]) -> "list[tuple[int, Row]]":
+        """(line, row) of each line. A column that the file leaves out has its field's default."""
+        with self.path.open(newline="", encoding="utf-8") as file:
+            lines = csv.reader(file)
+            columns = self._columns(next(lines, []), cls)
+            return [(lines.line_num, self._row(cls, columns, cells, lines.line_num)) for cells in lines if cells]
+
+    def _columns(self, header: list[str], cls: type) -> "list[tuple[str, Callable[[str], Any]]]":
+        known = {f.name: f for f in fields(cls)}
+        for name in header:
+            if name not in known:
+                raise self.wrong(1, name, "there is no such column", nearest(name, list(known)))
+        for name, field in known.items():
+            if _required(field) and name not in header:
+                raise self.wrong(1, name, "the column is missing", f"the columns are {', '.join(known)}")
+        return [(name, _reader(known[name])) for name in header]
+
+    def _row(
+        self, cls: type[Row], columns: "list[tuple[str, Callable[[str], Any]]]", cells: list[str], line: int
+    ) -> Row:
+        if len(cells) != len(columns):
+            raise self.wrong(line, columns[min(len(cells), len(columns)) - 1][0],
+                             f"the line has {len(cells)} cells, the header {len(columns)}")  # fmt: skip
+        read = {}
+        for (name, reader), cell in zip(columns, cells, strict=True):
+            try:
+                read[name] = reader(cell.strip())
+            except ValueError as e:
+                raise self.wrong(line, name, f"{cell!r} {e}") from None
+        return cls(**read)
+
+
+def _required(field: "Field[Any]") -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _reader(field: "Field[Any]") -> Callable[[str], Any]:
+    given: Any = field.type
+    if isinstance(given, types.UnionType):
+        return {float: _number, int: _whole, bool: _yes_no}[given.__args__[0]]
+    if given is str:
+        return _required_text if _required(field) else str
+    return _list if given == tuple[str, ...] else _whole_or(field.default)
+
+
+def _required_text(cell: str) -> str:
+    if not cell:
+        raise ValueError("is empty")
+    return cell
+
+
+def _list(cell: str) -> tuple[str, ...]:
+    return tuple(_parts(cell))
+
+
+def _parts(cell: str) -> Iterator[str]:
+    return (part for part in (word.strip() for word in cell.split(";")) if part)
+
+
+def _number(cell: str) -> float | None:
+    if not cell:
+        return None
+    try:
+        number = float(cell)
+    except ValueError:
+        raise ValueError("is not a number") from None
+    if not 0 < number < float("inf"):
+        raise ValueError("is not a number above 0")
+    return number
+
+
+def _whole(cell: str) -> int | None:
+    number = _number(cell)
+    if number is not None and number != int(number):
+        raise ValueError("is not a whole number")
+    return None if number is None else int(number)
+
+
+def _whole_or(default: Any) -> Callable[[str], int]:
+    return lambda cell: _whole(cell) or default
+
+
+def _yes_no(cell: str) -> bool | None:
+    if cell not in YES_NO:
+        raise ValueError("is neither yes nor no")
+    return YES_NO[cell]
