@@ -174,8 +174,8 @@ def _sentence(row: Data) -> str:
     if row["median_s"] is None:
         return f"{row['case']}: not timed: {row['reason'] or 'asked to stop before the first round'}"
     low, middle, high = (_seconds(row[key]) for key in ("ci_low_s", "median_s", "ci_high_s"))
-    rounds, rate = len(row["samples_s"]), row["items_per_s"]
-    return f"{row['case']}: {middle} per call ({low} to {high}, 95 %), {rate:.4g} items/s, {rounds} rounds"
+    rate = f"{row['items_per_s']:,.0f}" if row["items_per_s"] >= 1000 else f"{row['items_per_s']:.4g}"
+    return f"{row['case']}: {middle} per call ({low} to {high}, 95 %), {rate} items/s, {len(row['samples_s'])} rounds"
 
 
 def _checked(facts: Data) -> str:

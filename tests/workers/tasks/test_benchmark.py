@@ -81,7 +81,7 @@ def test_the_log_says_what_was_checked_and_what_was_measured(context, capsys):
     ready, measured = capsys.readouterr().out.splitlines()
     assert ready.startswith("forward: prepared in ") and "against float64 on the CPU" in ready
     assert measured.startswith("forward: ") and measured.endswith("items/s, 7 rounds")
-    assert f"{row['items_per_s']:.4g} items/s" in measured
+    assert f"{row['items_per_s']:,.0f} items/s" in measured
 
 
 def test_the_user_s_factory_is_called_once(context, tmp_path, capsys):
