@@ -48,18 +48,20 @@ def main(context: Context) -> Data:
         raise UserError("a benchmark needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one")
     with context.backend as backend:
         session = Session(backend, context.seed, lambda: (model, sample))
-        arms = _open(context, asked, session)
+        opened = _open(context, asked, session)
         before = session.state()
-        blocks = _rounds(context, asked, session, arms)
+        blocks = _rounds(context, asked, session, opened)
         machine = classify(before, session.state())
         here = session.describe()
         session.close()
-    rows = [_row(case, facts, blocks[case]) for case, facts in arms.items()]
+    if context.stop.seen:
+        context.events.write("note", preempted=True)
+    rows = [_row(case, facts, blocks[case]) for case, facts in opened.items()]
     for row in rows:
         _say(_sentence(row))
     told = _facts(context, asked, here) | {"parameters": models.parameter_count(model)}
     noise = statistics.noise(blocks["forward"], blocks[AGAIN])
-    hashes = {name: arms["forward"][name] for name in HASHES}
+    hashes = {name: opened["forward"][name] for name in HASHES}
     result: Data = plain({"rows": rows, "noise": noise, "host": machine} | hashes | told)
     return result
 
@@ -93,18 +95,18 @@ def _asked(context: Context) -> _Asked:
 
 def _open(context: Context, asked: _Asked, session: Session) -> dict[str, Data]:
     """What opening found out, by case; without what was not reached before this attempt was asked to stop."""
-    arms: dict[str, Data] = {}
+    opened: dict[str, Data] = {}
     for case in asked.cases:
-        if arms and context.preempted:
+        if opened and context.preempted:
             break
         cell = {"case": f"user/{context.entry}/{MODES[case]}", "precision": asked.precision, "level": asked.level}
         try:
-            facts = arms[case] = session.open(case, cell)
+            facts = opened[case] = session.open(case, cell)
         except Unsupported as e:
             raise _refusal(case, e) from None
         prepared, first = (_seconds(facts[key]) for key in ("prepare_s", "first_call_s"))
         _say(f"{case}: prepared in {prepared}, first call {first}; {_checked(facts)}")
-    return arms
+    return opened
 
 
 def _refusal(case: str, reason: Unsupported) -> UserError:
@@ -113,15 +115,14 @@ def _refusal(case: str, reason: Unsupported) -> UserError:
     return UserError(f"{case}: {reason}", remedy or usual)
 
 
-def _rounds(context: Context, asked: _Asked, session: Session, arms: dict[str, Data]) -> dict[str, list[Data]]:
+def _rounds(context: Context, asked: _Asked, session: Session, opened: dict[str, Data]) -> dict[str, list[Data]]:
     """Blocks by case, in turns of an order of chance; a case that is wrong has none. The first is measured twice in
     each round: how far it differs from itself is the machine's noise."""
     blocks: dict[str, list[Data]] = {case: [] for case in (*MODES, AGAIN)}
-    turns = [(case, case) for case, facts in arms.items() if facts["accuracy"]["ok"] is not False]
+    turns = [(case, case) for case, facts in opened.items() if facts["accuracy"]["ok"] is not False]
     turns += [(AGAIN, "forward")] if ("forward", "forward") in turns else []
     for number in range(-asked.warmup, asked.rounds if turns else -asked.warmup):
         if context.preempted:
-            context.events.write("note", preempted=True)
             break
         order = turns[:]
         random.Random(f"{context.seed}/{number}").shuffle(order)  # noqa: S311 - chance, no secret
@@ -129,9 +130,8 @@ def _rounds(context: Context, asked: _Asked, session: Session, arms: dict[str, D
         if number >= 0:
             for name, block in taken.items():
                 blocks[name].append(block)
-            context.report(
-                number + 1, **{f"{case}_s": statistics.call_s(taken[case]) for case in arms if case in taken}
-            )
+            times_s = {f"{name}_s": statistics.call_s(block) for name, block in taken.items() if name != AGAIN}
+            context.report(number + 1, **times_s)
     return blocks
 
 

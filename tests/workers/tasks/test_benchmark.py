@@ -105,6 +105,14 @@ def test_training_is_left_out_when_not_asked_for(context):
     assert [row["case"] for row in result["rows"]] == ["forward"]
 
 
+def test_one_whose_first_case_is_wrong_and_that_is_asked_to_stop_says_that_it_did_not_finish(context, tmp_path):
+    (tmp_path / "timed_model.py").write_text(SOURCE.replace("nn.GELU()", "nn.Threshold(9.0, float('nan'))"))
+    asked = context()
+    asked.stop.asked = True
+    assert [row["status"] for row in benchmark.main(asked)["rows"]] == ["wrong"]
+    assert [event["preempted"] for event in asked.events.kept] == [True]
+
+
 @pytest.mark.parametrize("how", ["of the job", "of the arguments"])
 def test_a_lower_precision_is_computed_in_it_and_its_errors_show(context, how):
     asked = context(precision="bf16") if how == "of the job" else context(arguments={"precision": "bf16"})
