@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from parts import machine
 
+from workers.benchmark.statistics import interval
 from workers.libraries.proving import prove
 from workers.libraries.registry import LIBRARIES
-from workers.optimizers.timing import interval, race
+from workers.optimizers.timing import race
 
 CALLS = 200
 

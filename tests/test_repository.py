@@ -24,6 +24,7 @@ OF_WORKERS = (
     "workers.benchmark.catalogue",
     "workers.benchmark.host",
     "workers.benchmark.serving",
+    "workers.benchmark.statistics",
     "workers.capability.facts",
     "workers.selection.ranking",
     "workers.checkpoint.format.manifest",

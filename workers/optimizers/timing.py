@@ -1,22 +1,15 @@
 """How long two ways of computing the same take, measured in turns so that both meet the same noise."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
+
+from workers.benchmark.statistics import Interval, interval
 
 ROUNDS, WARMUP = 12, 2
 ROUND_S, LONGEST_S = 2e-3, 50e-3
-
-
-class Interval(NamedTuple):
-    """A median with the bounds that hold it with 95 % confidence, whatever the distribution."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +55,3 @@ def _timed(call: Callable[[], Any], wait: Callable[[], None], calls: int) -> flo
     taken = perf_counter() - begun
     del kept
     return taken / calls
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """The median's distribution-free interval: order statistics whose ranks a binomial(n, 1/2) gives. With fewer than
-    six values the bounds are the extremes, and hold with less than 95 %.
-    """
-    ordered, count = sorted(values), len(values)
-    rank = 0
-    tail = 0.0
-    for below in range(count // 2):
-        tail += math.comb(count, below) / 2**count
-        if tail > 0.025:
-            break
-        rank = below + 1
-    rank = max(rank - 1, 0)
-    return Interval(median(ordered), ordered[rank], ordered[count - 1 - rank])

@@ -1,7 +1,6 @@
 """The optimiser keeps what is right and no slower, and says of the rest why not. It runs beside torch-xla too."""
 
 import copy
-import math
 import os
 import time
 from dataclasses import replace
@@ -16,8 +15,13 @@ from workers import OptimizationLevel, backends, get_available_strategies, get_o
 from workers.backends.cpu import CPUBackend
 from workers.optimizers import history, passes
 from workers.optimizers.optimizer import ModelOptimizer
+<<<<<<< HEAD
 from workers.optimizers.timing import interval, race
 from workers.optimizers.work import Work, as_sample
+=======
+from workers.optimizers.timing import race
+from workers.optimizers.work import Skip, Work, as_sample
+>>>>>>> measuring
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
 NAMES = [name for name in backends.available() if name != "nvidia"]
@@ -328,13 +332,6 @@ def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_pat
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "file" / "below"))
     history.remember("cpu", "2.13", "compile", 2.0)
     assert history.speedups("cpu") == {}
-
-
-def test_an_interval_of_twelve_rounds_leaves_out_the_two_extremes_on_each_side():
-    values = [float(n) for n in range(1, 13)]
-    assert interval(values) == (6.5, 3.0, 10.0)  # ranks 3 and 10 of 12: 96 % by binomial(12, 1/2)
-    assert interval([1.0, 2.0, 3.0]) == (2.0, 1.0, 3.0)
-    assert math.isclose(interval([5.0] * 8).median, 5.0)
 
 
 def test_a_race_is_won_by_the_one_that_does_less():
