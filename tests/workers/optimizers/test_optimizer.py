@@ -3,6 +3,7 @@
 import copy
 import os
 import time
+import weakref
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -13,15 +14,11 @@ from torch import nn
 from cluster.errors import UserError
 from workers import OptimizationLevel, backends, get_available_strategies, get_optimizer
 from workers.backends.cpu import CPUBackend
+from workers.benchmark.timing import Timer
 from workers.optimizers import history, passes
 from workers.optimizers.optimizer import ModelOptimizer
-<<<<<<< HEAD
-from workers.optimizers.timing import interval, race
-from workers.optimizers.work import Work, as_sample
-=======
 from workers.optimizers.timing import race
-from workers.optimizers.work import Skip, Work, as_sample
->>>>>>> measuring
+from workers.optimizers.work import Work, as_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
 NAMES = [name for name in backends.available() if name != "nvidia"]
@@ -335,10 +332,26 @@ def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_pat
 
 
 def test_a_race_is_won_by_the_one_that_does_less():
-    raced = race(lambda: time.sleep(0.04), lambda: time.sleep(0.001), lambda: None, rounds=8)
+    timer = Timer(backends.create("cpu"))
+    raced = race(lambda: time.sleep(0.04), lambda: time.sleep(0.001), timer, rounds=8)
     assert raced.ratio.low > 1
     assert not raced.slower
-    assert race(lambda: time.sleep(0.001), lambda: time.sleep(0.04), lambda: None, rounds=8).slower
+    assert race(lambda: time.sleep(0.001), lambda: time.sleep(0.04), timer, rounds=8).slower
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_race_drops_each_result_before_it_asks_for_the_next(name):
+    """One that is held longer makes the next call take fresh memory, and that is then part of its time."""
+    backend, made, alive = backends.create(name), [], []
+
+    def call():
+        alive.append(sum(one() is not None for one in made))
+        result = torch.ones(4, device=backend.device) * 2
+        made.append(weakref.ref(result))
+        return result
+
+    race(call, call, Timer(backend), rounds=2)
+    assert len(alive) > 8 and max(alive) == 0
 
 
 @pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")
