@@ -34,13 +34,11 @@ OF_WORKERS = (
 # Preparing, estimating and validating models are functions over a back end: a back end knows nothing of them.
 ABOVE_BACKENDS = ("workers.optimizers", "workers.memory", "workers.validation", "workers.tasks", "workers.benchmark")
 AGENT_FROM = "orchestrator/runtime/"
-TORCH_FROM = tuple(
-    f"workers/{part}/"
-    for part in (
-        *("backends", "benchmark", "capability", "checkpoint", "kernels", "libraries"),
-        *("memory", "optimizers", "tasks", "validation"),
-    )
-) + ("workers/shortcuts.py",)  # for types alone
+TORCH_FROM = (
+    *("workers/backends/", "workers/benchmark/", "workers/capability/", "workers/checkpoint/", "workers/kernels/"),
+    *("workers/libraries/", "workers/memory/", "workers/optimizers/", "workers/tasks/", "workers/validation/"),
+    "workers/shortcuts.py",  # for types alone
+)
 RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "cluster/embedded.py", "cluster/ray")
 # A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
 VENDORS = {
