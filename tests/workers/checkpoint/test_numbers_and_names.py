@@ -105,6 +105,17 @@ def test_what_could_be_several_parameters_stays_by_number_and_the_import_says_wh
         )
 
 
+def test_the_report_says_how_many_parameters_no_shape_could_be_compared_for(tmp_path):
+    model, live = layers(4, 4), layers(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.5)
+    model[0].weight.grad = torch.ones(4, 4)
+    optimizer.step()
+    told = taken_in({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path)
+    loaded = load(told["path"], {"model": live, "optimizer": torch.optim.SGD(live.parameters())})
+    said = "parameters were matched by position, as torch does; 1 of 2 have no state that tells their shape"
+    assert loaded.report.notes == [f"entry 'optimizer': {said}"]
+
+
 def test_names_that_fit_no_single_model_give_way_to_positions(tmp_path, bits):
     model, live = layers(4, 4, 4), layers(4, 4, 4)
     optimizer, same = stepped(model, adam(model.parameters())), adam(live.parameters())

@@ -20,7 +20,7 @@ def by_position(
     fault = _misfit(stage, saved, groups, live)
     if not fault:
         stage.report.notes.append(
-            f"entry {entry!r}: parameters were matched by position, as torch does{_doubt(saved, groups, live)}"
+            f"entry {entry!r}: parameters were matched by position, as torch does{_doubts(saved, groups, live)}"
         )
         return [list(zip(keys, group, strict=True)) for keys, group in zip(saved.groups, groups, strict=True)]
     keys = {name: key for key, name in saved.names.items()}
@@ -56,11 +56,13 @@ def _misfit(stage: Stage, saved: OptimizerTree, groups: list[list[torch.Tensor]]
     return ""
 
 
-def _doubt(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: Live) -> str:
-    """Where the order of the model's parameters, which most programs follow, says otherwise."""
-    live_names = [live.names.get(id(parameter), "") for group in groups for parameter in group]
-    other = sum(saved.names.get(key, name) != name for key, name in zip(saved.keys, live_names, strict=True) if name)
-    return f"; by the model's order, {other} of {len(live_names)} would be different ones" if other else ""
+def _doubts(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: Live) -> str:
+    """What nothing has shown to be right: shapes that no state tells, and another order than most programs keep."""
+    names = [live.names.get(id(parameter), "") for group in groups for parameter in group]
+    other = sum(saved.names.get(key, name) != name for key, name in zip(saved.keys, names, strict=True) if name)
+    untold = sum(not SHAPED_LIKE_PARAMETER & set(saved.state.get(key, ())) for key in saved.keys)
+    says = f"; {untold} of {len(names)} have no state that tells their shape" if untold else ""
+    return says + (f"; by the model's order, {other} of {len(names)} would be different ones" if other else "")
 
 
 def _listed(sizes: list[int]) -> str:
