@@ -30,11 +30,10 @@ from parts import machine
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.benchmark import Timer as TorchTimer
 
-from orchestrator.benchmark import statistics
-from orchestrator.benchmark.statistics import Verdict, verdict
 from workers import backends
-from workers.benchmark import host
+from workers.benchmark import host, statistics
 from workers.benchmark.arm import block_shape, warm_up
+from workers.benchmark.statistics import Verdict, verdict
 from workers.benchmark.timing import Timer
 
 ROUNDS = 12

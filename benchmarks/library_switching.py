@@ -21,9 +21,12 @@ from typing import Any
 import torch
 from parts import machine
 
+from workers import backends
+from workers.benchmark.statistics import interval
+from workers.benchmark.timing import Timer
 from workers.libraries.proving import prove
 from workers.libraries.registry import LIBRARIES
-from workers.optimizers.timing import interval, race
+from workers.optimizers.timing import race
 
 CALLS = 200
 
@@ -98,7 +101,7 @@ def effect(name: str, work: Callable[[], Any]) -> dict[str, Any]:
             work()
 
     with torch.inference_mode():
-        raced = race(without, work, lambda: None, rounds=24)
+        raced = race(without, work, Timer(backends.create("cpu")), rounds=24)
     proofs = {state: prove(library, on) for state, on in (("on", True), ("off", False))}
     return {"off_s": raced.first_s, "on_s": raced.second_s, "times_as_fast": raced.ratio,
             "proof": {state: p.evidence for state, p in proofs.items()}}  # fmt: skip

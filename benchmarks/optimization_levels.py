@@ -23,6 +23,7 @@ from parts import machine
 from torch import nn
 
 from workers import backends, get_optimizer
+from workers.benchmark.timing import Timer
 from workers.optimizers.timing import race
 from workers.optimizers.trial import call_of
 from workers.optimizers.work import Work, as_sample
@@ -78,7 +79,7 @@ def peer(model: nn.Module, sample: Any) -> dict[str, Any]:
     begun = perf_counter()
     call_of(compiled, work)()
     compile_s = perf_counter() - begun
-    raced = race(call_of(eager, work), call_of(compiled, work), work.backend.synchronize)
+    raced = race(call_of(eager, work), call_of(compiled, work), Timer(work.backend))
     return {"latency_before_s": raced.first_s, "latency_after_s": raced.second_s, "speedup": raced.ratio,
             "compile_s": compile_s}  # fmt: skip
 

@@ -29,3 +29,17 @@ def toy_vendor():
         return folder
 
     return install
+
+
+@pytest.fixture
+def needs_native():
+    """`needs_native("bfloat16")` skips a test where this process's CPU, or the device named, has no units for it."""
+
+    def need(dtype, name="cpu"):
+        from workers import backends
+
+        backend = backends.create(name)
+        if not backend.supports_dtype(dtype):
+            pytest.skip(f"{backend.kind} has no native {dtype} here")
+
+    return need

@@ -24,19 +24,20 @@ OF_WORKERS = (
     "workers.benchmark.catalogue",
     "workers.benchmark.host",
     "workers.benchmark.serving",
+    "workers.benchmark.statistics",
     "workers.capability.facts",
     "workers.selection.ranking",
     "workers.checkpoint.format.manifest",
     "workers.checkpoint.inspect",
     "workers.checkpoint.tools",
 )
+# Preparing, estimating and validating models are functions over a back end: a back end knows nothing of them.
+ABOVE_BACKENDS = ("workers.optimizers", "workers.memory", "workers.validation", "workers.tasks", "workers.benchmark")
 AGENT_FROM = "orchestrator/runtime/"
-TORCH_FROM = tuple(
-    f"workers/{part}/"
-    for part in (
-        *("backends", "benchmark", "capability", "checkpoint", "kernels", "libraries"),
-        *("memory", "optimizers", "tasks", "validation"),
-    )
+TORCH_FROM = (
+    *("workers/backends/", "workers/benchmark/", "workers/capability/", "workers/checkpoint/", "workers/kernels/"),
+    *("workers/libraries/", "workers/memory/", "workers/optimizers/", "workers/tasks/", "workers/validation/"),
+    "workers/shortcuts.py",  # for types alone
 )
 RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "cluster/embedded.py", "cluster/ray")
 # A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
@@ -153,6 +154,18 @@ def test_the_orchestrator_takes_only_messages_and_data_of_the_workers():
         and not (is_in(module, "workers.agent") and name(path).startswith(AGENT_FROM))
     ]
     assert not more, "\n".join(more)
+
+
+def test_back_ends_import_nothing_of_what_is_done_to_models():
+    upward = [
+        f"{name(path)}:{line} imports {module}"
+        for path in PRODUCT
+        if name(path).startswith("workers/backends/")
+        for line, module, _ in imports(path)
+        for above in ABOVE_BACKENDS
+        if is_in(module, above)
+    ]
+    assert not upward, "\n".join(upward)
 
 
 @pytest.mark.parametrize("library, places", [("torch", TORCH_FROM), ("ray", RAY_FROM)])

@@ -1,14 +1,13 @@
 """Seconds by case, cases measured in turn, and what may be said of the numbers."""
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import comb
 from time import perf_counter
 from typing import Any
 
-LEVEL = 0.95
+from workers.benchmark.statistics import interval
+
 FEWEST = 6
 """Fewer samples than this cannot give an interval of 95 %."""
 
@@ -35,7 +34,7 @@ class Samples:
     def row(self, case: str) -> dict[str, Any]:
         """Of fewer than FEWEST samples the interval is their range."""
         samples_s = self._seconds[case]
-        median_s, low_s, high_s = median_interval(samples_s)
+        median_s, low_s, high_s = interval(samples_s)
         told = {"median_s": median_s, "low_s": low_s, "high_s": high_s, "min_s": min(samples_s)}
         return {"case": case, "n": len(samples_s), **told, "samples_s": [round(s, 7) for s in samples_s]}
 
@@ -47,17 +46,6 @@ def in_turn(cases: Sequence[Callable[[], None]], rounds: int, progress: Callable
         first = number % len(cases)
         for case in (*cases[first:], *cases[:first]):
             case()
-
-
-def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): order statistics that hold the true median with at least 95 %, whatever the noise."""
-    ordered = sorted(samples)
-    n = len(ordered)
-    below, cut = 0.0, 0
-    while cut < n // 2 and (below := below + comb(n, cut) / 2**n) <= (1 - LEVEL) / 2:
-        cut += 1
-    low = max(cut - 1, 0)
-    return statistics.median(ordered), ordered[low], ordered[n - 1 - low]
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

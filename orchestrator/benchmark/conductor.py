@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchestrator.benchmark import rounds, statistics
+from orchestrator.benchmark import rounds
 from orchestrator.benchmark.suite import Group, Request, Way
+from workers.benchmark import statistics
 from workers.benchmark.host import classify
 
 OPEN_S, BLOCK_S, CALL_S = 600.0, 120.0, 60.0

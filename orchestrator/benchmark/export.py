@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster.errors import UserError
 from cluster.version import VERSION
+from workers.benchmark import statistics
 
 Data = dict[str, Any]
 
@@ -101,7 +102,7 @@ def _plain(facts: Data) -> Data:
 
 
 def _call_times(cell: Data) -> list[float]:
-    return [median(block["parts_s"]) / block["calls"] for block in cell["blocks"]]
+    return [statistics.call_s(block) for block in cell["blocks"]]
 
 
 def to_parquet(lines: Iterable[Data]) -> bytes:

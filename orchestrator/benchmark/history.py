@@ -10,11 +10,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from orchestrator.benchmark import statistics
 from orchestrator.benchmark.baselines import software
 from orchestrator.benchmark.results import MEASURED, results
-from orchestrator.benchmark.rounds import undisturbed_s
-from orchestrator.benchmark.statistics import Verdict
+from workers.benchmark import statistics
+from workers.benchmark.statistics import Verdict, undisturbed_s
 
 SAME_OR_FASTER, SLOWER, WRONG, INCONCLUSIVE = 0, 1, 2, 3
 LEAST_RUNS = 2

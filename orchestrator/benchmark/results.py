@@ -11,8 +11,8 @@ from typing import Any
 
 from cluster.catalogue.precision import BYTES, SHORT_OF, long_name
 from cluster.errors import NotFound
-from orchestrator.benchmark import peaks, rounds, statistics
-from workers.benchmark import catalogue
+from orchestrator.benchmark import peaks, rounds
+from workers.benchmark import catalogue, statistics
 from workers.benchmark.host import classify
 
 SCHEMA = 1
@@ -80,18 +80,18 @@ def _summary(cell: Data, column: Data) -> Data:
     if cell["status"] != MEASURED or not cell["blocks"]:
         return about | {"status": cell["status"] if cell["status"] != MEASURED else "skipped", "call_s": None}
     blocks = cell["blocks"]
-    call = statistics.interval([median(b["parts_s"]) / b["calls"] for b in blocks])
+    call = statistics.spread([statistics.call_s(b) for b in blocks])
     return about | {
-        "call_s": asdict(call),
-        "alone_s": asdict(statistics.interval([b["alone_s"] for b in blocks])),
-        "undisturbed_s": median(rounds.undisturbed_s(b) for b in blocks),
+        "call_s": call,
+        "alone_s": statistics.spread([b["alone_s"] for b in blocks]),
+        "undisturbed_s": median(statistics.undisturbed_s(b) for b in blocks),
         "cpu_s": median(b["cpu_s"] / b["calls"] / len(b["parts_s"]) for b in blocks),
         "rounds": len(blocks),
         "preempted": sum(b["preempted"] > 0 for b in blocks) / len(blocks),
-        "noise": rounds.noise(cell),
-        "compile_s": max(cell.get("first_call_s", call.median) - call.median, 0.0),
-        **_rates(cell, call.median),
-        **_prices(cell, column, call.median),
+        "noise": statistics.noise(cell["blocks"], cell["blocks_again"]),
+        "compile_s": max(cell.get("first_call_s", call["median"]) - call["median"], 0.0),
+        **_rates(cell, call["median"]),
+        **_prices(cell, column, call["median"]),
         "joules_per_item": _joules(cell),
     }  # fmt: skip
 

@@ -2,11 +2,10 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.benchmark import statistics
 from orchestrator.core.throughput import Key, Measured, Throughput
+from workers.benchmark import statistics
 
 if TYPE_CHECKING:
     from orchestrator.store.benchmarks import BenchmarkLines
@@ -42,7 +41,7 @@ def _counts(cell: Data) -> bool:
 
 
 def _measured(cell: Data, run: str) -> Measured:
-    call = statistics.interval([median(b["parts_s"]) / b["calls"] for b in cell["blocks"]])
+    call = statistics.interval([statistics.call_s(b) for b in cell["blocks"]])
     items = float(cell.get("items") or 1)
     at_s = float(cell["blocks"][-1]["at"])
     return Measured(items / call.median, items / call.high, items / call.low, str(cell["item"]), run, at_s)

@@ -189,7 +189,9 @@ def import_(
     ] = "",
     format: Annotated[str, typer.Option(help="safetensors, torch, dcp or accelerate; recognised by default.")] = "",  # noqa: A002
     step: Annotated[int | None, typer.Option(help="The step it counts as.", min=0)] = None,
-    drop: Annotated[bool, typer.Option(help="Leave out objects that are no plain values.")] = False,
+    drop: Annotated[
+        bool, typer.Option(help="Leave out objects that are no plain values, and broken states of optimizers.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP or Accelerate. Nothing in it is run."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.show.grid import Grid, Stack, grid
+from orchestrator.show.grid import Grid, Stack, facts, grid
 from orchestrator.show.text import one_line, visible
 from orchestrator.show.units import ago, duration
 
@@ -166,14 +166,33 @@ def cases(rows: list[Data]) -> Grid:
 
 
 def view(data: Data) -> Stack:
-    from orchestrator.show.grid import facts
-
     columns = grid(
         ("COLUMN", "JOB", "POOL", "KIND"), ((c["column"], c["job"], c["pool"], c["kind"]) for c in data["columns"])
     )
     head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "cells": data["cells"],
             "doing": data["progress"].get("case", "")}  # fmt: skip
     return Stack((facts(head), "", columns))
+
+
+def measured(result: Data) -> Stack:
+    """What a benchmark job of its own found: its rows, then what they were taken on."""
+    head = ("CASE", "PER CALL", "95 %", "ALONE", "ITEMS/S", "FIRST CALL", "ERROR", "NOTE")
+    known = {key: value for key, value in result.items() if key not in ("rows", "noise", "host")}
+    noise, host = result["noise"], result["host"]
+    known["noise"] = None if noise is None else f"the same measured twice differed by at most {noise:.1%}"
+    known["host"] = ": ".join(filter(None, (host["class"], "; ".join(host["reasons"]))))
+    return Stack((grid(head, map(_measured_row, result["rows"])), "", facts(known)))
+
+
+def _measured_row(row: Data) -> tuple[Any, ...]:
+    times: tuple[Any, ...] = (WORDS.get(row["status"], row["status"]), "", "", "")
+    if row["median_s"] is not None:
+        interval, rate = f"{duration(row['ci_low_s'])} to {duration(row['ci_high_s'])}", row["items_per_s"]
+        told = f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+        times = (duration(row["median_s"]), interval, duration(row["alone_s"]), told)
+    error = row["accuracy"].get("rms_rel")
+    error_told = "" if error is None else f"{error:.1e}"
+    return (row["case"], *times, duration(row["first_call_s"]), error_told, row["reason"])
 
 
 def compared(data: Data) -> Stack:

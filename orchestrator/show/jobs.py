@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from orchestrator.core.states import TERMINAL
+from orchestrator.show import benchmark
 from orchestrator.show.grid import Grid, Stack, facts, grid
 from orchestrator.show.text import visible
 from orchestrator.show.units import ago, between
@@ -46,16 +47,22 @@ def _why(job: Data) -> str:
 
 def job(view: Data) -> Stack:
     """All that is known of one job."""
-    parts: list[Grid | str] = [facts(_head(view))]
+    parts: list[Grid | Stack | str] = [facts(_head(view))]
     if view["failure"]:
         parts += ["", *failure(view["failure"])]
     if view["metrics"]:
         parts += ["", facts({"last report": view["metrics"]})]
     if view["result"]:
-        parts += ["", "result", visible(json.dumps(view["result"], indent=1, ensure_ascii=False, default=str))]
+        parts += ["", "result", _result(view["task"], view["result"])]
     if view["attempts"]:
         parts += ["", attempts(view)]
     return Stack(tuple(parts))
+
+
+def _result(task: str, result: Data) -> Stack | str:
+    if task == "benchmark" and "host" in result:
+        return benchmark.measured(result)
+    return visible(json.dumps(result, indent=1, ensure_ascii=False, default=str))
 
 
 def _head(view: Data) -> Data:

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator import Orchestrator, RunJob
+from orchestrator import BenchmarkJob, JobFailed, Orchestrator, RunJob
 
 MODEL = """
 import os, torch
@@ -57,6 +57,28 @@ def test_a_model_of_the_user_is_measured_and_its_faults_are_told(fleet: Orchestr
     assert dead["cells"][0]["status"] == "failed" and "exit code 9" in dead["cells"][0]["reason"]
     nan = fleet.benchmark(entry="m.py:nan", working_dir=folder, pools=["right"], max_rounds=9, train=False)
     assert (nan["cells"][0]["status"], "no value is finite" in nan["cells"][0]["reason"]) == ("wrong", True)
+
+
+def test_a_benchmark_job_is_measured_on_its_one_device_and_shown(fleet: Orchestrator, folder: str, cli):
+    def job(**arguments: Any) -> BenchmarkJob:
+        where = {"working_dir": folder, "resources": {"pool": "right"}}
+        return BenchmarkJob(entry="m.py:make", batch_size=4, arguments=arguments, **where)
+
+    submitted = fleet.submit(job(rounds=7))
+    result = submitted.result(120)
+    assert [(row["case"], row["status"], len(row["samples_s"])) for row in result["rows"]] == [
+        ("forward", "measured", 7),
+        ("training_step", "measured", 7),
+    ]
+    assert all(
+        row["accuracy"]["ok"] and row["ci_low_s"] <= row["median_s"] <= row["ci_high_s"] for row in result["rows"]
+    )
+    assert [report["step"] for report in submitted.reports()] == [1, 2, 3, 4, 5, 6, 7]
+    shown, said = cli("show", submitted.id).stdout, cli("logs", submitted.id).stdout
+    assert "PER CALL" in shown and "last report  step=7" in shown and "samples_s" not in shown
+    assert [line.partition(":")[0] for line in said.splitlines()] == ["forward", "training_step"] * 2
+    with pytest.raises(JobFailed, match="rounds is 0; give a whole number of at least 1"):
+        fleet.submit(job(rounds=0)).result(60)
 
 
 def begun(cli, *words: str) -> str:

@@ -67,6 +67,8 @@ def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache
     dtype = precision_of(cell.precision)
     if dtype != torch.float32 and not backend.supports_dtype(dtype):
         raise Unsupported(f"{backend.device} has no native {name_of(dtype)}")
+    if cell.train and not any(p.requires_grad for p in built.module.parameters()):
+        raise Unsupported("the model has no parameter to train")
     sample = built.sample if cell.is_model else reference.rounded(built.sample, dtype)
     want = reference.compute(built, sample, cell.train, cell.flops)
     facts: dict[str, Any] = {"inputs_sha256": inputs_sha256(sample), "weights_sha256": weights_sha256(built.module)}
@@ -148,8 +150,6 @@ def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dty
 def _training(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
     """Forward, loss, backward and a step of plain SGD."""
     model = built.module.train()
-    if not any(p.requires_grad for p in model.parameters()):
-        raise Unsupported("the model has no parameter to train")
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     done = _supported(lambda: backend.prepare_training(model, sgd, dtype, cell.level, sample))
     _require_compiled(cell, done.skipped)

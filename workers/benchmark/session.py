@@ -51,8 +51,8 @@ class Session:
         self._verbs: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "state": self.state,
-            "open": self.open,
-            "block": self.block,
+            "open": self._answer_open,
+            "block": self._answer_block,
             "energy": self.energy,
             "close": self.close,
         }
@@ -91,33 +91,26 @@ class Session:
         return told | ({"device": device} if device else {})
 
     def open(self, arm: str, cell: Message) -> Message:
-        """Facts of the arm; {"unsupported": reason} where this device cannot, {"failed": message} where it did not."""
+        """Facts of the arm. Raises Unsupported with the reason where this device cannot, and whatever the workload
+        raises."""
         try:
-            opened = self._open(cell)
-        except Unsupported as e:
-            return {"unsupported": str(e)}
-        except Exception as e:  # whatever a workload raises, the user's own model above all, is told in its cell
-            return {"failed": _told(e)}
+            self._arms[arm] = self._open(cell)
         finally:
             gc.collect()
-        self._arms[arm] = opened
-        return opened.facts
+        return self._arms[arm].facts
 
     def block(self, arm: str) -> Message:
-        """One block of an open arm, and the wait for one call alone."""
+        """One block of an open arm, and the wait for one call alone. Raises whatever the workload raises."""
         opened = self._opened(arm)
-        try:
-            taken = self._timer.block(opened.call, opened.calls, opened.parts)
-            return {
-                "calls": taken.calls,
-                "parts_s": list(taken.parts_s),
-                "cpu_s": taken.cpu_s,
-                "preempted": taken.preempted,
-                "alone_s": self._timer.alone(opened.call),
-                "at": time.time(),
-            }
-        except Exception as e:
-            return {"failed": _told(e)}
+        taken = self._timer.block(opened.call, opened.calls, opened.parts)
+        return {
+            "calls": taken.calls,
+            "parts_s": list(taken.parts_s),
+            "cpu_s": taken.cpu_s,
+            "preempted": taken.preempted,
+            "alone_s": self._timer.alone(opened.call),
+            "at": time.time(),
+        }
 
     def energy(self, arm: str) -> Message:
         """{"joules_per_call"} over at least five seconds, all that the package or card drew; {} without a counter."""
@@ -136,6 +129,23 @@ class Session:
         gc.collect()
         self._backend.empty_cache()
         return {}
+
+    def _answer_open(self, arm: str, cell: Message) -> Message:
+        """What a workload raises, the user's own model above all, is told in its cell: {"unsupported": reason} where
+        this device cannot, {"failed": message} where it did not."""
+        try:
+            return self.open(arm, cell)
+        except Unsupported as e:
+            return {"unsupported": str(e)}
+        except Exception as e:
+            return {"failed": _told(e)}
+
+    def _answer_block(self, arm: str) -> Message:
+        self._opened(arm)
+        try:
+            return self.block(arm)
+        except Exception as e:
+            return {"failed": _told(e)}
 
     def _opened(self, arm: str) -> Arm:
         if arm not in self._arms:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workers.backends.base import BaseBackend
+if TYPE_CHECKING:
+    from workers.backends.base import BaseBackend
 
 WITH_EVENTS = ("cuda", "xpu")
 LOOKS = 50
@@ -39,7 +40,7 @@ class Block:
 class Timer:
     """`name` says which clock; `overhead_s` is what one empty block takes by it, measured at the start."""
 
-    def __init__(self, backend: BaseBackend):
+    def __init__(self, backend: "BaseBackend"):
         self._backend = backend
         self._device: Any = torch.get_device_module(backend.device) if backend.device.type in WITH_EVENTS else None
         self.name = f"{backend.device.type} events" if self._device else "host clock, synchronised"

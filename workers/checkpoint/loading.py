@@ -59,7 +59,8 @@ def load(
 
     Without `into` everything comes back as plain values, tensors on `device` (default: the CPU). `into` maps entries
     to live modules, optimizers, stateful objects, dicts or lists (filled anew), True for "rng", or None for a plain
-    value. Modules keep their device and dtype, and a stored tensor of another dtype is converted. Plain entries that
+    value. Modules keep their device and dtype, and a stored tensor of another dtype is converted. Optimizers find their
+    parameters by name; imported ones without names by position, and then also without their modules. Plain entries that
     `into` does not name are returned too; other entries are left out and named in the report.
 
     `dtype`: "keep"; "native" converts what the device cannot hold; a mapping from dtypes or names (with `*`) to dtypes;

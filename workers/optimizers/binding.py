@@ -7,6 +7,7 @@ told from it. An optimizer bound to neither would step on weights that nobody us
 
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from cluster.errors import UserError
 from workers.backends.parts.placing import Moved, rebind_optimizer
 
-_ANCESTORS = WeakIdKeyDictionary()
+_ANCESTORS: Any = WeakIdKeyDictionary()
 """Parameter of a copy -> weak references to the parameters it was copied from, the nearest first."""
 
 

@@ -45,7 +45,7 @@ def compile_model(model: nn.Module, work: Work) -> nn.Module:
 def compiled_with(model: nn.Module, work: Work, compiler: str, mode: str | None = None) -> nn.Module:
     """With a compiler of torch.compile; where there is a sample and the model is in eval mode, it compiles now."""
     called = f"{compiler}, {mode}" if mode else compiler
-    model._compiled_call_impl = torch.compile(_own_frame(model), backend=compiler, mode=mode)  # type: ignore[call-overload]
+    model._compiled_call_impl = torch.compile(_own_frame(model), backend=compiler, mode=mode)
     if work.sample is None or work.learns(model):
         work.details["compile"] = f"{called}, at the first call"
         return model
@@ -67,7 +67,7 @@ def _own_frame(model: nn.Module) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     code = call.__code__.replace(co_name=f"call_{next(_NUMBERS)}")
     return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
@@ -94,7 +94,7 @@ class _Packed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model
         if model.training or torch.is_grad_enabled():
-            return model._call_impl(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if (now := self._state(model)) != self._seen:
             self._seen, self._packed = now, _optimised(model)
         return self._packed(*args, **kwargs)

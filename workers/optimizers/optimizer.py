@@ -11,6 +11,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import precision_of
+from workers.benchmark.timing import Timer
 from workers.levels import OptimizationLevel
 from workers.optimizers import history, passes, trial
 from workers.optimizers.comparing import furthest
@@ -138,6 +139,7 @@ class _Trials:
         self.details: dict[str, str] = {}
         self.compile_s = 0.0
         self.warnings: list[str] = []
+        self.timer = Timer(work.backend)
         self.kind = work.backend.kind
         self.base = self.build(copied(model))
         self.want = self._reference()
@@ -181,7 +183,7 @@ class _Trials:
         if not error.max_rel <= (limit := self._limit(one)):
             raise Skip(f"rolled back: off by {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
         calls = trial.call_of(self.current, self.work), trial.call_of(candidate, self.work)
-        raced = race(*calls, self.work.backend.synchronize)
+        raced = race(*calls, self.timer)
         self.races[one.name] = raced
         self._remember(one.name, raced.ratio.median)
         # What saves memory may cost time: that is its purpose.
@@ -250,9 +252,7 @@ class _Trials:
     def result(self, final: nn.Module, level: OptimizationLevel) -> OptimizationResult:
         names = [p.name for p in passes.PASSES if p in self.kept]
         applied = ["placement", *(f"{n}: {self.details[n]}" if n in self.details else n for n in names)]
-        whole = race(
-            trial.call_of(self.base, self.work), trial.call_of(final, self.work), self.work.backend.synchronize
-        )
+        whole = race(trial.call_of(self.base, self.work), trial.call_of(final, self.work), self.timer)
         metrics = {
             "latency_before_s": list(whole.first_s),
             "latency_after_s": list(whole.second_s),

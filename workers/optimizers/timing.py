@@ -1,22 +1,15 @@
 """How long two ways of computing the same take, measured in turns so that both meet the same noise."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
+
+from workers.benchmark.statistics import Interval, interval
+from workers.benchmark.timing import Timer
 
 ROUNDS, WARMUP = 12, 2
 ROUND_S, LONGEST_S = 2e-3, 50e-3
-
-
-class Interval(NamedTuple):
-    """A median with the bounds that hold it with 95 % confidence, whatever the distribution."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +26,16 @@ class Race:
         return self.ratio.high < 1
 
 
-def race(first: Callable[[], Any], second: Callable[[], Any], wait: Callable[[], None], rounds: int = ROUNDS) -> Race:
-    """`wait` returns when the device has computed. Odd rounds begin with the second, so that neither always warms up
+def race(first: Callable[[], Any], second: Callable[[], Any], timer: Timer, rounds: int = ROUNDS) -> Race:
+    """By the clock of the device that `timer` is of. Odd rounds begin with the second, so that neither always warms up
     the caches for the other.
     """
-    calls = _repeats(*(min(_timed(call, wait, 1) for _ in range(WARMUP)) for call in (first, second)))
+    both = (first, second)
+    calls = _repeats(*(min(timer.block(call, 1).call_s for _ in range(WARMUP)) for call in both))
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for which in (0, 1) if number % 2 == 0 else (1, 0):
-            times[which].append(_timed((first, second)[which], wait, calls))
+            times[which].append(timer.block(both[which], calls).call_s)
     ratios = [a / b for a, b in zip(*times, strict=True)]
     return Race(interval(times[0]), interval(times[1]), interval(ratios))
 
@@ -51,30 +45,3 @@ def _repeats(first_s: float, second_s: float) -> int:
     but that the slower does not take over 50.
     """
     return max(1, min(math.ceil(ROUND_S / max(min(first_s, second_s), 1e-7)), int(LONGEST_S / max(first_s, second_s))))
-
-
-def _timed(call: Callable[[], Any], wait: Callable[[], None], calls: int) -> float:
-    """Seconds per call."""
-    begun = perf_counter()
-    for _ in range(calls):
-        kept = call()  # held until the device is done: a lazy device may drop work nobody holds
-        wait()
-    taken = perf_counter() - begun
-    del kept
-    return taken / calls
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """The median's distribution-free interval: order statistics whose ranks a binomial(n, 1/2) gives. With fewer than
-    six values the bounds are the extremes, and hold with less than 95 %.
-    """
-    ordered, count = sorted(values), len(values)
-    rank = 0
-    tail = 0.0
-    for below in range(count // 2):
-        tail += math.comb(count, below) / 2**count
-        if tail > 0.025:
-            break
-        rank = below + 1
-    rank = max(rank - 1, 0)
-    return Interval(median(ordered), ordered[rank], ordered[count - 1 - rank])

@@ -26,7 +26,7 @@ def call_of(model: nn.Module, work: Work) -> Callable[[], Any]:
         if not found:
             raise UserError("no output of the model depends on a parameter that learns", "return what to train on")
         loss = torch.stack([t.float().square().mean() for t in found]).sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     return step if work.training else forward

@@ -1,61 +1,193 @@
-"""Benchmark: the time of a model's forward and training step on this device, and how far off its output is; or, for a
-run over the fleet, a session that measures what it is told to.
+"""Benchmark: a session on this device, which measures forward and training step of the entry's model; or, for a run
+over the fleet, a session that measures what it is told to.
 """
 
-import copy
-from collections.abc import Callable
-from time import perf_counter
+import random
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
 
-from cluster.errors import UserError
+from cluster.errors import PolyfleetError, UserError, nearest
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import name_of, precision_of
+from workers.benchmark import statistics
 from workers.benchmark.arm import Unsupported
+from workers.benchmark.host import classify
 from workers.benchmark.serving import serve
 from workers.benchmark.session import Session
 from workers.levels import OptimizationLevel
-from workers.optimizers.comparing import difference, first_tensor
-from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
-from workers.optimizers.work import Prepared, Sample
-from workers.tasks import measure, models
+from workers.optimizers.work import Sample
+from workers.tasks import models
 from workers.tasks.context import Context
 from workers.tasks.plain_values import plain
 from workers.tasks.transformers_model import MissingLibraryError
 from workers.validation import activations
 
-ROUNDS, WARMUP = 15, 3
+ROUNDS, WARMUP = 15, 1
 STEPS = 3
-OUTPUT_SAMPLE = 256
+ARGUMENTS = ("rounds", "warmup", "level", "precision", "train", "sample_input", "batch_size", "session", "trace")
+MODES = {"forward": "forward", "training_step": "train"}
+"""Rows, and what a session calls them."""
+AGAIN = "again"
+HASHES = ("weights_sha256", "inputs_sha256")
+Data = dict[str, Any]
 
 
-def main(context: Context) -> dict[str, Any]:
-    """Rows of timings, the divergence from this process's CPU in float32, and hashes that tell who ran the same."""
-    asked = context.arguments
-    if asked.get("session"):
+def main(context: Context) -> Data:
+    """Rows of timings with their accuracy, what the machine was like, and hashes that tell who ran the same."""
+    if context.arguments.get("session"):
         return _session(context)
-    if asked.get("trace"):
+    if context.arguments.get("trace"):
         return _trace(context)
-    level, precision = OptimizationLevel.from_string(asked.get("level") or "O1"), precision_of(context.precision)
-    rounds, warmup = _count(asked, "rounds", ROUNDS, 1), _count(asked, "warmup", WARMUP, 0)
+    asked = _asked(context)
     model, sample = models.make_model(context), models.make_sample(context)
     if sample is None:
         raise UserError("a benchmark needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one")
-    with torch.no_grad():
-        reference = first_tensor(copy.deepcopy(model).eval()(*sample.args, **sample.kwargs))
     with context.backend as backend:
-        started = perf_counter()
-        prepared = backend.prepare(model, level, sample, precision)
-        prepare_s = perf_counter() - started
-        forward = measure.measure(_forward(prepared.model, backend.to_device(sample)), backend, warmup, rounds)
-        rows = [measure.row("forward", forward, models.batch_size(context))]
-        if asked.get("train", True):
-            step = measure.measure(_training_step(backend, model, sample, level, precision), backend, warmup, rounds)
-            rows.append(measure.row("training_step", step, models.batch_size(context)))
-    output = first_tensor(forward.output).detach().cpu()
-    return {"rows": rows, "prepare_s": prepare_s} | _facts(context, model, sample, prepared, output, reference)
+        session = Session(backend, context.seed, lambda: (model, sample))
+        opened = _open(context, asked, session)
+        before = session.state()
+        blocks = _rounds(context, asked, session, opened)
+        machine = classify(before, session.state())
+        here = session.describe()
+        session.close()
+    if context.stop.seen:
+        context.events.write("note", preempted=True)
+    rows = [_row(case, facts, blocks[case]) for case, facts in opened.items()]
+    for row in rows:
+        _say(_sentence(row))
+    told = _facts(context, asked, here) | {"parameters": models.parameter_count(model)}
+    noise = statistics.noise(blocks["forward"], blocks[AGAIN])
+    hashes = {name: opened["forward"][name] for name in HASHES}
+    result: Data = plain({"rows": rows, "noise": noise, "host": machine} | hashes | told)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`warmup` rounds are like the others and not counted."""
+
+    rounds: int
+    warmup: int
+    level: str
+    precision: str
+    cases: tuple[str, ...]
+
+
+def _asked(context: Context) -> _Asked:
+    given = context.arguments
+    if unknown := sorted(given.keys() - set(ARGUMENTS)):
+        raise UserError(f"a benchmark has no argument {unknown[0]!r}", nearest(unknown[0], ARGUMENTS))
+    train = given.get("train", True)
+    if not isinstance(train, bool):
+        raise UserError(f"train is {train!r}", "give true or false")
+    return _Asked(
+        _count(given, "rounds", ROUNDS, 1),
+        _count(given, "warmup", WARMUP, 0),
+        OptimizationLevel.from_string(given.get("level") or "O1").value,
+        name_of(precision_of(given.get("precision") or context.precision)),
+        ("forward", "training_step") if train else ("forward",),
+    )
+
+
+def _open(context: Context, asked: _Asked, session: Session) -> dict[str, Data]:
+    """What opening found out, by case; without what was not reached before this attempt was asked to stop."""
+    opened: dict[str, Data] = {}
+    for case in asked.cases:
+        if opened and context.preempted:
+            break
+        cell = {"case": f"user/{context.entry}/{MODES[case]}", "precision": asked.precision, "level": asked.level}
+        try:
+            facts = opened[case] = session.open(case, cell)
+        except Unsupported as e:
+            raise _refusal(case, e) from None
+        prepared, first = (_seconds(facts[key]) for key in ("prepare_s", "first_call_s"))
+        _say(f"{case}: prepared in {prepared}, first call {first}; {_checked(facts)}")
+    return opened
+
+
+def _refusal(case: str, reason: Unsupported) -> UserError:
+    remedy = reason.__cause__.remedy if isinstance(reason.__cause__, PolyfleetError) else ""
+    usual = "ask for another precision or level" if case == "forward" else "set train: false in the job's arguments"
+    return UserError(f"{case}: {reason}", remedy or usual)
+
+
+def _rounds(context: Context, asked: _Asked, session: Session, opened: dict[str, Data]) -> dict[str, list[Data]]:
+    """Blocks by case, in turns of an order of chance; a case that is wrong has none. The first is measured twice in
+    each round: how far it differs from itself is the machine's noise."""
+    blocks: dict[str, list[Data]] = {case: [] for case in (*MODES, AGAIN)}
+    turns = [(case, case) for case, facts in opened.items() if facts["accuracy"]["ok"] is not False]
+    turns += [(AGAIN, "forward")] if ("forward", "forward") in turns else []
+    for number in range(-asked.warmup, asked.rounds if turns else -asked.warmup):
+        if context.preempted:
+            break
+        order = turns[:]
+        random.Random(f"{context.seed}/{number}").shuffle(order)  # noqa: S311 - chance, no secret
+        taken = {name: session.block(arm) | {"round": number} for name, arm in order}
+        if number >= 0:
+            for name, block in taken.items():
+                blocks[name].append(block)
+            times_s = {f"{name}_s": statistics.call_s(block) for name, block in taken.items() if name != AGAIN}
+            context.report(number + 1, **times_s)
+    return blocks
+
+
+def _row(case: str, facts: Data, blocks: list[Data]) -> Data:
+    """One line of the result. A wrong one has no times, and neither has one whose rounds never came."""
+    wrong = facts["accuracy"]["ok"] is False
+    samples_s = [statistics.call_s(block) for block in blocks]
+    middle = statistics.interval(samples_s) if blocks else None
+    return {
+        "case": case,
+        "status": "wrong" if wrong else "measured" if blocks else "skipped",
+        "reason": facts["accuracy"]["reason"],
+        "median_s": middle and middle.median,
+        "ci_low_s": middle and middle.low,
+        "ci_high_s": middle and middle.high,
+        "items_per_s": middle and facts["items"] / middle.median,
+        "alone_s": median(block["alone_s"] for block in blocks) if blocks else None,
+        "samples_s": samples_s,
+        **{name: value for name, value in facts.items() if name not in HASHES},
+    }
+
+
+def _facts(context: Context, asked: _Asked, here: Data) -> Data:
+    """Of the job, and of the device as the session describes it."""
+    same = ("emulated", "torch", "versions", "threads", "timer", "timer_overhead_s")
+    return {
+        "kind": context.kind,
+        "device_name": here["device"]["device_name"],
+        "precision": asked.precision,
+        "level": asked.level,
+        "batch_size": models.batch_size(context),
+    } | {name: here[name] for name in same}
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - a rank's log is what it prints
+
+
+def _sentence(row: Data) -> str:
+    if row["median_s"] is None:
+        return f"{row['case']}: not timed: {row['reason'] or 'asked to stop before the first round'}"
+    low, middle, high = (_seconds(row[key]) for key in ("ci_low_s", "median_s", "ci_high_s"))
+    rate = f"{row['items_per_s']:,.0f}" if row["items_per_s"] >= 1000 else f"{row['items_per_s']:.4g}"
+    return f"{row['case']}: {middle} per call ({low} to {high}, 95 %), {rate} items/s, {len(row['samples_s'])} rounds"
+
+
+def _checked(facts: Data) -> str:
+    told = facts["accuracy"]
+    if told["ok"] is not True:
+        return f"WRONG: {told['reason']}" if told["ok"] is False else str(told["reason"])
+    return f"relative error {told.get('rms_rel', 0.0):.1e} against {told['reference'].removeprefix('cpu ')} on the CPU"
+
+
+def _seconds(value: float) -> str:
+    unit, name = next((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if value >= u or n == "µs")
+    return f"{value / unit:.4g} {name}"
 
 
 def _trace(context: Context) -> dict[str, Any]:
@@ -102,67 +234,8 @@ def _other(backend: BaseBackend, number: int) -> BaseBackend:
     return type(backend)(backend.config, device_id=number)
 
 
-def _forward(model: nn.Module, sample: Sample) -> Callable[[], Any]:
-    def call() -> Any:
-        with torch.no_grad():
-            return model(*sample.args, **sample.kwargs)
-
-    return call
-
-
-def _training_step(
-    backend: BaseBackend, model: nn.Module, sample: Sample, level: OptimizationLevel, precision: torch.dtype
-) -> Callable[[], Any]:
-    """Forward, mean square of the output as the loss, backward, and a step of plain SGD, on a copy of the model."""
-    mine = copy.deepcopy(model).train()
-    if not any(p.requires_grad for p in mine.parameters()):
-        raise UserError("the model has no parameter to train", "set train: false in the benchmark's arguments")
-    sgd = torch.optim.SGD(mine.parameters(), lr=1e-4)
-    trained = backend.prepare_training(mine, sgd, precision, level, sample, inplace=True)
-    inputs = backend.to_device(sample)
-
-    def call() -> torch.Tensor:
-        sgd.zero_grad()
-        loss = first_tensor(trained.model(*inputs.args, **inputs.kwargs)).float().square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        sgd.step()
-        return loss
-
-    return call
-
-
-def _facts(
-    context: Context,
-    model: nn.Module,
-    sample: Sample,
-    prepared: Prepared,
-    output: torch.Tensor,
-    reference: torch.Tensor,
-) -> dict[str, Any]:
-    gap = difference(output, reference)
-    info = context.backend.get_device_info(context.backend.device_id)
-    return {
-        "divergence": plain({"max_abs": gap.max_abs, "max_rel": gap.max_rel, "reference": "cpu float32, this process"}),
-        "weights_sha256": weights_sha256(model),
-        "inputs_sha256": inputs_sha256(sample),
-        "output_sample": plain(output.float().reshape(-1)[:OUTPUT_SAMPLE].tolist()),
-        "output_shape": list(output.shape),
-        "kind": context.kind,
-        "device_name": info.device_name,
-        "emulated": context.backend.emulated,
-        "precision": name_of(precision_of(context.precision)),
-        "applied": prepared.applied,
-        "skipped": prepared.skipped,
-        "batch_size": models.batch_size(context),
-        "versions": info.runtime_versions,
-        "torch": str(torch.__version__),
-        "threads": torch.get_num_threads(),
-        "parameters": models.parameter_count(model),
-    }
-
-
 def _count(asked: dict[str, Any], name: str, default: int, least: int) -> int:
     value = asked.get(name, default)
-    if not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:
         raise UserError(f"{name} is {value!r}", f"give a whole number of at least {least}")
     return value

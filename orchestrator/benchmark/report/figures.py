@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.benchmark.report.drawing import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
+from workers.benchmark.statistics import undisturbed_s
 
 Data = dict[str, Any]
 Drawn = tuple[str, str, str]
@@ -212,10 +213,10 @@ def strips(lines: Iterable[Data]) -> Drawn | None:
     with figure(9, 2.6) as (made, axes):
         for number, column in enumerate(columns_of(cells)):
             points = [
-                (block["at"] - first, min(part / block["calls"] for part in block["parts_s"]) / middle)
+                (block["at"] - first, undisturbed_s(block) / middle)
                 for cell in cells
                 if cell["column"] == column
-                for middle in [_middle([min(b["parts_s"]) / b["calls"] for b in cell["blocks"]])]
+                for middle in [_middle([undisturbed_s(b) for b in cell["blocks"]])]
                 for block in cell["blocks"]
             ]
             dots(axes, points, color=series(number), alpha=0.7, label=column)

@@ -57,7 +57,8 @@ def test_the_first_layer_gradient_and_step_that_part_are_named():
     assert divergence.same(divergence.compare(recorded(Nested()), recorded(off), "float32", rtol=0.1))
 
 
-def test_lower_precision_is_within_its_own_limits_and_not_within_those_of_float32():
+def test_lower_precision_is_within_its_own_limits_and_not_within_those_of_float32(needs_native):
+    needs_native("bfloat16")
     one, other = recorded(Nested()), recorded(Nested(), precision="bf16")
     assert divergence.same(divergence.compare(one, other, "bfloat16"))
     assert not divergence.same(divergence.compare(one, other, "float32"))

@@ -1,5 +1,7 @@
 """What `show` and `explain` tell of a job."""
 
+import re
+
 import pytest
 from rich.console import Console
 
@@ -100,3 +102,24 @@ def test_the_attempt_a_job_failed_with_has_failed_and_one_it_was_refused_after_h
     assert ended_as(view["attempts"][0], view) == "failed"
     assert ended_as(view["attempts"][0], view | {"reason": "no pool has it any more"}) == "interrupted"
     assert ended_as(view["attempts"][0], view | {"state": "CANCELLED", "reason": "by the user"}) == "interrupted"
+
+
+def test_what_a_benchmark_measured_is_a_table_and_a_result_of_another_form_is_shown_as_it_is(recording):
+    right = {"case": "forward", "status": "measured", "reason": "", "median_s": 2e-3, "ci_low_s": 1.9e-3,
+             "ci_high_s": 2.25e-3, "alone_s": 2.1e-3, "items_per_s": 32000.0, "samples_s": [2e-3] * 7,
+             "first_call_s": 0.31, "accuracy": {"ok": True, "rms_rel": 1.34e-7}}  # fmt: skip
+    wrong = {"case": "training_step", "status": "wrong", "reason": "odd values", "median_s": None, "ci_low_s": None,
+             "ci_high_s": None, "alone_s": None, "items_per_s": None, "samples_s": [], "first_call_s": 0.02,
+             "accuracy": {"ok": False}}  # fmt: skip
+    host = {"class": "shared", "reasons": ["tasks waited for a CPU 18 % of the time"]}
+    result = {"rows": [right, wrong], "noise": 0.042, "host": host, "kind": "cpu", "torch": "2.13.0"}
+    shown = text(job(recording.job_view("b-1", "b", "benchmark", result=result))).splitlines()
+    words = [re.split(r" {2,}", line.rstrip()) for line in shown]
+    cells = {name: told for name, *told in words}
+    assert cells["forward"] == ["2 ms", "1.9 ms to 2.25 ms", "2.1 ms", "32,000", "310 ms", "1.3e-07"]
+    assert cells["training_step"] == ["WRONG", "20 ms", "odd values"]
+    assert cells["noise"] == ["the same measured twice differed by at most 4.2%"]
+    assert cells["host"] == ["shared: tasks waited for a CPU 18 % of the time"]
+    assert "samples_s" not in "".join(shown)
+    old = text(job(recording.job_view("b-1", "b", "benchmark", result={"rows": [{"case": "forward"}]})))
+    assert '"case": "forward"' in old

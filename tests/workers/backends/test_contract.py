@@ -122,9 +122,8 @@ def test_it_is_constructed_with_a_level_and_a_configuration(backend):
             type(backend)(**wrong)
 
 
-def test_the_configured_precision_is_used_where_the_caller_says_nothing(backend):
-    if not backend.supports_dtype("bfloat16"):
-        pytest.skip(f"{backend.kind} has no native bfloat16")
+def test_the_configured_precision_is_used_where_the_caller_says_nothing(backend, needs_native):
+    needs_native("bfloat16", backend.BACKEND_NAME)
     lowered = type(backend)(type(backend.config)(precision="bf16"))
     assert "autocast: bfloat16" in lowered.prepare(convolutional(), "O1", torch.rand(2, 1, 8, 8)).applied
     assert "autocast" in lowered.prepare(convolutional(), "O1", torch.rand(2, 1, 8, 8), "float32").skipped
@@ -245,9 +244,8 @@ def test_every_pass_of_a_level_is_either_applied_or_skipped_with_a_reason(backen
     assert "fold_conv_bn: 2 pairs" in prepared.applied
 
 
-def test_a_lower_precision_is_used_only_when_asked_and_answers_in_float32(backend):
-    if not backend.supports_dtype("bfloat16"):
-        pytest.skip(f"{backend.kind} has no native bfloat16")
+def test_a_lower_precision_is_used_only_when_asked_and_answers_in_float32(backend, needs_native):
+    needs_native("bfloat16", backend.BACKEND_NAME)
     images = torch.rand(2, 1, 8, 8)
     prepared = backend.prepare(convolutional(), "O1", images, "bf16")
     assert "autocast: bfloat16" in prepared.applied
@@ -312,9 +310,8 @@ def test_an_optimizer_that_has_already_stepped_moves_with_its_state(backend):
     torch.testing.assert_close(stepped(move_after=2), stepped(move_after=None), rtol=1e-4, atol=1e-6)
 
 
-def test_training_in_bfloat16_keeps_the_models_type_and_names(backend):
-    if not backend.supports_dtype("bfloat16"):
-        pytest.skip(f"{backend.kind} has no native bfloat16")
+def test_training_in_bfloat16_keeps_the_models_type_and_names(backend, needs_native):
+    needs_native("bfloat16", backend.BACKEND_NAME)
     model = nn.Linear(4, 2)
     trained = backend.prepare_training(model, None, "bf16", inplace=True)
     assert "autocast: bfloat16" in trained.applied
@@ -326,9 +323,8 @@ def test_training_in_bfloat16_keeps_the_models_type_and_names(backend):
     assert not torch.equal(lowered.cpu(), exact.cpu())
 
 
-def test_training_in_float16_is_refused_for_want_of_loss_scaling(backend):
-    if not backend.supports_dtype(torch.float16):
-        pytest.skip(f"{backend.BACKEND_NAME} has no native float16")
+def test_training_in_float16_is_refused_for_want_of_loss_scaling(backend, needs_native):
+    needs_native("float16", backend.BACKEND_NAME)
     with pytest.raises(UserError, match="needs loss scaling"):
         backend.optimize_for_training(nn.Linear(2, 2), None, "fp16")
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from workers import backends
+from workers.benchmark.timing import Timer
 from workers.config import PolyfleetConfig
-from workers.tasks.measure import measure
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,13 +25,15 @@ def test_a_measured_product_takes_at_least_the_time_that_the_device_itself_count
                 y = (x @ y) / 4096
             return y
 
-        timing = measure(ten_products, backend, warmup=3, rounds=7)
+        timer = Timer(backend)
+        block, alone_s = timer.block(ten_products, 1, parts=7), timer.alone(ten_products)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         ten_products()
         end.record()
         end.synchronize()
-    assert min(timing.samples_s) >= 0.5 * start.elapsed_time(end) / 1000
+    assert timer.name == "cuda events"
+    assert min(*block.parts_s, alone_s) >= 0.5 * start.elapsed_time(end) / 1000
 
 
 def test_memory_taken_is_seen_and_given_back():

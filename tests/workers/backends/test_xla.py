@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from workers import backends
-from workers.optimizers.work import Sample
+from workers.benchmark.timing import Timer
 from workers.tasks.context import Context
-from workers.tasks.measure import measure
 
 pytestmark = pytest.mark.skipif("tpu" not in backends.available(), reason="torch-xla is not in this environment")
 
@@ -87,10 +86,19 @@ def test_an_optimizer_built_for_another_device_loses_what_xla_cannot_do():
     assert optimizer.param_groups[0]["fused"] is False
 
 
-def test_timing_waits_for_the_device_and_holds_results_until_it_is_done():
+def test_every_timed_call_is_computed_though_nobody_reads_its_result():
+    """A lazy device computes only what is still held when its step is cut off."""
+    from torch_xla.debug import metrics
+
+    def executed():
+        return (metrics.metric_data("ExecuteTime") or (0,))[0]
+
     with backends.create("xla") as backend:
-        sample = Sample((torch.rand(64, 64, device=backend.device),), {})
-        timing = measure(lambda: sample.args[0] @ sample.args[0], backend, 1, 3)
-        torch.testing.assert_close(timing.output.cpu(), sample.args[0].cpu() @ sample.args[0].cpu())
-    assert len(timing.samples_s) == 3
-    assert timing.first_call_s > 0
+        timer, x = Timer(backend), torch.rand(64, 64, device=backend.device)
+        backend.synchronize()
+        before = executed()
+        block = timer.block(lambda: x @ x, 4, parts=3)
+        assert executed() - before == 4 * 3
+        timer.alone(lambda: x @ x)
+        assert executed() - before == 4 * 3 + 1
+    assert len(block.parts_s) == 3 and min(block.parts_s) > 0

@@ -102,6 +102,8 @@ def test_a_user_s_model_is_counted_by_torch_and_its_failures_are_told(session):
     assert (told["accuracy"]["ok"], told["flops"], told["items"]) == (True, 3 * 2 * 5 * 8 * 3, 5)
     session._user_build = lambda: 1 / 0
     assert opened(session, "user/mine/forward") == {"failed": "ZeroDivisionError: division by zero"}
+    session._user_build = lambda: (nn.Flatten(), sample)
+    assert opened(session, "user/mine/train") == {"unsupported": "the model has no parameter to train"}
     session._user_build = lambda: (model, None)
     assert "add sample_input" in opened(session, "user/mine/forward")["failed"]
     session._user_build = lambda: (nn.Threshold(9.0, float("nan")), sample)

@@ -1,7 +1,10 @@
 """A small state with everything hard in it, and comparisons bit for bit."""
 
 import copy
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -68,6 +71,16 @@ def bits_of() -> Callable[[Any], Any]:
 @pytest.fixture(name="train")
 def train_steps() -> Callable[..., list[float]]:
     return train
+
+
+@pytest.fixture(scope="session")
+def torch_files() -> ModuleType:
+    """torch_files.py, which several files of tests share."""
+    spec = importlib.util.spec_from_file_location("torch_files", Path(__file__).with_name("torch_files.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -204,9 +204,9 @@ def test_a_manifest_that_lies_is_refused(change, said, root, tied, image):
 
 
 def test_a_manifest_of_a_newer_version_is_not_guessed_at(root):
-    lie(second(root), lambda d: d.update(version=3))
+    lie(second(root), lambda d: d.update(version=4))
     with pytest.raises(
-        CheckpointError, match="has format version 3, this Polyfleet reads version 2; read it with a newer"
+        CheckpointError, match="has format version 4, this Polyfleet reads versions 1 to 3; read it with a newer"
     ):
         load(second(root))
 

@@ -120,7 +120,11 @@ said = {}
 for name, options in {"plain": {}, "masters": {"dtype": torch.bfloat16, "weights_prepack": False},
                       "packed": {"dtype": torch.bfloat16}}.items():
     model = torch.nn.Sequential(torch.nn.Linear(16, 16))
-    model, optimizer = ipex.optimize(model.train(), optimizer=torch.optim.SGD(model.parameters()), **options)
+    try:
+        model, optimizer = ipex.optimize(model.train(), optimizer=torch.optim.SGD(model.parameters()), **options)
+    except AssertionError as e:  # packing bfloat16 needs AVX-512, or AVX-NE-CONVERT
+        said[name] = f"IPEX refuses: {str(e)[:24]}"
+        continue
     try:
         save(sys.argv[1], 1, {"model": model, "optimizer": optimizer})
         said[name] = "saved"
@@ -131,9 +135,12 @@ print(json.dumps(said))
 
 
 def test_what_ipex_hides_is_refused_and_what_it_does_not_is_saved(tmp_path):
-    assert on_xla(["-c", IPEX, str(tmp_path)]) == {
+    said = on_xla(["-c", IPEX, str(tmp_path)])
+    packed = said.pop("packed")
+    assert said == {
         "plain": "saved",
         "masters": "optimizer keeps master weights outside its state (intel_extension_for_pytorch)",
-        "packed": "model/0 is a _IPEXLinear, which hides state of its own",
     }
+    refused = "IPEX refuses: BF16 weight prepack needs"
+    assert packed in ("model/0 is a _IPEXLinear, which hides state of its own", refused)
     assert load(tmp_path).state["model"]["0.weight"].dtype == torch.float32

@@ -1,9 +1,9 @@
 """The optimiser keeps what is right and no slower, and says of the rest why not. It runs beside torch-xla too."""
 
 import copy
-import math
 import os
 import time
+import weakref
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -14,9 +14,10 @@ from torch import nn
 from cluster.errors import UserError
 from workers import OptimizationLevel, backends, get_available_strategies, get_optimizer
 from workers.backends.cpu import CPUBackend
+from workers.benchmark.timing import Timer
 from workers.optimizers import history, passes
 from workers.optimizers.optimizer import ModelOptimizer
-from workers.optimizers.timing import interval, race
+from workers.optimizers.timing import race
 from workers.optimizers.work import Work, as_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
@@ -87,10 +88,9 @@ def test_what_is_told_is_measured_on_the_sample(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lower_precision_is_tried_only_where_the_tolerance_allows_it(name):
+def test_a_lower_precision_is_tried_only_where_the_tolerance_allows_it(name, needs_native):
+    needs_native("bfloat16", name)
     optimizer = get_optimizer(name)
-    if not optimizer.backend.supports_dtype("bfloat16"):
-        pytest.skip("no native bfloat16")
     _, plain = optimizer.optimize(perceptron(), "O1", torch.rand(4, 16))
     assert plain.optimizations_skipped["autocast"] == "the precision asked for is float32"
     _, strict = optimizer.optimize(perceptron(), "O1", torch.rand(4, 16), tolerance=1e-5)
@@ -309,11 +309,10 @@ def test_bad_input_is_one_clear_error_each():
             call()
 
 
-def test_strategies_tell_what_was_measured_here_and_nothing_else():
+def test_strategies_tell_what_was_measured_here_and_nothing_else(needs_native):
+    needs_native("bfloat16")
     assert {s.measured_speedup for s in get_available_strategies("cpu")} == {None}
     _, result = get_optimizer("cpu").optimize(perceptron(), "O1", torch.rand(4, 16), tolerance=0.1)
-    if "autocast" not in result.metrics["passes"]:
-        pytest.skip("no lower precision here")
     told = {s.name: s for s in get_available_strategies("cpu")}
     assert told["autocast"].measured_speedup == pytest.approx(result.metrics["passes"]["autocast"][0], rel=0.01)
     assert told["compile"].measured_speedup is None
@@ -332,18 +331,27 @@ def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_pat
     assert history.speedups("cpu") == {}
 
 
-def test_an_interval_of_twelve_rounds_leaves_out_the_two_extremes_on_each_side():
-    values = [float(n) for n in range(1, 13)]
-    assert interval(values) == (6.5, 3.0, 10.0)  # ranks 3 and 10 of 12: 96 % by binomial(12, 1/2)
-    assert interval([1.0, 2.0, 3.0]) == (2.0, 1.0, 3.0)
-    assert math.isclose(interval([5.0] * 8).median, 5.0)
-
-
 def test_a_race_is_won_by_the_one_that_does_less():
-    raced = race(lambda: time.sleep(0.04), lambda: time.sleep(0.001), lambda: None, rounds=8)
+    timer = Timer(backends.create("cpu"))
+    raced = race(lambda: time.sleep(0.04), lambda: time.sleep(0.001), timer, rounds=8)
     assert raced.ratio.low > 1
     assert not raced.slower
-    assert race(lambda: time.sleep(0.001), lambda: time.sleep(0.04), lambda: None, rounds=8).slower
+    assert race(lambda: time.sleep(0.001), lambda: time.sleep(0.04), timer, rounds=8).slower
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_race_drops_each_result_before_it_asks_for_the_next(name):
+    """One that is held longer makes the next call take fresh memory, and that is then part of its time."""
+    backend, made, alive = backends.create(name), [], []
+
+    def call():
+        alive.append(sum(one() is not None for one in made))
+        result = torch.ones(4, device=backend.device) * 2
+        made.append(weakref.ref(result))
+        return result
+
+    race(call, call, Timer(backend), rounds=2)
+    assert len(alive) > 8 and max(alive) == 0
 
 
 @pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")

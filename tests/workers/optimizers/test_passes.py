@@ -100,7 +100,8 @@ def test_training_never_folds_and_checking_does_not_disturb_batch_statistics():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # inductor imports it
-def test_the_compiler_is_part_of_the_highest_level_and_the_users_module_is_found_inside():
+def test_the_compiler_is_part_of_the_highest_level_and_the_users_module_is_found_inside(needs_native):
+    needs_native("bfloat16")
     model = nn.Linear(4, 3)
     x = torch.rand(2, 4)
     backend = cpu()

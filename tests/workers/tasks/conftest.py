@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -105,6 +106,13 @@ class Attempt:
                 rank.kill()
         assert [rank.returncode for rank in ranks] == [0] * len(ranks), told
         return [json.loads((self.folder / f"result-{i}.json").read_text()) for i in range(len(ranks))]
+
+    def until_reported(self, ranks):
+        """Wait for the first report, or for an end that should not be."""
+        deadline = time.monotonic() + 120
+        while not ((self.folder / "events.jsonl").is_file() and self.events("report")):
+            assert all(rank.poll() is None for rank in ranks), ranks[0].communicate()
+            assert time.monotonic() < deadline
 
     def events(self, kind):
         lines = (self.folder / "events.jsonl").read_text().splitlines()

@@ -107,7 +107,8 @@ def test_prepare_names_the_type_of_what_is_no_module():
         context().prepare([1])
 
 
-def test_the_precision_of_the_job_is_applied_to_a_prepared_model():
+def test_the_precision_of_the_job_is_applied_to_a_prepared_model(needs_native):
+    needs_native("bfloat16")
     ctx = context(precision="bf16")
     seen = []
 

@@ -108,9 +108,8 @@ def test_another_model_or_another_checkpoint_is_refused_with_what_to_give(contex
         load_prepared(other, nn.Linear(2, 2), "cpu")
 
 
-def test_a_lower_precision_is_reported_with_its_error(context):
-    if not backends.create(NAME).supports_dtype("bfloat16"):
-        pytest.skip("no native bfloat16 here")
+def test_a_lower_precision_is_reported_with_its_error(context, needs_native):
+    needs_native("bfloat16", NAME)
     report = prepare.main(context(arguments={"level": "O1", "precision": "bf16"}))
     assert report["precision"] == "bfloat16"
     assert "autocast: bfloat16" in report["applied"]
@@ -119,9 +118,8 @@ def test_a_lower_precision_is_reported_with_its_error(context):
 
 @pytest.mark.skipif(os.environ.get("POLYFLEET_CPU_ENGINE") != "ipex", reason="IPEX is not the engine here")
 @pytest.mark.parametrize("precision", ["", "bf16"])
-def test_what_ipex_packs_is_kept_unpacked_in_the_artefact(context, precision):
-    if precision and not backends.create("cpu").supports_dtype(precision):
-        pytest.skip("no native bfloat16 here")
+def test_what_ipex_packs_is_kept_unpacked_in_the_artefact(context, precision, needs_native):
+    needs_native(precision or "float32")
     plain = prepare.main(context(name="cpu", arguments={"level": "O1"}))
     packed = prepare.main(context(name="cpu", arguments={"level": "O2", "precision": precision}))
     assert "compile: IPEX operators" in packed["applied"]

@@ -81,7 +81,7 @@ def test_a_rank_that_is_asked_to_stop_ends_well_and_says_that_it_did_not_finish(
     stopped.write(UNTIL_STOPPED)
     ranks = stopped.start()
     try:
-        _first_event(stopped, ranks)
+        stopped.until_reported(ranks)
         ranks[0].send_signal(signal.SIGTERM)
         (result,) = stopped.finish(ranks)
     finally:
@@ -98,7 +98,7 @@ def test_two_ranks_that_are_asked_to_stop_leave_at_the_same_step(attempt):
     )
     ranks = stopped.start(world_size=2)
     try:
-        _first_event(stopped, ranks)
+        stopped.until_reported(ranks)
         ranks[1].send_signal(signal.SIGTERM)
         results = stopped.finish(ranks)
     finally:
@@ -120,14 +120,3 @@ def test_a_checkpoint_that_rank_0_cannot_write_fails_every_rank_and_leaves_none_
             rank.kill()
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert all("CheckpointError: cannot save step 1" in text for text in told), told
-
-
-def _first_event(running, ranks):
-    """Wait for the first report, or for an end that should not be."""
-    from time import monotonic
-
-    deadline = monotonic() + 120
-    file = running.folder / "events.jsonl"
-    while not (file.is_file() and running.events("report")):
-        assert all(rank.poll() is None for rank in ranks), ranks[0].communicate()
-        assert monotonic() < deadline

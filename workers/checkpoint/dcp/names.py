@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from workers.checkpoint.format.manifest import ENTRY, Entry, Manifest
+from workers.checkpoint.format.optimizer_tree import read_optimizer
 
 STATE = "state"
 """The entry for a state dict whose keys cannot be names of entries."""
@@ -65,11 +66,14 @@ def _below(prefix: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _slots(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
-    """As torch's get_optimizer_state_dict names them: by the parameter's name within its model."""
-    for parameter, held in (entry.tree or {}).get("state", {}).items():
-        for slot, leaf in held.items():
-            if _is_tensor(leaf):
-                yield f"{name}.state.{parameter.partition('/')[2]}.{slot}", leaf["$tensor"]
+    """As torch's get_optimizer_state_dict names them: by the parameter's name within its model; and by numbers, as a
+    plain state_dict has them, where the checkpoint has those."""
+    found = read_optimizer(name, entry)
+    for key, held in found.state.items():
+        parameter = key if isinstance(key, str) else found.names.get(key, "")
+        called = [parameter.partition("/")[2]] * bool(parameter) + [str(key)] * isinstance(key, int)
+        tensors = {slot: leaf["$tensor"] for slot, leaf in held.items() if _is_tensor(leaf)}
+        yield from ((f"{name}.state.{text}.{slot}", tensor) for text in called for slot, tensor in tensors.items())
 
 
 def _is_tensor(leaf: Any) -> bool:

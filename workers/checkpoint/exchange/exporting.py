@@ -2,9 +2,9 @@
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.reading import FORMATS
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
+from workers.checkpoint.format.optimizer_tree import as_torch, read_optimizer
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.opening import OpenCheckpoint, open_checkpoint
 from workers.checkpoint.state import bits
@@ -29,6 +30,14 @@ SHARD_BYTES = 5_000_000_000
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`tensors` counts those that the files hold: what is tied counts once where it is written once."""
+
+    tensors: int
+    notes: list[str]
+
+
 def export_checkpoint(
     source: str | Path,
     target: str | Path,
@@ -38,6 +47,7 @@ def export_checkpoint(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write checkpoint `source` to `target`, which must not exist: {"path", "format", "tensors", "files", "notes"}.
+    "tensors" counts what was written.
 
     "safetensors": a folder with one module's tensors and an index, as Hugging Face lays them out; `entry` chooses the
     module where there are several. "torch": one file for torch.load. "dcp": a folder for torch.distributed.checkpoint.
@@ -53,7 +63,7 @@ def export_checkpoint(
         opened.prove(opened.all_chunks(), progress)
         to.parent.mkdir(parents=True, exist_ok=True)
         try:
-            notes = known[format](opened, to, entry)
+            written = known[format](opened, to, entry)
         except OSError as e:
             raise CheckpointError(f"cannot export to {to}: {e.strerror or e}", "free disk space") from e
         except BaseException:
@@ -63,9 +73,9 @@ def export_checkpoint(
     return {
         "path": str(to),
         "format": format,
-        "tensors": len(opened.manifest.tensors),
+        "tensors": written.tensors,
         "files": files,
-        "notes": notes,
+        "notes": written.notes,
     }
 
 
@@ -92,7 +102,7 @@ def _module_of(opened: OpenCheckpoint, entry: str) -> str:
     return modules[0]
 
 
-def _safetensors(opened: OpenCheckpoint, to: Path, entry: str) -> list[str]:
+def _safetensors(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
     module = _module_of(opened, entry)
     names = opened.manifest.own(module)
     stored = {name: opened.manifest.tensors[name].alias_of or name for name in names}
@@ -111,7 +121,8 @@ def _safetensors(opened: OpenCheckpoint, to: Path, entry: str) -> list[str]:
     files.sync_folder(to)
     ties = [f"{name} is tied to {stored[name]} and not written twice" for name in left_out]
     others = sorted(set(opened.manifest.entries) - {module})
-    return ties + ([f"left out: {', '.join(others)}"] if others else [])
+    notes = ties + ([f"left out: {', '.join(others)}"] if others else [])
+    return Written(sum(len(layout.pieces) for layout in renamed), notes)
 
 
 def _renamed(layout: Layout, number: int, count: int) -> Layout:
@@ -153,40 +164,47 @@ def values(opened: OpenCheckpoint) -> dict[str, Any]:
         if told.kind == "module":
             state[entry] = {n.removeprefix(f"{entry}/"): tensor(n) for n in opened.manifest.own(entry)}
         elif told.kind == "optimizer":
-            state[entry] = _optimizer(tree.decode(told.tree, leaf))
+            state[entry] = as_torch(read_optimizer(entry, told), partial(tree.decode, leaf=leaf))
         else:
             state[entry] = tree.decode(told.tree, leaf)
     return state
 
 
-def _optimizer(held: dict[str, Any]) -> dict[str, Any]:
-    """By numbers, as torch.optim has it: the order is that of the groups."""
-    numbers: dict[str, int] = {}
-    for group in held["groups"]:
-        for name in group["parameters"]:
-            numbers.setdefault(name, len(numbers))
-    groups = [{**g["options"], "params": [numbers[name] for name in g["parameters"]]} for g in held["groups"]]
-    return {"state": {numbers[name]: slots for name, slots in held["state"].items()}, "param_groups": groups}
-
-
-def _torch(opened: OpenCheckpoint, to: Path, entry: str) -> list[str]:
+def _torch(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
     state = values(opened)
-    torch.save(state[_module_of(opened, entry)] if entry else state, to)
-    return []
+    return Written(_saved(state[_module_of(opened, entry)] if entry else state, to), [])
 
 
-def _dcp(opened: OpenCheckpoint, to: Path, entry: str) -> list[str]:
+def _saved(value: Any, to: Path) -> int:
+    """How many tensors torch.save put into its file: one that occurs twice is written once."""
+    torch.save(value, to)
+    return len({id(tensor) for tensor in _tensors_in(value)})
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
+
+
+def _dcp(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
     from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     state = values(opened)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it is done in one process is meant
-        state_dict_saver.save({entry: state[entry]} if entry else state, checkpoint_id=to, no_dist=True)
-    return []
+        wanted = {entry: state[entry]} if entry else state
+        metadata: Any = state_dict_saver.save(wanted, checkpoint_id=to, no_dist=True)
+    tensors = [m for m in metadata.state_dict_metadata.values() if isinstance(m, TensorStorageMetadata)]
+    return Written(len(tensors), [])
 
 
-def _accelerate(opened: OpenCheckpoint, to: Path, entry: str) -> list[str]:
-    notes = _safetensors(opened, to, entry)
+def _accelerate(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
+    model = _safetensors(opened, to, entry)
+    count = model.tensors
     state, kinds = values(opened), {name: told.kind for name, told in opened.manifest.entries.items()}
     numbers: dict[str, int] = {}
     for name, value in state.items():
@@ -194,13 +212,14 @@ def _accelerate(opened: OpenCheckpoint, to: Path, entry: str) -> list[str]:
         if not stem:
             continue
         n = numbers[stem] = numbers.get(stem, -1) + 1
-        torch.save(value, to / (f"{stem}.bin" if n == 0 else f"{stem}_{n}.bin"))
+        count += _saved(value, to / (f"{stem}.bin" if n == 0 else f"{stem}_{n}.bin"))
     random = next((state[name] for name, kind in kinds.items() if kind == "rng"), None)
     if random is not None:
-        torch.save(_random_states(opened.manifest.step, random), to / "random_states_0.pkl")
-    kept = [note for note in notes if not note.startswith("left out")]
+        count += _saved(_random_states(opened.manifest.step, random), to / "random_states_0.pkl")
+    kept = [note for note in model.notes if not note.startswith("left out")]
     plain = [name for name, kind in kinds.items() if kind == "tree"]
-    return kept + ([f"left out: {', '.join(plain)}: save_state has no place for plain values"] if plain else [])
+    left_out = [f"left out: {', '.join(plain)}: save_state has no place for plain values"] if plain else []
+    return Written(count, kept + left_out)
 
 
 def _random_states(step: int, saved: dict[str, Any]) -> dict[str, Any]:

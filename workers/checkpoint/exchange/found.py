@@ -10,23 +10,29 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.disk.layout import Piece
+from workers.checkpoint.exchange.optimizers import NoOptimizerError, Told, read_state_dict, why_plain
 from workers.checkpoint.exchange.values import Parts, Reference
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.format.manifest import ENTRY, DamagedCheckpoint, Entry, Stored, TensorEntry, View
+from workers.checkpoint.format.optimizer_tree import Key
 from workers.errors import CheckpointError
 
 
 @dataclass(slots=True)
 class Found:
-    """`tensors` are described without a place. `references` say where their bytes are now."""
+    """`tensors` are described without a place. `references` say where their bytes are now. `unfit` says of entries
+    that look like an optimizer's state why they are none. `ordered`: tensors come in the order their model has."""
 
     step: int = 0
+    ordered: bool = True
     entries: dict[str, Entry] = field(default_factory=dict)
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     references: dict[str, "Reference | Parts | np.ndarray[Any, Any]"] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    optimizers: dict[str, Told] = field(default_factory=dict)
+    unfit: dict[str, str] = field(default_factory=dict)
     _named: dict[int, str] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
@@ -39,9 +45,31 @@ class Found:
     def plain(self, entry: str, value: Any) -> None:
         self.entries[entry] = Entry("tree", "", tree.encode(value, entry, self._leaf))
 
+    def optimizer(self, entry: str, value: dict[str, Any]) -> None:
+        """A state dict of torch.optim, put aside until the models are known that its parameters may belong to."""
+        if why := why_plain(value):
+            self.notes.append(f"{entry}: an optimizer's state that {why}; it stays plain values")
+            self.plain(entry, value)
+            return
+        try:
+            self.optimizers[entry] = read_state_dict(value)
+        except NoOptimizerError as e:
+            self.unfit[entry] = str(e)
+
+    def place_optimizer(self, entry: str, told: Told, named: dict[Key, str], worked_out: dict[Key, str]) -> None:
+        """Make an entry of one: by names where all are certain, else by numbers, beside names that were worked out."""
+        groups = [
+            {"parameters": [named.get(key, key) for key in group], "options": self._encoded(options, f"{entry}/{i}")}
+            for i, (group, options) in enumerate(zip(told.groups, told.options, strict=True))
+        ]
+        keys = {key: str(named.get(key, key)) for key in told.state}
+        state = {text: self._encoded(dict(told.state[key]), f"{entry}/state/{text}") for key, text in keys.items()}
+        names = {"names": {str(key): name for key, name in worked_out.items()}} if worked_out else {}
+        self.entries[entry] = Entry("optimizer", "", {"groups": groups, "state": state, **names})
+
     def name_free(self, wanted: str) -> str:
         name = wanted if ENTRY.fullmatch(wanted) else "extra"
-        while name in self.entries:
+        while name in self.entries or name in self.optimizers or name in self.unfit:
             name += "_"
         return name
 
@@ -70,10 +98,16 @@ class Found:
         shards = (Stored(*places[key], start, found.parts[start].shape) for start, key in keys.items())
         return replace(entry, shards=tuple(shards))
 
-    def _leaf(self, value: Any, where: str) -> Any:
+    def _encoded(self, value: Any, where: str) -> Any:
+        """As part of an optimizer's state."""
+        return tree.encode(value, where, lambda leaf, there: self._leaf(leaf, there, _role(there)))
+
+    def _leaf(self, value: Any, where: str, role: str = "tensor") -> Any:
         if isinstance(value, Reference | Parts):
-            return {"$tensor": self._tensor(where, value, "tensor")}
+            return {"$tensor": self._tensor(where, value, role)}
         if isinstance(value, np.ndarray) and tree.portable(value.dtype):
+            while where in self.tensors:  # {"a/b": x, "a": {"b": y}} makes one path twice
+                where += "~"
             native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
             self.references[where] = native.reshape(value.shape)
             self.tensors[where] = TensorEntry("array", str(native.dtype), value.shape)
@@ -87,7 +121,7 @@ class Found:
             )
         if id(value) in self._named:
             self.tensors[name] = TensorEntry(role, alias_of=self._named[id(value)])
-            return self._named[id(value)] if role == "tensor" else name
+            return name if role in ("parameter", "buffer") else self._named[id(value)]
         while name in self.tensors:
             name += "~"
         for part in value.parts.values() if isinstance(value, Parts) else (value,):
@@ -191,3 +225,7 @@ def _contiguous(found: Reference) -> bool:
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Reference | Parts) and "float" in dtype_name(value.dtype)
+
+
+def _role(where: str) -> str:
+    return "master" if "master" in where.rpartition("/")[2] else "optimizer"

@@ -27,6 +27,7 @@ from workers.checkpoint.exchange.found import Found
 from workers.checkpoint.exchange.isolated import isolate
 from workers.checkpoint.exchange.reading import format_of, read
 from workers.checkpoint.exchange.values import Reference
+from workers.checkpoint.format import versions
 from workers.checkpoint.format.checks import open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest import FILE, NAME, FileEntry, Manifest, Producer
@@ -49,8 +50,9 @@ def import_checkpoint(
     of torch.save or Lightning, a folder of DCP, or one of Accelerate. The format is recognised; `format` says it.
 
     safetensors files are linked, so nothing is copied where both lie on one file system; without `root` a manifest is
-    put beside them. `drop` leaves out objects that are no plain values. {"path", "format", "step", "tensors", "bytes",
-    "copied_bytes", "entries", "notes"}. Raises CheckpointError, NotFound; then nothing was made.
+    put beside them. State dicts of optimizers become optimizers. `drop` leaves out objects that are no plain values,
+    and states that no optimizer can have. {"path", "format", "step", "tensors", "bytes", "copied_bytes", "entries",
+    "notes"}. Raises CheckpointError, NotFound; then nothing was made.
     """
     kind = format or format_of(Path(source))
     arguments = {"source": str(source), "root": root and str(root), "format": kind, "step": step, "drop": drop}
@@ -205,4 +207,5 @@ def _written(files: Files, aside: Path, found: Found, step: int, progress: Progr
 
 def _manifest(found: Found, step: int, files: dict[str, FileEntry], places: dict[str, tuple[str, int]]) -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return Manifest(step, created, Producer(polyfleet=POLYFLEET), files, found.placed(places), found.entries)
+    producer, version = Producer(polyfleet=POLYFLEET), versions.needed(found.entries)
+    return Manifest(step, created, producer, files, found.placed(places), found.entries, version=version)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import NotFound, UserError, nearest
-from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.archive import Archive
+from workers.checkpoint.exchange.dcp_folders import read_dcp
 from workers.checkpoint.exchange.found import Found
+from workers.checkpoint.exchange.naming import place_optimizers
+from workers.checkpoint.exchange.optimizers import is_optimizer, optimizers_in
 from workers.checkpoint.exchange.safetensors_files import Held, files_of, read_header
-from workers.checkpoint.exchange.symbols import Call
 from workers.checkpoint.exchange.values import Parts, Plain, Reference, Storage
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
@@ -19,6 +20,11 @@ from workers.errors import CheckpointError
 FORMATS = ("safetensors", "torch", "dcp", "accelerate")
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 RANDOM_STATES = "random_states_0.pkl"
+_SHORT = {
+    "state_dict": "model", "model_state_dict": "model",
+    "optimizer_state_dict": "optimizer", "optimizer_states": "optimizer",
+}  # fmt: skip
+"""What Lightning and torch's own tutorials call them."""
 
 
 def format_of(source: Path) -> str:
@@ -58,13 +64,27 @@ def read(source: Path, format: str, drop: bool) -> Found:  # noqa: A002
         )
     found.notes += [f"dropped {where}: a {what}" for where, what in plain.refused.items()]
     found.tie()
+    place_optimizers(found)
+    found.tie()  # what optimizers hold, too
+    _judge_unfit(source, found, drop)
     if not found.entries:
         raise CheckpointError(f"{source} holds no tensors and no values", "is it the right file?")
     return found
 
 
+def _judge_unfit(source: Path, found: Found, drop: bool) -> None:
+    """Raises CheckpointError for what looks like the state of an optimizer and cannot be one, unless it is dropped."""
+    for entry, why in found.unfit.items():
+        if not drop:
+            raise CheckpointError(
+                f"{source}: {entry} looks like the state of an optimizer, but it {why}",
+                "pass --drop to leave it out; the rest is kept",
+            )
+        found.notes.append(f"dropped {entry}, the state of an optimizer that {why}")
+
+
 def _safetensors(source: Path) -> tuple[Found, Plain]:
-    found, tensors = Found(), {}
+    found, tensors = Found(ordered=False), {}  # safetensors sorts its headers
     for path in files_of(source):
         size_bytes, held = read_header(path)
         for name, one in held.items():
@@ -99,9 +119,12 @@ def _torch(source: Path) -> tuple[Found, Plain]:
 
 
 def _take(found: Found, value: Any) -> None:
-    """A state dict is a module; of a dict of such things each is an entry; Lightning's `state_dict` is the model."""
+    """A state dict is a module, that of an optimizer an optimizer; of a dict of such things each is an entry."""
     if _is_state_dict(value):
         found.module("model", value)
+        return
+    if is_optimizer(value):
+        found.optimizer("optimizer", value)
         return
     if not isinstance(value, dict):
         found.plain("value", value)
@@ -109,13 +132,26 @@ def _take(found: Found, value: Any) -> None:
     rest = {}
     for key, item in value.items():
         if isinstance(key, str) and _is_state_dict(item):
-            found.module(found.name_free("model" if key in ("state_dict", "model_state_dict") else key), item)
+            found.module(found.name_free(_SHORT.get(key, key)), item)
+        elif isinstance(key, str) and _take_optimizers(found, _SHORT.get(key, key), item):
+            continue
         elif isinstance(key, str) and isinstance(item, dict | list):
             found.plain(found.name_free(key), item)
         else:
             rest[key] = item
     if rest:
         found.plain(found.name_free("extra"), rest)
+
+
+def _take_optimizers(found: Found, name: str, value: Any) -> bool:
+    """Whether `value` was one, or several and nothing else; the latter become `name.0`, `name.1`, …"""
+    if is_optimizer(value):
+        found.optimizer(found.name_free(name), value)
+        return True
+    several = optimizers_in(value)
+    for key, one in several.items():
+        found.optimizer(found.name_free(name if len(several) == 1 else f"{name}.{key}"), one)
+    return bool(several)
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -139,68 +175,13 @@ def _accelerate(source: Path) -> tuple[Found, Plain]:
     found, plain = _safetensors(source) if models[0].suffix == ".safetensors" else _torch(models[0])
     for path in sorted((*source.glob("*.bin"), *source.glob("*.pkl"), *source.glob("*.pt"))):
         if path not in models:
-            found.plain(found.name_free(path.stem), plain.value(Archive(path).value, path.name))
+            value = plain.value(Archive(path).value, path.name)
+            if not _take_optimizers(found, path.stem, value):
+                found.plain(found.name_free(path.stem), value)
     return found, plain
 
 
 def _dcp(source: Path) -> tuple[Found, Plain]:
-    """A folder of torch.distributed.checkpoint: `.metadata` is a pickle, and so is the head of every tensor."""
-    found, plain = Found(), Plain()
-    metadata = symbols.read((source / ".metadata").read_bytes(), str(source / ".metadata"))
-    try:
-        places = {_index(key): _place(source, value) for key, value in metadata.state["storage_data"].items()}
-        described = metadata.state["state_dict_metadata"]
-        paths = metadata.state.get("planner_data") or {}
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise CheckpointError(f"{source / '.metadata'} is no metadata of DCP: {e!r}", "is it complete?") from None
-    nested: dict[Any, Any] = {}
-    for fqn, meta in described.items():
-        parts = {offset: place for (name, offset), place in places.items() if name == fqn}
-        if meta.what.endswith("BytesStorageMetadata"):
-            value = plain.value(_blob(next(iter(parts.values()))), fqn)
-        else:
-            value = _joined(fqn, meta, {offset: plain.value(_blob(p), fqn) for offset, p in parts.items()})
-        _put(nested, tuple(paths.get(fqn, (fqn,))), value)
-    _take(found, _listed(nested))
+    found, plain = Found(ordered=False), Plain()
+    _take(found, read_dcp(source, plain))
     return found, plain
-
-
-def _index(key: Any) -> tuple[str, tuple[int, ...]]:
-    offset = key.state.get("offset")
-    return key.state["fqn"], tuple(offset.arguments[0]) if offset is not None else ()
-
-
-def _place(source: Path, value: Call) -> tuple[Path, int, int]:
-    told = value.state
-    name = told["relative_path"]
-    if not isinstance(name, str) or Path(name).name != name:
-        raise CheckpointError(f"{source / '.metadata'} names the file {name!r}", "files of DCP lie beside it")
-    if told.get("transform_descriptors"):
-        raise CheckpointError(f"{source} is compressed or encrypted", "save it without extensions")
-    return source / name, int(told["offset"]), int(told["length"])
-
-
-def _blob(place: tuple[Path, int, int]) -> Any:
-    return Archive(*place).value
-
-
-def _joined(fqn: str, meta: Call, parts: dict[tuple[int, ...], Any]) -> Any:
-    """A tensor; one that ranks have cut stays in its parts, which the importer writes as shards of one."""
-    if len(parts) == 1:
-        return next(iter(parts.values()))
-    return Parts(tuple(meta.state["size"].arguments[0]), {k: v for k, v in parts.items() if isinstance(v, Reference)})
-
-
-def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = leaf
-
-
-def _listed(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    items = {key: _listed(value) for key, value in tree.items()}
-    if items and all(type(key) is int for key in items) and sorted(items) == list(range(len(items))):
-        return [items[i] for i in sorted(items)]
-    return items

@@ -9,6 +9,7 @@ import numpy as np
 
 from workers.checkpoint.exchange.symbols import Call, name_of
 from workers.checkpoint.format.tree import portable
+from workers.checkpoint.format.words import text_of
 
 MOST_REFUSED = 1000
 
@@ -70,7 +71,7 @@ class Plain:
         return value
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
-        items = {self.value(k, where): self.value(v, f"{where}/{k}") for k, v in value.items()}
+        items = {self.value(k, where): self.value(v, f"{where}/{text_of(k)}") for k, v in value.items()}
         return OrderedDict(items) if isinstance(value, OrderedDict) and not isinstance(value, defaultdict) else items
 
     def _call(self, call: Call, where: str) -> Any:

@@ -24,7 +24,6 @@ from workers.checkpoint.format.manifest import (
     LARGEST_BYTES,
     NAME,
     ROLES,
-    VERSION,
     DamagedCheckpoint,
     FileEntry,
     Manifest,
@@ -70,7 +69,7 @@ def _parse(text: bytes, path: str) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{path} does not match its own digest")
     if data.get("version") not in READ:
         raise CheckpointError(
-            f"{path} has format version {data.get('version')}, this Polyfleet reads version {VERSION}",
+            f"{path} has format version {data.get('version')}, this Polyfleet reads versions {READ[0]} to {READ[-1]}",
             "read it with a newer Polyfleet",
         )
     return data

@@ -1,4 +1,4 @@
-"""The checkpoint format, version 2. docs/checkpoint-format.md has it in prose, for those who write their own reader.
+"""The checkpoint format, versions 2 and 3. docs/checkpoint-format.md has it in prose, for those who write a reader.
 
     step-00001200-3f9a2c1b/       immutable: the name is the step and a random id, and never used again
         shard-00001.safetensors   plain safetensors of about 2 GiB (a larger tensor has a shard of its own)
@@ -21,6 +21,9 @@ from workers.errors import CheckpointError
 
 FORMAT = "polyfleet-checkpoint"
 VERSION = 2
+"""Written wherever it suffices, so that older readers go on reading."""
+NUMBERED = 3
+"""Written where parameters of an optimizer have numbers and no names."""
 RANDOM = "random"
 """The entry in which a job keeps the random state of its ranks: {"seed", "ranks": [{"device_type", …}, …]}."""
 
@@ -120,6 +123,7 @@ class Entry:
     """One entry of the saved state. A module's tensors are all those named `entry/…`; the others' are named in `tree`.
 
     An optimizer's tree: {"groups": [{"parameters": [names], "options": {}}], "state": {parameter name: {slot: value}}}.
+    One that was imported may have numbers in place of names (optimizer_tree.py): its manifest is of version 3.
     The random state's: {"seed": …, "python": …, "numpy": …, "torch": {device type: state}}.
     """
 

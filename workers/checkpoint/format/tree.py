@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.words import text_of
 from workers.errors import CheckpointError
 
 DEEPEST = 100
@@ -73,10 +74,11 @@ def refuse(value: Any, where: str) -> Any:
 def _encode_mapping(value: dict[Any, Any], where: str, leaf: Leaf, depth: int) -> Any:
     if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: encode(item, f"{where}/{key}", leaf, depth + 1) for key, item in value.items()}
-    pairs = [
-        [encode(key, f"{where} (key {key!r})", refuse, depth + 1), encode(item, f"{where}/{key}", leaf, depth + 1)]
-        for key, item in value.items()
-    ]
+    pairs = []
+    for key, item in value.items():
+        text = text_of(key)
+        named = encode(key, f"{where} (key {text})", refuse, depth + 1)
+        pairs.append([named, encode(item, f"{where}/{text}", leaf, depth + 1)])
     return {_MAPPINGS[type(value)]: pairs}
 
 

@@ -1,12 +1,20 @@
-"""Older versions of the format, told as the present one. What was published once is readable for ever."""
+"""Versions of the format: the oldest that says all is written, and what was published once is readable for ever."""
 
 from typing import Any
 
-READ = (1, 2)
+from workers.checkpoint.format.manifest import NUMBERED, VERSION, Entry
+from workers.checkpoint.format.optimizer_tree import is_numbered
+
+READ = (1, VERSION, NUMBERED)
+
+
+def needed(entries: dict[str, Entry]) -> int:
+    """The version in which a checkpoint with `entries` is written."""
+    return NUMBERED if any(map(is_numbered, entries.values())) else VERSION
 
 
 def upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """A manifest's JSON of any version in READ as version 2. The digest was checked before, over what was written."""
+    """A manifest's JSON of version 1 as version 2. The digest was checked before, over what was written."""
     if data.get("version") != 1 or not isinstance(data.get("tensors"), dict):
         return data
     tensors = {name: _of_version_1(tensor) for name, tensor in data["tensors"].items()}

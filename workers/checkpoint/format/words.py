@@ -3,6 +3,10 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 from itertools import islice
+from typing import Any
+
+WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""What `torch.compile`, data parallelism, FSDP and activation checkpointing put into the names of others."""
 
 
 def few(names: Collection[str], separator: str = ", ") -> str:
@@ -15,3 +19,13 @@ def closest(word: str, names: Collection[str]) -> str:
     """The remedy for an unknown name."""
     close = get_close_matches(word, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are: {few(names) or 'none'}"
+
+
+def without_wrappers(name: str) -> str:
+    """A dotted name of a tensor in its module."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def text_of(key: Any) -> str:
+    """A key of a stranger's dict, for a message. Python refuses to write integers of thousands of digits."""
+    return f"(a number of {key.bit_length()} bits)" if isinstance(key, int) and key.bit_length() > 64 else str(key)

@@ -5,12 +5,10 @@ model. A prefix is taken off only if that makes both sides the same, and the rep
 """
 
 from workers.checkpoint.format.manifest import Manifest
-from workers.checkpoint.format.words import closest, few
+from workers.checkpoint.format.words import closest, few, without_wrappers
 from workers.checkpoint.report import Report
 from workers.checkpoint.state.names import Slot
 from workers.errors import CheckpointError
-
-WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 def match(manifest: Manifest, report: Report, entry: str, slots: list[Slot]) -> list[tuple[Slot, str]]:
@@ -55,10 +53,7 @@ def _renamed(entry: str, live: set[str], stored: set[str], report: Report) -> di
 
 
 def _without_wrappers(entry: str, stored: set[str]) -> dict[str, str]:
-    return {
-        name: f"{entry}/" + ".".join(part for part in name.removeprefix(f"{entry}/").split(".") if part not in WRAPPERS)
-        for name in stored
-    }
+    return {name: f"{entry}/{without_wrappers(name.removeprefix(f'{entry}/'))}" for name in stored}
 
 
 def _without_prefix(entry: str, stored: set[str]) -> dict[str, str]:

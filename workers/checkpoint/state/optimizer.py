@@ -10,16 +10,21 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.dtypes import FLOATS, dtype_name
+from workers.checkpoint.format.optimizer_tree import Key, OptimizerTree, read_optimizer
 from workers.checkpoint.format.words import few
-from workers.checkpoint.state import bits, sharded
+from workers.checkpoint.state import bits, positions, sharded
 from workers.checkpoint.state.modules import Live
 from workers.checkpoint.state.staging import Apply, Stage
 from workers.errors import CheckpointError
 
 IMPLEMENTATION = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
 """Keys of a parameter group that say how a step is computed, not what it computes."""
+ALGORITHM = frozenset({
+    "alpha", "amsgrad", "betas", "centered", "dampening", "eps", "etas", "history_size", "initial_accumulator_value",
+    "lambd", "lr_decay", "momentum", "momentum_decay", "nesterov", "rho", "step_sizes", "t0",
+})  # fmt: skip
+"""Keys that tell torch's optimizers apart, and that each of them has had since torch 1.6 or since it exists."""
 
 
 def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
@@ -54,71 +59,94 @@ def _check_whole(entry: str, optimizer: torch.optim.Optimizer) -> None:
 
 def stage_optimizer(stage: Stage, entry: str, optimizer: torch.optim.Optimizer, live: Live) -> Apply:
     """Check and convert all that goes into `optimizer`; it is changed only by what is returned."""
-    saved = _Saved(stage, entry)
-    # Live tensors that were one when saved come as two after a move to XLA: the name remains once, with the kept one.
-    groups = [list(dict.fromkeys(parameter_names(entry, g["params"], live.names))) for g in optimizer.param_groups]
-    _check_same(entry, {name for group in groups for name in group}, set(saved.group_of))
-    options = [saved.options(names) for names in groups]
-    slots: dict[str, dict[str, Any]] = {}
-    for names, group in zip(groups, optimizer.param_groups, strict=True):
+    saved = _Saved(stage, entry, live)
+    groups = _pairs(stage, entry, saved.tree, optimizer, live)
+    options = [saved.options([key for key, _ in pairs]) for pairs in groups]
+    imported = not stage.entry(entry).type
+    slots: dict[torch.Tensor, dict[str, Any]] = {}
+    for pairs, group, wanted in zip(groups, optimizer.param_groups, options, strict=True):
+        if imported and pairs:
+            _check_algorithm(entry, optimizer, set(wanted), set(group))
         on_device = bool(group.get("capturable") or group.get("fused"))
-        for name in names:
-            if name in saved.state:
-                held = optimizer.state.get(live.kept[name], {})
-                slots[name] = saved.slots(name, live.kept[name], held, on_device)
+        for key, parameter in pairs:
+            if key in saved.tree.state:
+                slots[parameter] = saved.slots(key, parameter, optimizer.state.get(parameter, {}), on_device)
 
     def apply() -> None:
-        for group, names, wanted in zip(optimizer.param_groups, groups, options, strict=True):
-            group["params"] = [live.kept[name] for name in names]
+        for group, pairs, wanted in zip(optimizer.param_groups, groups, options, strict=True):
+            group["params"] = [parameter for _, parameter in pairs]
             for key, value in wanted.items():
                 group[key] = _like(group.get(key), value)
         optimizer.state.clear()
-        optimizer.state.update({live.kept[name]: held for name, held in slots.items()})
+        optimizer.state.update(slots)
+        if imported:  # older torches had other values there: a count of steps was a number before 1.12
+            optimizer.__setstate__({"state": optimizer.state, "param_groups": optimizer.param_groups})
 
     return apply
 
 
-class _Saved:
-    """The stored side of an optimizer. Raises DamagedCheckpoint where its tree has not the form manifest.Entry says."""
+def _pairs(
+    stage: Stage, entry: str, saved: OptimizerTree, optimizer: torch.optim.Optimizer, live: Live
+) -> list[positions.Pairs]:
+    """Saved keys with live parameters, group by group as they are live. A file of numbers alone needs no modules."""
+    if saved.numbered and not live.kept:
+        return positions.by_position(stage, entry, saved, [g["params"] for g in optimizer.param_groups], live)
+    # Live tensors that were one when saved come as two after a move to XLA: the name remains once, with the kept one.
+    names = [list(dict.fromkeys(parameter_names(entry, g["params"], live.names))) for g in optimizer.param_groups]
+    if saved.numbered:
+        groups = [[live.kept[name] for name in group] for group in names]
+        return positions.by_position(stage, entry, saved, groups, live)
+    _check_same(entry, {name for group in names for name in group}, {str(key) for key in saved.keys})
+    return [[(name, live.kept[name]) for name in group] for group in names]
 
-    def __init__(self, stage: Stage, entry: str):
-        found = stage.entry(entry)
-        try:
-            self._options = [group["options"] for group in found.tree["groups"]]
-            self.group_of = {name: i for i, group in enumerate(found.tree["groups"]) for name in group["parameters"]}
-            self.state = {name: dict(slots) for name, slots in found.tree["state"].items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as e:
-            raise DamagedCheckpoint(f"entry {entry!r}: the optimizer's tree is malformed: {e!r}") from None
+
+class _Saved:
+    """The stored side of an optimizer. Raises DamagedCheckpoint where its tree is malformed."""
+
+    def __init__(self, stage: Stage, entry: str, live: Live):
+        self.tree = read_optimizer(entry, stage.entry(entry))
+        self._group_of = {key: i for i, group in enumerate(self.tree.groups) for key in group}
         self._stage = stage
         self._entry = entry
+        self._live = live
 
-    def options(self, names: list[str]) -> dict[str, Any]:
+    def options(self, keys: list[Key]) -> dict[str, Any]:
         """Of the group these parameters were in; a live group may join several whose options are equal."""
-        found = [self._options[self.group_of[name]] for name in names]
+        told = (self.tree.options[self._group_of[key]] for key in keys)
+        found = [{name: value for name, value in options.items() if name not in IMPLEMENTATION} for options in told]
         if any(options != found[0] for options in found):
             raise CheckpointError(
                 f"entry {self._entry!r}: parameters of one live group had different options when saved",
                 "group the parameters as they were",
             )
-        options = self._stage.value(found[0], self._stage.now) if found else {}
-        return {key: value for key, value in options.items() if key not in IMPLEMENTATION}
+        options: dict[str, Any] = self._stage.value(found[0], self._stage.now) if found else {}
+        return options
 
-    def slots(self, name: str, parameter: torch.Tensor, held: dict[str, Any], on_device: bool) -> dict[str, Any]:
+    def slots(self, key: Key, parameter: torch.Tensor, held: dict[str, Any], on_device: bool) -> dict[str, Any]:
         """State of one parameter, where and as the live optimizer wants it; in the tensors it has, if they suit."""
-        stage, stored = self._stage, self._stage.dtype(name)
-        followed = dtype_name(parameter.dtype) if dtype_name(parameter.dtype) != stored else ""
+        stage, name = self._stage, self._live.names.get(id(parameter))
+        stored = stage.dtype(name) if name else ""
 
         def place(slot: str, tensor: str) -> torch.Tensor:
             device, dtype = parameter.device, bits.torch_dtype(stage.dtype(tensor))
             if slot == "step":
                 device = device if on_device else torch.device("cpu")
-            elif followed and stage.dtype(tensor) == stored:
+            elif self._follows(tensor, parameter, stored):
                 dtype = parameter.dtype
             else:
                 dtype = stage.wanted(tensor, device)
             return _placed(stage, tensor, dtype, device, held.get(slot), parameter)
 
-        return {slot: stage.value(tree, partial(place, slot)) for slot, tree in self.state[name].items()}
+        return {slot: stage.value(tree, partial(place, slot)) for slot, tree in self.tree.state[key].items()}
+
+    def _follows(self, tensor: str, parameter: torch.Tensor, stored: str) -> bool:
+        """Whether a slot takes on its parameter's dtype: it had it before. Of a file without the model that is not
+        known; there a slot that is shaped like its parameter follows it, as it does in torch."""
+        dtype = self._stage.dtype(tensor)
+        if stored:
+            return dtype == stored != dtype_name(parameter.dtype)
+        shaped = self._stage.shape(tensor) == tuple(parameter.shape)
+        return shaped and dtype in FLOATS and parameter.is_floating_point()
 
 
 def _placed(
@@ -143,6 +171,17 @@ def _check_same(entry: str, live: set[str], stored: set[str]) -> None:
             f"entry {entry!r}: the live optimizer has {len(missing)} parameters the saved one had not ({few(missing)}),"
             f" and lacks {len(extra)} ({few(extra)})",
             "give it the parameters it had",
+        )
+
+
+def _check_algorithm(entry: str, optimizer: torch.optim.Optimizer, saved: set[str], live: set[str]) -> None:
+    """Files of torch.save do not tell the optimizer's class; the options in its groups nearly do."""
+    missing, extra = sorted((live - saved) & ALGORITHM), sorted((saved - live) & ALGORITHM)
+    if missing or extra:
+        differ = [f"lack {', '.join(missing)}"] * bool(missing) + [f"have {', '.join(extra)}"] * bool(extra)
+        raise CheckpointError(
+            f"entry {entry!r} is not the state of {type(optimizer).__name__}: its groups {' and '.join(differ)}",
+            "build the optimizer that was saved, or leave the entry out",
         )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from workers.checkpoint.format.optimizer_tree import as_torch, is_numbered, read_optimizer
 from workers.checkpoint.state.rng import rehearse, restore_rng
 from workers.checkpoint.state.staging import Apply, Stage
 from workers.errors import CheckpointError
@@ -15,7 +16,8 @@ def check_kind(stage: Stage, name: str, kind: str, live: Any) -> None:
             f"entry {name!r} was saved from a {saved.type or saved.kind} and is loaded into a {type(live).__name__}",
             "load it into its like, or into None for plain values",
         )
-    if kind in ("optimizer", "stateful") and saved.type != type(live).__name__:
+    told = saved.type or kind == "stateful"  # an imported optimizer does not tell its class
+    if kind in ("optimizer", "stateful") and told and saved.type != type(live).__name__:
         raise CheckpointError(
             f"entry {name!r} holds the state of a {saved.type}, the live object is a {type(live).__name__}",
             f"build a {saved.type}, or leave the entry out",
@@ -23,10 +25,13 @@ def check_kind(stage: Stage, name: str, kind: str, live: Any) -> None:
 
 
 def plain(stage: Stage, name: str) -> Any:
-    """An entry as values: a module as {tensor name: tensor}, ties as one object; the others as they were described."""
+    """An entry as values: a module as {tensor name: tensor}, ties as one object; an optimizer that was imported by
+    numbers as torch's state_dict; the others as they were described."""
     entry = stage.entry(name)
     if entry.kind == "rng":
         return stage.value(entry.tree, stage.now)
+    if is_numbered(entry):
+        return as_torch(read_optimizer(name, entry), stage.value)
     if entry.kind != "module":
         return stage.value(entry.tree)
     own = stage.reader.manifest.own(name)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.benchmark import statistics
-from orchestrator.benchmark.statistics import Ratio, Verdict, verdict
+from workers.benchmark import statistics
+from workers.benchmark.statistics import Ratio, Verdict, verdict
 
 
 def rounds(seed, count=15, noise=0.01, shift=1.0):
@@ -19,10 +19,28 @@ def rounds(seed, count=15, noise=0.01, shift=1.0):
     return list(reference), list(arm / shift)
 
 
-def test_the_median_lies_in_an_interval_of_order_statistics():
-    found = statistics.interval([5.0, 1.0, 2.0, 4.0, 3.0, 9.0, 7.0, 8.0, 6.0])
-    assert (found.median, found.low, found.high) == (5.0, 2.0, 8.0)  # ranks 2 and 8 of 9: 96.1 %
-    assert (statistics.interval([2.0, 1.0]).low, statistics.interval([2.0, 1.0]).high) == (1.0, 2.0)
+@pytest.mark.parametrize(
+    ("n", "low", "high"), [(6, 1, 6), (10, 2, 9), (12, 3, 10), (15, 4, 12), (20, 6, 15), (100, 40, 61)]
+)
+def test_the_interval_of_the_median_has_the_ranks_of_the_binomial_table(n, low, high):
+    """Ranks as in W. J. Conover's tables of distribution-free intervals, Practical Nonparametric Statistics."""
+    assert statistics.interval(range(n, 0, -1)) == ((n + 1) / 2, low, high)
+
+
+def test_fewer_than_six_samples_are_answered_with_their_extremes():
+    assert statistics.interval([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert statistics.interval([4.0]) == (4.0, 4.0, 4.0)
+
+
+def test_the_interval_holds_the_true_median_as_often_as_it_claims():
+    random = np.random.default_rng(5)
+    found = [statistics.interval(random.normal(size=25)) for _ in range(1000)]
+    assert sum(low <= 0 <= high for _, low, high in found) >= 940
+
+
+def test_a_spread_has_the_outer_percentiles_beside_the_interval():
+    told = statistics.spread([float(n) for n in range(101)])
+    assert told == {"median": 50.0, "low": 40.0, "high": 60.0, "p5": 5.0, "p95": 95.0}
 
 
 def test_what_disturbs_a_whole_round_drops_out_of_the_ratio():

@@ -7,10 +7,12 @@ equal arms different, measured). Sources: Wilcoxon 1945; Mann and Whitney 1947; 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,11 @@ LEAST_EFFECT = 0.02
 """A difference below 2 % is called none, whatever the interval says."""
 SAME_WITHIN = 0.05
 """However noisy the host, an interval wider than this is never called the same."""
+LEAST_COMMON = 3
+"""Rounds of two arms that stand side by side, for their times to be paired."""
 Values = NDArray[np.float64]
+Block = Mapping[str, Any]
+"""What a session answers of one block, with its number: {"round", "calls", "parts_s", …}."""
 
 
 class Verdict(StrEnum):
@@ -46,31 +52,30 @@ class Ratio:
         return math.sqrt(self.high / self.low) - 1 if self.low > 0 else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A median with the order statistics that hold it with at least 95 %, and the 5th and 95th percentile."""
+class Interval(NamedTuple):
+    """A median with the order statistics that hold it with at least 95 %."""
 
     median: float
     low: float
     high: float
-    p5: float
-    p95: float
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """Needs no assumption on the noise. Fewer than six samples: their extremes, which hold less."""
-    ordered = np.sort(np.asarray(samples, dtype=float))
-    rank = _rank(len(ordered))
-    p5, p95 = (float(np.quantile(ordered, q)) for q in (0.05, 0.95))
-    return Interval(float(np.median(ordered)), float(ordered[rank]), float(ordered[-1 - rank]), p5, p95)
-
-
-def _rank(count: int) -> int:
-    """The k-th smallest and largest hold the median, by the binomial distribution."""
+    """By the binomial distribution: it needs no assumption on the noise. Fewer than six samples cannot give 95 %: their
+    extremes are the bounds."""
+    ordered = sorted(map(float, samples))
+    count = len(ordered)
     below, cut = 0.0, 0
     while cut < count // 2 and (below := below + math.comb(count, cut) / 2**count) <= (1 - LEVEL) / 2:
         cut += 1
-    return max(cut - 1, 0)
+    rank = max(cut - 1, 0)
+    return Interval(median(ordered), ordered[rank], ordered[-1 - rank])
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+    """The interval, and the 5th and 95th percentile: {"median", "low", "high", "p5", "p95"}."""
+    p5, p95 = (float(q) for q in np.quantile(np.asarray(samples, dtype=float), (0.05, 0.95)))
+    return {**interval(samples)._asdict(), "p5": p5, "p95": p95}
 
 
 def paired(reference: Sequence[float], arm: Sequence[float]) -> Ratio:
@@ -178,6 +183,29 @@ def verdict(found: Ratio, noise: float, holds: bool = True, usable: bool = True)
     if math.log(found.high) <= math.log1p(same) and math.log(found.low) >= -math.log1p(same):
         return Verdict.SAME
     return Verdict.INCONCLUSIVE
+
+
+def call_s(block: Block) -> float:
+    """Seconds per call of the middle of its parts: what one gets on this machine."""
+    return float(median(block["parts_s"]) / block["calls"])
+
+
+def undisturbed_s(block: Block) -> float:
+    """Seconds per call of the quickest part: what else runs on a host makes parts slower, never quicker."""
+    return float(min(block["parts_s"]) / block["calls"])
+
+
+def by_round(blocks: Iterable[Block]) -> dict[int, float]:
+    return {block["round"]: undisturbed_s(block) for block in blocks}
+
+
+def noise(blocks: Iterable[Block], again: Iterable[Block]) -> float | None:
+    """How far this host told the same from the same in these rounds; None for an arm that had no twin."""
+    first, second = by_round(blocks), by_round(again)
+    common = sorted(first.keys() & second.keys())
+    if len(common) < LEAST_COMMON:
+        return None
+    return noise_of(paired([first[n] for n in common], [second[n] for n in common]))
 
 
 def noise_of(same: Ratio) -> float:
