@@ -12,6 +12,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import precision_of
+from workers.config import compile_mode_of
 from workers.optimizers import history, passes, trial
 from workers.optimizers.level import OptimizationLevel
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
@@ -111,7 +112,7 @@ class ModelOptimizer:
         if dtype is None and wanted == torch.float32 and tolerance is not None:
             wanted = self._lower_precision()
         given: Sample | None = self.backend.to_device(sample)
-        return Work(self.backend, wanted, training, given, memory, self.backend.config.compile_mode)
+        return Work(self.backend, wanted, training, given, memory, compile_mode_of(self.backend.config))
 
     def _lower_precision(self) -> torch.dtype:
         native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
@@ -156,7 +157,7 @@ class _Trials:
     def build(self, mine: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
         """The kept passes, and one more, over a model that is ours. Raises Skip where that one does not apply."""
         wanted = [*self.kept, *([extra] if extra else [])]
-        self.work.details, self.work.compile_mode = {}, self.work.backend.config.compile_mode
+        self.work.details, self.work.compile_mode = {}, compile_mode_of(self.work.backend.config)
         done = passes.apply(_on_device(mine, self.work), wanted, self.work)
         if extra is not None and extra.name in done.skipped:
             raise Skip(done.skipped[extra.name])

@@ -76,10 +76,10 @@ def best(
 
 def checked(word: str) -> str:
     """A back end or kind as devices spell it. Raises UserError naming the nearest back end."""
-    name, colon, model = word.partition(":")
+    name, colon, model = str(word).partition(":")
     backend = ALIASES.get(name.lower(), name.lower())
     if backend not in TABLE:
-        raise UserError(f"priority names the unknown back end {word!r}", nearest(name.lower(), [*TABLE, *ALIASES]))
+        raise UserError(f"unknown back end {word!r}", nearest(name.lower(), [*TABLE, *ALIASES]))
     return f"{backend}{colon}{model}"
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import precision_of
+from workers.config import compile_mode_of
 from workers.optimizers import passes
 from workers.optimizers.compiling import inductor
 from workers.optimizers.level import OptimizationLevel
@@ -133,7 +134,7 @@ class Models:
         wanted = precision_of(backend.precision if dtype is None else dtype)
         backend.require_dtype(wanted)
         placing.refuse_elsewhere(sample, backend.device)
-        found = Work(backend, wanted, training, backend.to_device(sample), compile_mode=backend.config.compile_mode)
+        found = Work(backend, wanted, training, backend.to_device(sample), compile_mode=compile_mode_of(backend.config))
         return chosen, found
 
     # Hooks
