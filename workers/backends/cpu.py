@@ -73,7 +73,7 @@ class CPUBackend(BaseBackend):
         if config.float32_matmul is not None:
             later(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(config.float32_matmul)
-        switches.attention(config.attention, later)
+        switches.attention(config.attention, later, self.device)
 
     def _channels_last_refusal(self, dtype: torch.dtype) -> str:
         onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

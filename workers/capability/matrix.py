@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cluster.accelerators import EMULATED, backend_name
+from cluster.errors import UserError
 from workers.capability.facts import FNUZ_ARCHITECTURES, FP8_FN, FP8_FNUZ, device_facts, documented_dtypes
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilitie
     per kind and set of library versions and are then read from POLYFLEET_HOME. Raises UserError for an unknown back
     end, naming the nearest.
     """
+    if not isinstance(kind, str):
+        raise UserError(f"{type(kind).__name__} is no kind", "give one as a string, as in 'nvidia:H100-80GB'")
+    if backend is not None and not hasattr(backend, "get_device_info"):
+        raise UserError(f"backend is a {type(backend).__name__}", "give what workers.get_backend returns")
     name = backend_name(kind.partition(":")[0])
     asked = name + (f":{kind.partition(':')[2]}" if ":" in kind else "")
     known = _documented(name, asked)
