@@ -5,14 +5,13 @@ lists the versions is read, with short limits; where no answer comes, there is n
 names another index than PyTorch's, and is empty to have none asked.
 """
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
 
-from cluster.installing import NOT_INHERITED
+from cluster.installing import NOT_INHERITED, has_pip
 from cluster.recipes import TORCH_INDEX, Recipe
 
 PYTORCH = "https://download.pytorch.org/whl/cpu"
@@ -22,7 +21,7 @@ ANSWER_S, LIMIT_S = 3, 10
 def chosen(recipe: Recipe) -> Recipe:
     """The recipe with its CPU build where one can be had, else the recipe itself. Takes seconds at most."""
     variant = recipe.for_cpu
-    if variant is None or importlib.util.find_spec("pip") is None:
+    if variant is None or not has_pip():
         return recipe
     wanted = next(line for line in variant.packages if line.endswith("+cpu"))
     if _lists(wanted):

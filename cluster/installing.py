@@ -1,12 +1,12 @@
 """One environment put on disk: `python -m venv`, pip, and the proof that its modules import. Output goes to a log."""
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from cluster.errors import UserError
@@ -42,13 +42,18 @@ def interpreter_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def has_pip() -> bool:
+    """Whether this interpreter has pip. Setuptools' own finder, asked too, warns once torch has been imported."""
+    return PathFinder.find_spec("pip") is not None
+
+
 def install(recipe: Recipe, at: Workplace, progress: Progress) -> None:
     """Make the environment. Raises UserError with the end of the log; the caller removes what is left of the folder."""
     at.log.write_text("")
     at.temporary.mkdir()
     python = str(interpreter_of(at.folder))
     # The running interpreter's pip can install into another environment: that one then needs no copy of it.
-    own_pip = importlib.util.find_spec("pip") is not None
+    own_pip = has_pip()
     venv = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(at.folder)]
     if _run(venv, at, lambda line: None):
         raise _failed(recipe, at, "could not be created", "on Debian and Ubuntu: apt install python3-venv; ")
