@@ -66,12 +66,12 @@ def checked(word: str) -> tuple[str, ...]:
 
     A model after its back end need not be listed: discovery may find cards that nobody wrote down.
     """
-    name, colon, model = word.partition(":")
+    name, colon, model = str(word).partition(":")
     if not colon and not catalogue.is_backend(name) and (found := catalogue.spelled(name)):
         return found
     if not catalogue.is_backend(name):
         valid = [*catalogue.vendors(), *catalogue.aliases()]
-        raise UserError(f"priority names the unknown back end {word!r}", nearest(name.lower(), valid))
+        raise UserError(f"unknown back end {word!r}", nearest(name.lower(), valid))
     backend = catalogue.backend_name(name)
     return (catalogue.spelled(model, backend) or (f"{backend}:{model}",)) if colon else (backend,)
 
