@@ -5,7 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import PolyfleetError, SpecError, nearest
+from cluster.catalogue import known_kind
+from cluster.errors import PolyfleetError, SpecError, UserError, nearest
 from orchestrator.checkpoints import Checkpoints, Progress, parse
 
 Options = dict[str, type]
@@ -66,6 +67,7 @@ def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, 
         _check_scheme(field, place)
     if not move.to_kind:
         return _copied(checkpoints, move.source, move.target, progress)
+    require_kind(move.to_kind)
     side = _side(move)
     pool = parse(move.source if side == "source" else move.target, side).pool
     aside = f"{pool}:.converting-{secrets.token_hex(4)}"
@@ -75,6 +77,14 @@ def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, 
     finally:
         with suppress(PolyfleetError):  # a left-over aside is hidden, and the first error is the one to tell
             checkpoints.tool("discard", {"path": (aside, True)}, {}, _nothing)
+
+
+def require_kind(word: str) -> None:
+    """Before anything is copied. Raises SpecError for a kind that nobody lists, naming the nearest."""
+    try:
+        known_kind(word)
+    except UserError as e:
+        raise SpecError("to_kind", e.message, e.remedy) from None
 
 
 def _check_scheme(field: str, place: str) -> None:

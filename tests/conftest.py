@@ -1,6 +1,8 @@
 """What holds for every process that a test starts."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,23 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Two files of tests run at a time: torch's threads that wait for each other sleep soon, and leave the CPU to others.
 # No default for ranks: alone, a small training step takes 1.3 times as long with it (2 cores, median of 7 pairs).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+TOY = Path(__file__).parent / "data" / "toy-vendor"
+
+
+@pytest.fixture(scope="session")
+def toy_vendor():
+    """`toy_vendor(folder)` puts a distribution with a vendor of its own there, as pip would; see data/toy-vendor."""
+
+    def install(folder: Path) -> Path:
+        shutil.copytree(TOY / "toy_vendor", folder / "toy_vendor")
+        metadata = folder / "toy_vendor-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-vendor\nVersion: 1.0\n")
+        shutil.copy(TOY / "entry_points.txt", metadata)
+        return folder
+
+    return install
 
 
 @pytest.fixture

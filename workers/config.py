@@ -10,9 +10,11 @@ Every option takes effect where workers/backends/<vendor>.py says `self.config.<
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cluster import catalogue
@@ -146,6 +148,7 @@ class PolyfleetConfig(BaseSettings):
     libraries: LibrariesConfig = Field(default_factory=LibrariesConfig)
 
     def __init__(self, **given: Any):
+        open_sections()
         try:
             super().__init__(**given)
         except ValidationError as e:
@@ -168,6 +171,20 @@ class PolyfleetConfig(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, Environment(settings_cls), File(settings_cls)
+
+
+@cache
+def open_sections() -> None:
+    """A section with the common options for each vendor of another distribution, beside those that are written above.
+
+    When a configuration is made, not at import: the distributions are looked for then.
+    """
+    fields = PolyfleetConfig.model_fields
+    added = {name: row.title for name, row in catalogue.vendors().items() if name not in fields}
+    for name, title in added.items():
+        fields[name] = FieldInfo(annotation=CompiledConfig, default_factory=CompiledConfig, description=title)
+    if added:
+        PolyfleetConfig.model_rebuild(force=True)
 
 
 _REMEDY = "give a workers.PolyfleetConfig, or a dict of its options"
@@ -193,11 +210,11 @@ def config_of(given: Given) -> PolyfleetConfig:
 
 def section(config: "Given | VendorConfig", backend: str) -> VendorConfig:
     """The options of one back end; a back end from outside the package has the common ones. Raises UserError."""
+    if not isinstance(config, VendorConfig):
+        found: VendorConfig = getattr(config_of(config), backend, None) or CompiledConfig()
+        return found
     field = PolyfleetConfig.model_fields.get(backend)
     own = section_type(field) if field else CompiledConfig
-    if not isinstance(config, VendorConfig):
-        found: VendorConfig = getattr(config_of(config), backend) if field else CompiledConfig()
-        return found
     if not isinstance(config, own or VendorConfig):
         raise UserError(f"config is a {type(config).__name__}, and the back end is {backend}", _REMEDY)
     return config

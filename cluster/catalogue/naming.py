@@ -37,8 +37,11 @@ def aliases() -> Mapping[str, str]:
 
 
 def is_backend(word: str) -> bool:
+    """A name or an alias, in any case. Words for our models are none, and nobody looks outside for them."""
     name = word.lower()
-    return name in _own_words() or name in vendors() or name in aliases()
+    if name in _own_words() or ("", folded(word)) in _index(ours=True):
+        return name in _own_words()
+    return name in vendors() or name in aliases()
 
 
 def backend_name(word: str) -> str:
@@ -178,6 +181,7 @@ def _nearest_kind(word: str, backend: str) -> str:
     rows = [row for row in models().values() if backend in ("", row.backend) and ":" in row.kind]
     names = {folded(row.kind.partition(":")[2]): row.kind for row in rows}
     names |= {folded(row.model): row.family for row in rows}
+    names |= {} if backend else {name: name for name in (*vendors(), *aliases())}
     close = [names[name] for name in get_close_matches(folded(word), list(names), n=4, cutoff=0.3)]
     if not close:
         return f"known are, among others, {', '.join(list(dict.fromkeys(names.values()))[:8])}"

@@ -59,8 +59,3 @@ def _folder(entry: "EntryPoint") -> Path:
 
 def _distribution(entry: "EntryPoint") -> str:
     return entry.dist.name if entry.dist is not None else entry.module
-
-
-def forget() -> None:
-    entries.cache_clear()
-    folders.cache_clear()

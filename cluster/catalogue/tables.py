@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from cluster.catalogue import outside
-from cluster.catalogue.precision import INTEGERS
+from cluster.catalogue.precision import FLOATS, INTEGERS
 from cluster.catalogue.rows import OURS, File
 from cluster.errors import nearest
 
@@ -218,6 +218,9 @@ def architectures() -> Mapping[tuple[str, str], Architecture]:
         _own_backend(file, line, "backend", row.backend)
         if (row.backend, row.architecture) in found:
             raise file.wrong(line, "architecture", f"{row.architecture!r} has a row already", "keep one of them")
+        for field in ("native", "emulated"):
+            for word in getattr(row, field):
+                _known(file, line, field, word, [*FLOATS, *INTEGERS])
         found[row.backend, row.architecture] = _architecture(row)
     return MappingProxyType(found)
 
@@ -283,10 +286,3 @@ def _own_backend(file: File, line: int, field: str, backend: str) -> None:
 def _known(file: File, line: int, field: str, word: str, valid: list[str]) -> None:
     if word not in valid:
         raise file.wrong(line, field, f"unknown {word!r}", nearest(word, valid))
-
-
-def forget() -> None:
-    """Read everything anew: distributions were installed or removed in this process."""
-    for table in (own, own_vendors, own_models, vendors, tiers, architectures, models, sources, dtype_notes):
-        table.cache_clear()
-    outside.forget()

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cluster.catalogue import meets
 from cluster.errors import FleetError, SpecError, UserError, nearest
 from orchestrator import submission
 from orchestrator.benchmark import divergence
+from orchestrator.resources import accelerators
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -51,9 +53,17 @@ def _resources(fleet: Data, target: str) -> Data:
     if target in pools:
         return {"pool": target}
     kinds = sorted({kind for pool in fleet["pools"] for kind in pool["kinds"]})
-    if not any(kind == target or kind.startswith((f"{target}:", f"{target}-")) for kind in kinds):
+    if not any(meets(pattern, kind) for pattern in _patterns(target) for kind in kinds):
         raise SpecError("on", f"{target!r} is no pool and no kind that is here", nearest(target, [*pools, *kinds]))
     return {"accelerators": target}
+
+
+def _patterns(target: str) -> tuple[str, ...]:
+    """The kinds that a word means, () for one that means none."""
+    try:
+        return accelerators(target)[0].kinds
+    except UserError:
+        return ()
 
 
 def _result(view: Data, target: str) -> Data:

@@ -36,6 +36,8 @@ def test_a_job_s_checkpoints_are_listed_by_job_pool_and_reference(saved: str, to
 def test_a_copy_between_pools_is_the_same_and_a_converted_one_says_what_it_changed(saved: str, told, cli):
     refused = cli("checkpoint", "copy", f"left:{saved}", "right:half", "--to-kind", "tpu:v5e")
     assert refused.returncode == 0, refused  # float32 is what TPUs have
+    unknown = cli("checkpoint", "copy", f"left:{saved}", "right:never", "--to-kind", "tpu:v99")
+    assert unknown.returncode == 2 and "to_kind: unknown kind 'tpu:v99'\n  did you mean" in unknown.stderr, unknown
     copied = told("copy", f"left:{saved}", "right:same")
     same = told("diff", f"left:{saved}", "right:same")
     assert (same["same"], same["b"]) == (True, copied["target"])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cluster.catalogue import known_kind
 from cluster.plain import to_plain
 from workers.checkpoint.disk.committing import write_manifest
 from workers.checkpoint.disk.files import Files
@@ -47,9 +48,11 @@ def convert(
     """Write a copy of checkpoint `source` below `root` and answer with the report of what changed, and its "path".
 
     `to_kind` ("tpu:v5e") decides with dtype="native"; a mapping or function decides by itself. Random states, numpy
-    arrays and values stay as they are. Raises CheckpointError: DamagedCheckpoint, or a loss that `on_lossy` refuses.
+    arrays and values stay as they are. Raises CheckpointError: DamagedCheckpoint, or a loss that `on_lossy` refuses;
+    UserError for a kind that nobody lists.
     """
-    policy = Policy(dtype, None, on_lossy, lacking(to_kind) if to_kind else None)
+    kind = known_kind(to_kind) if to_kind else ""
+    policy = Policy(dtype, None, on_lossy, lacking(kind) if kind else None)
     files = files or Files()
     with Reader(checkpoint_folder(source)) as reader:
         report = Report(str(reader.folder), reader.manifest.step, reader.manifest.producer)
@@ -59,7 +62,7 @@ def convert(
         made.measure()
         policy.judge(report)
         folder = Path(root) / reader.folder.name
-        described = made.write(files, Path(root), folder, to_kind)
+        described = made.write(files, Path(root), folder, kind)
     return {"path": str(folder), "step": described.step, "bytes": described.size_bytes(), **_told(report)}
 
 

@@ -69,14 +69,22 @@ def notes(kind: str) -> Mapping[str, str]:
     backend, _, model = kind.partition(":")
     vendor = catalogue.vendor(backend)
     told = {} if model == EMULATED else catalogue.kept(vendor.torch_device, vendor.backend)
-    row = catalogue.architecture(vendor.backend, catalogue.architecture_of(f"{vendor.backend}:{model}"))
-    if row is None or row.fp8_flavour not in ("fn", "fnuz"):
+    flavour = _flavour(vendor.backend, model)
+    if not flavour:
         return told
-    other, factor = (FP8_FN, "half") if row.fp8_flavour == "fnuz" else (FP8_FNUZ, "twice")
+    other, factor = (FP8_FN, "half") if flavour == "fnuz" else (FP8_FNUZ, "twice")
     for dtype in other:
         own = _other_flavour(dtype)
         told[dtype] = f"{kind} computes in {own}, where the same bits mean {factor} the value; they stay {dtype}"
     return told
+
+
+def _flavour(backend: str, model: str) -> str:
+    """Of the model's architecture; of a back end alone, that of all its architectures that have one and the same."""
+    own = catalogue.architecture_of(f"{backend}:{model}") if model else ""
+    rows = (row for (of, name), row in catalogue.architectures().items() if of == backend and own in ("", name))
+    flavours = {row.fp8_flavour for row in rows} - {"none", ""}
+    return flavours.pop() if len(flavours) == 1 else ""
 
 
 def fate(tensor: TensorEntry, dtype: str, lacks: Mapping[str, str]) -> Fate:

@@ -32,7 +32,9 @@ def dtypes(trace: Trace, can: Capabilities) -> list[Problem]:
 
 def _only_moves(call: Call) -> bool:
     """Copies, converts or looks at: works in every dtype that the device can hold."""
-    return call.operator.is_view or call.name.removeprefix("aten::").partition(".")[0] in MOVING
+    if call.operator.is_view or call.name.startswith("prim::"):  # those ask for the device
+        return True
+    return call.name.removeprefix("aten::").partition(".")[0] in MOVING
 
 
 def _dtype(dtype: torch.dtype, call: Call, can: Capabilities, computes: bool) -> Problem | None:

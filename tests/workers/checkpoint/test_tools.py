@@ -52,6 +52,11 @@ def test_other_dtypes_are_compared_by_value_and_other_shapes_only_named(tmp_path
     assert "changed" not in rows["t/s"]
 
 
+def test_conversion_for_a_kind_that_nobody_lists_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(UserError, match="unknown kind 'nvidia:A10O'; did you mean 'nvidia:A10"):
+        convert(tmp_path / "nowhere", tmp_path / "b", to_kind="nvidia:A10O")
+
+
 def test_conversion_for_a_kind_writes_what_it_computes_with_and_reports_it(tied, tmp_path):
     model = tied().half()
     wide = torch.tensor([0.5, 0.25], dtype=torch.float64)

@@ -14,6 +14,7 @@ from torch import nn
 import workers.checkpoint
 from cluster.errors import NotFound, UserError
 from workers.checkpoint import describe, list_checkpoints, plan, save, verify
+from workers.checkpoint.targets import notes
 
 TORCH_FREE = """
 import json, sys
@@ -144,8 +145,24 @@ def test_a_plan_gives_its_reasons_and_what_cannot_follow(saved):
         "xla": "derived: saved on cpu, no stream of xla to go on with",
     }
     assert (
-        "NVIDIA computes in e4m3fn"
+        "nvidia computes in float8_e4m3fn"
         in {d["dtype"]: d for d in plan(saved, "cuda")["dtypes"]}["float8_e4m3fnuz"]["reason"]
     )
-    with pytest.raises(UserError, match=r"unknown backend 'tpuu'; did you mean 'tpu'\?"):
+    with pytest.raises(UserError, match=r"unknown kind 'tpuu'; did you mean 'tpu'\?"):
         plan(saved, "tpuu")
+
+
+def test_fp8_of_another_flavour_is_noted_by_the_models_own():
+    said = "amd:MI300X computes in float8_e4m3fnuz, where the same bits mean half the value; they stay float8_e4m3fn"
+    assert notes("amd:MI300X")["float8_e4m3fn"] == said
+    assert "float8_e4m3fn" not in notes("amd:MI355X")
+    assert "computes in float8_e4m3fn, where the same bits mean twice" in notes("amd:MI355X")["float8_e4m3fnuz"]
+    assert notes("amd") == {}  # some have the one, some the other
+
+
+def test_a_plan_for_a_kind_that_nobody_lists_is_refused_with_the_nearest(saved):
+    with pytest.raises(UserError, match=r"unknown kind 'tpu:v99'; did you mean 'tpu:v\d'"):
+        plan(saved, "tpu:v99")
+    with pytest.raises(UserError, match="no back end computes on intel:Gaudi3"):
+        plan(saved, "intel:Gaudi3")
+    assert plan(saved, "A100-80GB")["target"]["kind"] == "nvidia:A100-80GB"

@@ -106,6 +106,84 @@ def test_a_dtype_the_kind_lacks_is_found_with_what_to_use_instead():
     assert validate(Doubled(), "nvidia:A100-80GB", torch.rand(2, 4)).ok
 
 
+class StoredInFloat8(nn.Module):
+    """As people keep activations small: cast down, and back before anything is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        small = x.to(torch.float8_e4m3fn)
+        return self.linear(torch.cat([small, small])[: len(x)].clone().to(x.dtype))
+
+
+class MultipliedInFloat8(nn.Module):
+    def forward(self, x):
+        return x.to(torch.float8_e4m3fn) @ x.to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "nvidia:T4", "amd:MI300X", "nvidia:A100-80GB", "tpu:v5e"])
+def test_a_cast_to_float8_and_back_runs_everywhere_and_is_told_as_stored(kind):
+    report = validate(StoredInFloat8(), kind, torch.rand(2, 4))
+    (problem,) = found(report, "dtypes")
+    assert (problem.level, report.ok) == ("info", True)
+    assert problem.message.startswith(f"float8_e4m3fn is stored on {kind} and converted to compute")
+    assert "test_validate.py:" in problem.where
+
+
+def test_what_is_stored_natively_is_not_told_and_what_cannot_be_held_is_an_error():
+    assert found(validate(StoredInFloat8(), "nvidia:H100-80GB", torch.rand(2, 4)), "dtypes") == []
+    assert not validate(StoredInFloat8(), "apple:M4-Pro", torch.rand(2, 4)).ok
+
+
+def test_a_product_in_float8_needs_units():
+    x = torch.rand(4, 4)
+    (problem,) = found(validate(MultipliedInFloat8(), "nvidia:T4", x), "dtypes")
+    assert problem.level == "error"
+    assert "which aten::mm needs" in problem.message
+    (slow,) = found(validate(MultipliedInFloat8(), "cpu", x), "dtypes")  # torch multiplies it there by conversion
+    assert slow.level == "warning"
+    assert found(validate(MultipliedInFloat8(), "nvidia:H100-80GB", x), "dtypes") == []
+
+
+def test_a_cast_that_this_cpu_really_runs_is_no_error_of_its_back_end():
+    model, x = StoredInFloat8(), torch.rand(2, 4)
+    model(x)
+    assert validate(model, backends.create("cpu"), x).ok
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("tpu:v99", "unknown kind 'tpu:v99'; did you mean 'tpu:v"),
+        ("nvidia:H1000", "unknown kind 'nvidia:H1000'; did you mean 'nvidia:H100'"),
+        ("intel:Gaudi3", "no back end computes on intel:Gaudi3; Polyfleet has no back end for Gaudi"),
+    ],
+)
+def test_a_kind_that_nobody_lists_or_computes_on_is_refused(kind, said):
+    with pytest.raises(UserError) as raised:
+        validate(perceptron(), kind, torch.rand(2, 4))
+    assert str(raised.value).startswith(said)
+    assert raised.value.exit_code == 2
+
+
+def test_a_kind_may_be_written_as_people_write_it():
+    assert validate(perceptron(), "cuda:a100-80gb", torch.rand(2, 4)).kind == "nvidia:A100-80GB"
+    assert validate(perceptron(), "Trainium2", torch.rand(2, 4)).kind == "neuron:trn2"
+
+
+def test_of_a_model_sold_with_several_sizes_the_memory_is_not_guessed():
+    reason = validate(perceptron(), "nvidia:A100", torch.rand(2, 4)).checks_not_run["memory"]
+    assert "sold with several sizes of memory: name one of nvidia:A100-40GB" in reason
+
+
+def test_what_lowers_for_neuron_is_not_what_is_here():
+    told = validate(perceptron(), "neuron:trn1", torch.rand(2, 4))
+    assert "lowering" not in told.checks_run
+    assert told.checks_not_run["lowering"].startswith("not checked by neuronx-cc, which lowers for neuron")
+
+
 def test_a_dtype_that_is_slow_there_is_a_warning():
     report = validate(perceptron().bfloat16(), "nvidia:T4", torch.rand(2, 4).bfloat16())
     (problem,) = found(report, "dtypes")
