@@ -16,6 +16,11 @@ BIN := .venv/bin
 # The environment is made anew when the lock or the project's own metadata change.
 STAMP := .venv/made-from-$(firstword $(shell cat $(LOCK) pyproject.toml | cksum))
 
+# pip, with its progress in a few lines: which package of how many, the large downloads with their sizes.
+PACKAGES := $(shell grep -c == $(LOCK))
+TELLING := $(BIN)/python -m cluster.narrating
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+
 # What a test run and the demo print must not depend on the caller's shell.
 unexport PYTHONPATH PYTHONHOME
 
@@ -49,11 +54,13 @@ environment: $(STAMP)
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "Polyfleet needs Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python" >&2; exit 2; }
+	@echo "making .venv with $(PACKAGES) packages from $(LOCK): minutes the first time, mostly for torch" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
 	@rm -f .venv/made-from-*
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -r $(LOCK)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet --no-deps -r tests/data/requirements.txt
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@$(TELLING) $(PACKAGES) $(INSTALL) -r $(LOCK)
+	@echo "installing what tests read, and Polyfleet itself" >&2
+	@$(TELLING) 1 $(INSTALL) --no-deps -r tests/data/requirements.txt
+	@$(TELLING) 1 $(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Exit code 3 means that this machine cannot hold it (system, Python, disk): said above, and not an error.

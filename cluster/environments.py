@@ -7,6 +7,8 @@ every process the builder starts. A folder without the mark whose lock is free w
     <cache>/environments/<name>-<hash>/            the environment, requirements.txt, .complete
     <cache>/environments/<name>-<hash>.lock|.log   who builds it now; what pip printed
     <cache>/environments/<name>-<hash>.tmp/        downloads while it is built
+
+A recipe with another build of a package for the CPU has two hashes; the first that is there is used.
 """
 
 import json
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from cluster import paths, recipes
+from cluster import cpu_builds, paths, recipes
 from cluster.errors import Conflict, FleetError, NotFound, UserError, nearest
 from cluster.installing import Workplace, install, interpreter_of
 from cluster.locking import exclusive, if_free, is_held
@@ -60,11 +62,12 @@ def create(wanted: "str | Recipe | EnvironmentSpec", progress: Progress = lambda
     recipe = _recipe(wanted)
     if isinstance(recipe, Path):
         return recipe
-    folder = _folder(recipe)
-    if _complete(folder):
-        return interpreter_of(folder)
+    if (made := _made(recipe)) is not None:
+        return interpreter_of(made)
     if reason := recipe.unsupported():
         raise FleetError(f"environment {recipe.name!r} cannot exist here: {reason}", "leave its pool out of the fleet")
+    recipe = cpu_builds.chosen(recipe)
+    folder = _folder(recipe)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(_lock_file(folder), lambda: progress("another process makes this environment: waiting")) as lock:
@@ -81,9 +84,9 @@ def path(wanted: "str | Recipe | EnvironmentSpec") -> Path:
     recipe = _recipe(wanted)
     if isinstance(recipe, Path):
         return recipe
-    if not _complete(_folder(recipe)):
+    if (made := _made(recipe)) is None:
         raise NotFound(f"environment {recipe.name!r} is not made yet", f"run `polyfleet env create {recipe.name}`")
-    return interpreter_of(_folder(recipe))
+    return interpreter_of(made)
 
 
 def refusal(wanted: "str | Recipe | EnvironmentSpec") -> str:
@@ -92,15 +95,18 @@ def refusal(wanted: "str | Recipe | EnvironmentSpec") -> str:
         recipe = _recipe(wanted)
     except UserError as e:
         return e.message
-    if isinstance(recipe, Path) or _complete(_folder(recipe)):
+    if isinstance(recipe, Path) or _made(recipe):
         return ""
-    return recipe.unsupported() or _disk_refusal(recipe)
+    if not (recipe.unsupported() or _disk_refusal(recipe)):
+        return ""
+    # Another index may have packages that need less disk; it is asked only where that decides.
+    return recipe.unsupported() or _disk_refusal(cpu_builds.chosen(recipe))
 
 
 def list_environments() -> list[Environment]:
     """What is in the cache, by name."""
     root = _root()
-    today = {recipe.key for recipe in recipes.built_in().values()}
+    today = {one.key for recipe in recipes.built_in().values() for one in recipe.variants}
     return [_described(folder, today) for folder in _folders(root)] if root.is_dir() else []
 
 
@@ -171,6 +177,11 @@ def _folder(recipe: Recipe) -> Path:
     return _root() / recipe.key
 
 
+def _made(recipe: Recipe) -> Path | None:
+    """The folder of the first variant that is there."""
+    return next(filter(_complete, map(_folder, recipe.variants)), None)
+
+
 def _folders(root: Path) -> list[Path]:
     """Folders of environments; one that so far has downloads only counts too."""
     return sorted({path.with_suffix("") for path in root.iterdir() if path.is_dir()})
@@ -199,6 +210,7 @@ def _build(recipe: Recipe, folder: Path, lock: int, progress: Progress) -> None:
     if reason := _disk_refusal(recipe):
         raise FleetError(f"environment {recipe.name!r}: {reason}", ELSEWHERE)
     progress(f"making environment {recipe.name!r} ({len(recipe.packages)} to install) in {folder}")
+    progress(recipe.extent)
     started_s = time.monotonic()
     temporary = folder.with_name(f"{folder.name}.tmp")
     try:

@@ -1,24 +1,20 @@
 """One environment put on disk: `python -m venv`, pip, and the proof that its modules import. Output goes to a log."""
 
-import importlib.util
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from cluster.errors import UserError
-from cluster.recipes import Recipe
-
-Progress = Callable[[str], None]
+from cluster.narrating import Narrator, Progress
+from cluster.recipes import TORCH_INDEX, Recipe
 
 TAIL_LINES = 8
 COMMAND = "\n$ "
-LARGE_MB = 20.0
-DOWNLOADING = re.compile(r"\s*Downloading ([A-Za-z0-9_.]+-[^-\s]+)\S* \(([0-9.]+) (MB|GB)\)")
 # These would send packages elsewhere, or let the caller's own packages be seen in the new environment.
 NOT_INHERITED = {
     "PYTHONPATH",
@@ -46,13 +42,18 @@ def interpreter_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def has_pip() -> bool:
+    """Whether this interpreter has pip. Setuptools' own finder, asked too, warns once torch has been imported."""
+    return PathFinder.find_spec("pip") is not None
+
+
 def install(recipe: Recipe, at: Workplace, progress: Progress) -> None:
     """Make the environment. Raises UserError with the end of the log; the caller removes what is left of the folder."""
     at.log.write_text("")
     at.temporary.mkdir()
     python = str(interpreter_of(at.folder))
     # The running interpreter's pip can install into another environment: that one then needs no copy of it.
-    own_pip = importlib.util.find_spec("pip") is not None
+    own_pip = has_pip()
     venv = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(at.folder)]
     if _run(venv, at, lambda line: None):
         raise _failed(recipe, at, "could not be created", "on Debian and Ubuntu: apt install python3-venv; ")
@@ -60,35 +61,22 @@ def install(recipe: Recipe, at: Workplace, progress: Progress) -> None:
         wanted = at.folder / "requirements.txt"
         wanted.write_text(recipe.requirements)
         pip = [sys.executable, "-m", "pip", "--python", python] if own_pip else [python, "-m", "pip"]
-        if _run([*pip, "install", *PIP_OPTIONS, "-r", str(wanted)], at, _Narrator(len(recipe.packages), progress)):
-            raise _failed(recipe, at, "failed to install")
+        narrate = Narrator(len(recipe.packages), progress)
+        # Not on the command line: the log keeps that, and an index may be named with a password.
+        first = [(["--no-deps", one], {"PIP_INDEX_URL": index}) for one, index in recipe.elsewhere]
+        for what, settings in (*first, (["-r", str(wanted)], {})):
+            if _run([*pip, "install", *PIP_OPTIONS, *what], at, narrate, settings):
+                raise _failed(recipe, at, "failed to install")
     if recipe.modules:
         progress(f"checking that {', '.join(recipe.modules)} can be imported")
         if _run([python, "-I", "-c", f"import {', '.join(recipe.modules)}"], at, lambda line: None):
             raise _failed(recipe, at, "was installed, but does not work")
 
 
-class _Narrator:
-    """Makes a few telling lines of pip's many."""
-
-    def __init__(self, packages: int, progress: Progress):
-        self.packages, self.progress, self.seen = packages, progress, 0
-
-    def __call__(self, line: str) -> None:
-        if line.startswith("Collecting "):
-            self.seen += 1
-            if self.seen % 20 == 1:
-                self.progress(f"resolving package {self.seen} of about {max(self.packages, self.seen)}")
-        elif line.startswith("Installing collected packages: "):
-            self.progress(f"unpacking {line.count(',') + 1} packages")
-        elif large := DOWNLOADING.match(line):
-            name, amount, unit = large.groups()
-            if float(amount) * (1000 if unit == "GB" else 1) >= LARGE_MB:
-                self.progress(f"downloading {name} ({amount} {unit})")
-
-
-def _run(command: Sequence[str], at: Workplace, hear: Callable[[str], None]) -> int:
-    """The exit code. When this is interrupted, nothing of it runs on."""
+def _run(
+    command: Sequence[str], at: Workplace, hear: Callable[[str], None], settings: Mapping[str, str] | None = None
+) -> int:
+    """The exit code; `settings` are variables to set. When this is interrupted, nothing of it runs on."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -97,7 +85,8 @@ def _run(command: Sequence[str], at: Workplace, hear: Callable[[str], None]) -> 
         text=True,
         errors="replace",
         # Wheels are put beside the environment, not in the system's temporary folder: that disk was checked.
-        env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED} | {"TMPDIR": str(at.temporary)},
+        env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
+        | {"TMPDIR": str(at.temporary), **(settings or {})},
         pass_fds=(at.lock,),
         start_new_session=True,
     )
@@ -126,4 +115,6 @@ def _failed(recipe: Recipe, at: Workplace, what: str, remedy: str = "") -> UserE
     output = at.log.read_text(errors="replace").rpartition(COMMAND)[2]
     lines = [line.rstrip()[:300] for line in output.splitlines()[1:] if line.strip()]
     tail = "".join(f"\n  {line}" for line in lines[-TAIL_LINES:])
+    if recipe.elsewhere:
+        remedy += f"with {TORCH_INDEX} set to nothing, the usual build is taken; "
     return UserError(f"environment {recipe.name!r} {what}:{tail}", f"{remedy}the whole log: {at.log}")

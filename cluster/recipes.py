@@ -5,17 +5,34 @@ import platform
 import re
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 GB = 10**9
 LOCKS = Path(__file__).parent / "locks"
+TORCH_INDEX = "POLYFLEET_TORCH_INDEX"  # the variable that names where torch for the CPU is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class CPUBuild:
+    """A package of a recipe that some indexes also have built for the CPU alone, as version `+cpu`.
+
+    It needs none of the packages whose names begin with `without`. Bytes are as those of the recipe.
+    """
+
+    package: str
+    without: tuple[str, ...] = ()
+    download_bytes: int = 0
+    building_bytes: int = GB // 4
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """`building_bytes` is the disk needed while it is made: the environment and, beside it, the downloaded wheels.
+    `download_bytes` are those wheels', 0 where nobody has added them up. `elsewhere` are requirements that come from
+    another index than pip's settings name, which is asked for nothing else: (requirement, index).
 
     `modules` are imported as the proof that it works. Empty `systems` and `machines` mean any, as do zero `pythons`.
     """
@@ -27,6 +44,9 @@ class Recipe:
     systems: tuple[str, ...] = ()
     machines: tuple[str, ...] = ()
     pythons: tuple[tuple[int, int], ...] = ()
+    download_bytes: int = 0
+    cpu_build: CPUBuild | None = None
+    elsewhere: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> str:
@@ -44,6 +64,38 @@ class Recipe:
         """Its requirements, one each, comments left out."""
         lines = (line.split("#")[0].strip() for line in self.requirements.splitlines())
         return tuple(line for line in lines if line)
+
+    @property
+    def for_cpu(self) -> "Recipe | None":
+        """The same with that package built for the CPU: another environment, by its key. None where there is none."""
+        if (cpu := self.cpu_build) is None:
+            return None
+        lines = [line for line in self.requirements.splitlines() if not (cpu.without and line.startswith(cpu.without))]
+        pinned = [f"{line}+cpu" if line.startswith(f"{cpu.package}==") else line for line in lines]
+        return replace(
+            self,
+            requirements="\n".join(pinned) + "\n",
+            download_bytes=cpu.download_bytes,
+            building_bytes=cpu.building_bytes,
+            cpu_build=None,
+        )
+
+    @property
+    def variants(self) -> "tuple[Recipe, ...]":
+        """Itself, and built for the CPU: where one is there, nobody needs the other."""
+        return (self, self.for_cpu) if self.for_cpu else (self,)
+
+    @property
+    def extent(self) -> str:
+        """What will be downloaded, and how much, as far as it is known before."""
+        size = f"needs {self.building_bytes / GB:.1f} GB of free disk"
+        if self.download_bytes:
+            size = f"downloads about {self.download_bytes / GB:.1f} GB, {size} while it is made"
+        places = {one: f" from {urlsplit(index).hostname}" for one, index in self.elsewhere}
+        told = [f"{one}{places.get(one, '')}" for one in self.packages if one.endswith("+cpu")]
+        if self.cpu_build:
+            told = [f"no index that was asked has {self.cpu_build.package} built for the CPU alone"]
+        return "; ".join([size, *told])
 
     def unsupported(self) -> str:
         """Why it cannot exist on this machine, "" when it can."""
@@ -76,6 +128,8 @@ def built_in() -> dict[str, Recipe]:
                 systems=("Linux",),
                 machines=("x86_64",),
                 pythons=((3, 11), (3, 12), (3, 13)),
+                download_bytes=4_200_000_000,
+                cpu_build=CPUBuild("torch", ("nvidia-", "triton=="), 500_000_000, 3 * GB),
             ),
         )
     }

@@ -140,7 +140,9 @@ def configuration() -> Iterator[str]:
     yield from ("# Configuration", "", MADE, "", "```", *places, "```", "")
     yield from (
         "Arguments win over the environment, that over the file. Options take effect while their back end is entered "
-        "(`with get_backend(...)`), and are set back after.",
+        "(`with get_backend(...)`), and are set back after. A wrong name or value is an error, wherever it is written. "
+        "In a variable a list is `nvidia,cpu` or JSON, and a whole section is a JSON object. Functions that take a "
+        "`config` take a dict of the same options, too.",
         "",
     )
     fields = PolyfleetConfig.model_fields

@@ -7,31 +7,37 @@
 Every option takes effect where workers/backends/<vendor>.py says `self.config.<option>`; there is none that does not.
 """
 
-import os
-import tomllib
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cluster import catalogue
 from cluster.catalogue.precision import long_name
 from cluster.errors import SpecError, UserError, nearest
-
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Precision = Literal["float32", "bfloat16", "float16"]
-Attention = Literal["auto", "flash", "efficient", "math"]
-CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-# In the environment a list is written as people write PATH-like things: nvidia,cpu
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split(v) if isinstance(v, str) else v)]
-
-
-def split(text: str) -> tuple[str, ...]:
-    """`nvidia, cpu` as a tuple."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+from workers.config_sources import Environment, File, section_type
+from workers.config_values import (
+    Attention,
+    Backends,
+    CompileMode,
+    CPUAttention,
+    Engine,
+    Folder,
+    Fraction,
+    Kinds,
+    Libraries,
+    MatmulPrecision,
+    Precision,
+    Threads,
+    Topology,
+    XLAPrecision,
+    shown,
+)
 
 
 class VendorConfig(BaseModel):
@@ -40,7 +46,6 @@ class VendorConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     precision: Precision = Field(default="float32", description="what to compute in where the caller says nothing")
-    compile_mode: CompileMode = Field(default="default", description="mode of torch.compile at levels O2 and O3")
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -48,18 +53,27 @@ class VendorConfig(BaseModel):
         return long_name(value) if isinstance(value, str) else value
 
 
-class CPUConfig(VendorConfig):
-    threads: Annotated[int, Field(gt=0)] | None = Field(default=None, description="threads of one operator (intra-op)")
-    engine: Literal["torch", "ipex"] | None = Field(
-        default=None, description="operators: torch's, or Intel's extension"
-    )
-    float32_matmul: Literal["highest", "high", "medium"] | None = Field(
-        default=None, description="torch.set_float32_matmul_precision"
-    )
-    attention: Attention = Field(default="auto", description="the kernel of scaled_dot_product_attention")
+class CompiledConfig(VendorConfig):
+    """Of those whose compiler is torch's own, Inductor; XLA and neuronx-cc have no such modes."""
+
+    compile_mode: CompileMode = Field(default="default", description="mode of torch.compile at levels O2 and O3")
 
 
-class GPUConfig(VendorConfig):
+class CPUConfig(CompiledConfig):
+    threads: Threads | None = Field(default=None, description="threads of one operator (intra-op)")
+    engine: Engine | None = Field(default=None, description="operators: torch's, or Intel's extension")
+    float32_matmul: MatmulPrecision | None = Field(default=None, description="torch.set_float32_matmul_precision")
+    attention: CPUAttention = Field(default="auto", description="the kernel of scaled_dot_product_attention")
+
+    @field_validator("engine")
+    @classmethod
+    def _has_modes(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value == "ipex" and info.data.get("compile_mode", "default") != "default":
+            raise ValueError("IPEX does not use torch.compile, so compile_mode has no effect with it: leave one out")
+        return value
+
+
+class GPUConfig(CompiledConfig):
     """Options that CUDA and ROCm builds of torch share."""
 
     allow_tf32: bool | None = Field(default=None, description="TF32 units for float32 products and convolutions")
@@ -78,24 +92,24 @@ class AMDConfig(GPUConfig):
 
 
 class TPUConfig(VendorConfig):
-    topology: Annotated[str, Field(pattern=r"^\d+,\d+,\d+$")] | None = Field(
+    topology: Topology | None = Field(
         default=None, description="chips of this process in x,y,z (TPU_CHIPS_PER_PROCESS_BOUNDS)"
     )
-    persistent_cache: Path | None = Field(default=None, description="folder of programs XLA has compiled")
-    matmul_precision: Literal["default", "high", "highest"] | None = Field(
+    persistent_cache: Folder | None = Field(default=None, description="folder of programs XLA has compiled")
+    matmul_precision: XLAPrecision | None = Field(
         default=None, description="passes of the matrix units for float32 products"
     )
 
 
-class IntelConfig(VendorConfig):
+class IntelConfig(CompiledConfig):
     memory_fraction: Fraction | None = Field(default=None, description="most of the memory this process may take")
 
 
 class NeuronConfig(VendorConfig):
-    persistent_cache: Path | None = Field(default=None, description="folder of programs neuronx-cc compiled")
+    persistent_cache: Folder | None = Field(default=None, description="folder of programs neuronx-cc compiled")
 
 
-class AppleConfig(VendorConfig):
+class AppleConfig(CompiledConfig):
     memory_fraction: Fraction | None = Field(default=None, description="most of the memory this process may take")
 
 
@@ -104,8 +118,8 @@ class LibrariesConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enabled: tuple[str, ...] | None = Field(default=None, description="these alone; None is all that are there")
-    disabled: tuple[str, ...] = Field(default=(), description="not these")
+    enabled: Libraries | None = Field(default=None, description="these alone; None is all that are there")
+    disabled: Libraries = Field(default=(), description="not these")
 
     @field_validator("enabled")
     @classmethod
@@ -118,14 +132,12 @@ class LibrariesConfig(BaseModel):
 class PolyfleetConfig(BaseSettings):
     """Raises SpecError naming the field and the nearest valid value."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="POLYFLEET_CONFIG__", env_nested_delimiter="__", frozen=True, extra="forbid"
-    )
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
-    backends: Names = Field(
+    backends: Backends = Field(
         default_factory=lambda: tuple(catalogue.vendors()), description="back ends that may be chosen; at least one"
     )
-    priority: Names = Field(default=(), description="back ends or kinds to choose first, best first")
+    priority: Kinds = Field(default=(), description="back ends or kinds to choose first, best first")
     cpu: CPUConfig = Field(default_factory=CPUConfig)
     nvidia: NVIDIAConfig = Field(default_factory=NVIDIAConfig)
     amd: AMDConfig = Field(default_factory=AMDConfig)
@@ -144,13 +156,10 @@ class PolyfleetConfig(BaseSettings):
 
     @field_validator("backends")
     @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _any(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError(f"no back end is enabled; name at least one of {', '.join(catalogue.vendors())}")
-        try:
-            return tuple(catalogue.backend_name(name) for name in value)
-        except UserError as e:
-            raise ValueError(str(e)) from None
+        return value
 
     @classmethod
     def settings_customise_sources(
@@ -161,7 +170,7 @@ class PolyfleetConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _File(settings_cls)
+        return init_settings, Environment(settings_cls), File(settings_cls)
 
 
 @cache
@@ -173,58 +182,69 @@ def open_sections() -> None:
     fields = PolyfleetConfig.model_fields
     added = {name: row.title for name, row in catalogue.vendors().items() if name not in fields}
     for name, title in added.items():
-        fields[name] = FieldInfo(annotation=VendorConfig, default_factory=VendorConfig, description=title)
+        fields[name] = FieldInfo(annotation=CompiledConfig, default_factory=CompiledConfig, description=title)
     if added:
         PolyfleetConfig.model_rebuild(force=True)
 
 
-def section(config: "PolyfleetConfig | VendorConfig | None", backend: str) -> VendorConfig:
+_REMEDY = "give a workers.PolyfleetConfig, or a dict of its options"
+Given = PolyfleetConfig | Mapping[str, Any] | None
+
+
+def config_of(given: Given) -> PolyfleetConfig:
+    """What was given as a configuration: a PolyfleetConfig, a dict of its options, or None for what is set outside.
+
+    Raises UserError for anything else, SpecError for an option that is wrong.
+    """
+    if isinstance(given, PolyfleetConfig):
+        return given
+    if given is None:
+        return PolyfleetConfig()
+    if not isinstance(given, Mapping):
+        raise UserError(f"config is a {type(given).__name__}", _REMEDY)
+    if strange := [name for name in given if not isinstance(name, str)]:
+        known = nearest("", list(PolyfleetConfig.model_fields))
+        raise SpecError("config", f"unknown option {shown(strange[0])}", known)
+    return PolyfleetConfig(**given)
+
+
+def section(config: "Given | VendorConfig", backend: str) -> VendorConfig:
     """The options of one back end; a back end from outside the package has the common ones. Raises UserError."""
-    if isinstance(config, VendorConfig):
-        return config
-    if config is not None and not isinstance(config, PolyfleetConfig):
-        raise UserError(f"config is a {type(config).__name__}", "give a workers.PolyfleetConfig")
-    found: VendorConfig = getattr(config or PolyfleetConfig(), backend, VendorConfig())
-    return found
+    if not isinstance(config, VendorConfig):
+        found: VendorConfig = getattr(config_of(config), backend, None) or CompiledConfig()
+        return found
+    field = PolyfleetConfig.model_fields.get(backend)
+    own = section_type(field) if field else CompiledConfig
+    if not isinstance(config, own or VendorConfig):
+        raise UserError(f"config is a {type(config).__name__}, and the back end is {backend}", _REMEDY)
+    return config
 
 
-def libraries_of(config: "PolyfleetConfig | VendorConfig | None") -> LibrariesConfig:
+def compile_mode_of(config: VendorConfig) -> str:
+    """torch.compile's mode; its default for those whose compiler has none."""
+    return config.compile_mode if isinstance(config, CompiledConfig) else "default"
+
+
+def enabled(config: "Given | VendorConfig") -> tuple[str, ...]:
+    """Back ends that may be chosen."""
+    return config_of(None if isinstance(config, VendorConfig) else config).backends
+
+
+def libraries_of(config: "Given | VendorConfig") -> LibrariesConfig:
     """A vendor's section alone switches no library."""
-    return LibrariesConfig() if isinstance(config, VendorConfig) else (config or PolyfleetConfig()).libraries
-
-
-def file() -> Path:
-    """The configuration file, which need not exist unless POLYFLEET_CONFIG_FILE names it."""
-    named = os.environ.get("POLYFLEET_CONFIG_FILE")
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return Path(named) if named else folder / "polyfleet" / "config.toml"
-
-
-class _File(InitSettingsSource):
-    """The configuration file as the source of least weight."""
-
-    def __init__(self, settings_cls: type[BaseSettings]):
-        super().__init__(settings_cls, init_kwargs=_read_file())
-
-
-def _read_file() -> dict[str, Any]:
-    try:
-        return tomllib.loads(file().read_text())
-    except FileNotFoundError:
-        if "POLYFLEET_CONFIG_FILE" in os.environ:
-            raise UserError(f"there is no file {file()}", "POLYFLEET_CONFIG_FILE names it: write or unset it") from None
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise UserError(f"{file()} cannot be read as TOML: {e}", "see docs/backends for its options") from None
+    return LibrariesConfig() if isinstance(config, VendorConfig) else config_of(config).libraries
 
 
 def _explained(error: ValidationError) -> SpecError:
-    """The first mistake; an unknown key with the nearest known one."""
+    """The first mistake; an unknown key or word with the nearest known one."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    if first["type"] != "extra_forbidden":
-        return SpecError(".".join(path), f"{first['msg'].removeprefix('Value error, ')} (given: {first['input']!r})")
-    fields: Any = PolyfleetConfig.model_fields
-    for part in path[:-1]:
-        fields = fields[part].annotation.model_fields
-    return SpecError(".".join(path), f"unknown option {path[-1]!r}", nearest(path[-1], list(fields)))
+    if first["type"] == "extra_forbidden":
+        options: Any = PolyfleetConfig
+        for part in path[:-1]:
+            options = section_type(options.model_fields[part])
+        return SpecError(".".join(path), f"unknown option {path[-1]!r}", nearest(path[-1], list(options.model_fields)))
+    said = f"{first['msg'].removeprefix('Value error, ')} (given: {shown(first['input'])})"
+    words = re.findall(r"'([^']*)'", first["msg"]) if first["type"] == "literal_error" else []
+    near = get_close_matches(str(first["input"]), words, n=1, cutoff=0.5)
+    return SpecError(".".join(path), said, f"did you mean {near[0]!r}?" if near else "")

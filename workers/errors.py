@@ -13,15 +13,48 @@ class OutOfDeviceMemory(UserError):
 
 
 class BackendUnavailable(UserError):
-    """An explicitly named backend that this environment or node does not have."""
+    """A backend that was asked for and that this environment or node does not have.
 
-    def __init__(self, backend: str, reason: str, available: "tuple[str, ...]" = ()):
-        super().__init__(
-            f"backend {backend!r} is not available here: {reason}",
-            f"available here: {', '.join(available) or 'none'}",
-        )
-        self.args = (backend, reason, available)
-        self.backend, self.reason, self.available = backend, reason, available
+    `enabled` are those that the configuration enables, None being all. What can be used instead is looked up when the
+    error is shown or sent elsewhere, not when it is raised: that imports every vendor's library.
+    """
+
+    _remedy: str
+
+    def __init__(self, backend: str, reason: str, enabled: "tuple[str, ...] | None" = None):
+        super().__init__(f"backend {backend!r} is not available here: {reason}")
+        self.args = (backend, reason, enabled)
+        self.backend, self.reason, self.enabled = backend, reason, enabled
+
+    @property
+    def available(self) -> "tuple[str, ...]":
+        """Back ends that can compute in this process, and that the configuration enables."""
+        return _usable(self.enabled)[0]
+
+    @property
+    def remedy(self) -> str:
+        if not self._remedy:
+            usable, disabled = _usable(self.enabled)
+            off = f"; disabled by the configuration: {', '.join(disabled)}" if disabled else ""
+            self._remedy = f"available here: {', '.join(usable) or 'none'}{off}"
+        return self._remedy
+
+    @remedy.setter
+    def remedy(self, text: str) -> None:
+        self._remedy = text
+
+    def __reduce__(self) -> "tuple[type, tuple[object, ...], dict[str, object]]":
+        """Another process has other back ends: what is here is told from here."""
+        return type(self), self.args, vars(self) | {"_remedy": self.remedy}
+
+
+def _usable(enabled: "tuple[str, ...] | None") -> "tuple[tuple[str, ...], tuple[str, ...]]":
+    """Back ends that can compute in this process: those enabled, and those that the configuration leaves out."""
+    from workers import backends
+
+    found = backends.available()
+    off = tuple(n for n in found if enabled is not None and n in backends.OWN and n not in enabled)
+    return tuple(n for n in found if n not in off), off
 
 
 class CheckpointError(UserError):

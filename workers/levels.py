@@ -18,7 +18,9 @@ class OptimizationLevel(StrEnum):
         """`O2`, `o2`, `balanced` or a level itself. Raises UserError naming the nearest."""
         if isinstance(word, cls):
             return word
-        said = str(word).strip().lower()
+        if not isinstance(word, str):
+            raise UserError(f"{word!r} is no optimisation level", f"use one of {', '.join(LEVELS)}")
+        said = word.strip().lower()
         for level in cls:
             if said in (level.value.lower(), ALIASES[level]):
                 return level

@@ -67,9 +67,12 @@ def _patterns(target: str) -> tuple[str, ...]:
 
 
 def _result(view: Data, target: str) -> Data:
+    """Raises UserError where the model itself failed, FleetError where the fleet did."""
     if view["state"] != "SUCCEEDED" or not view["result"]:
-        why = (view["failure"] or {}).get("message") or view["reason"] or f"it ended as {view['state']}"
-        raise FleetError(f"no result on {target}: {why}", f"`polyfleet logs {view['id']}` tells more")
+        failure = view["failure"] or {}
+        why = failure.get("message") or view["reason"] or f"it ended as {view['state']}"
+        error = UserError if failure.get("kind") == "user" else FleetError
+        raise error(f"no result on {target}: {why}", f"`polyfleet logs {view['id']}` tells more")
     result: Data = view["result"]
     return result
 

@@ -43,12 +43,87 @@ def test_arguments_win_over_environment_and_that_over_the_file(tmp_path, monkeyp
         ({"nvidia": {"memory_fraction": 1.5}}, "nvidia.memory_fraction: Input should be less than or equal to 1"),
         ({"tpu": {"topology": "2x2"}}, "tpu.topology: String should match pattern"),
         ({"libraries": {"enabled": []}}, "libraries.enabled: no library is enabled"),
+        ({"libraries": {"enabled": ["mkldn"]}}, "libraries.enabled: unknown library 'mkldn'; did you mean 'mkldnn'?"),
+        (
+            {"libraries": {"disabled": ["onednm"]}},
+            "libraries.disabled: unknown library 'onednm'; did you mean 'onednn'?",
+        ),
+        ({"priority": ["nvidai"]}, "priority: unknown back end 'nvidai'; did you mean 'nvidia'?"),
+        ({"priority": ["nvidai:H100-80GB"]}, "priority: unknown back end 'nvidai:H100-80GB'; did you mean 'nvidia'?"),
+        ({"cpu": {"attention": "efficient"}}, "cpu.attention: Input should be 'auto', 'flash' or 'math'"),
+        (
+            {"cpu": {"attention": "flsh"}},
+            "cpu.attention: Input should be 'auto', 'flash' or 'math' (given: 'flsh'); did",
+        ),
+        ({"cpu": {"threads": True}}, "cpu.threads: a number is needed (given: True)"),
+        ({"cpu": {"threads": 10**9}}, "cpu.threads: Input should be less than or equal to 4096"),
+        ({"amd": {"memory_fraction": True}}, "amd.memory_fraction: a number is needed (given: True)"),
+        ({"tpu": {"persistent_cache": ""}}, "tpu.persistent_cache: name a folder, or leave it out (given: '')"),
+        ({"tpu": {"compile_mode": "max-autotune"}}, "tpu.compile_mode: unknown option 'compile_mode'"),
+        ({"neuron": {"compile_mode": "max-autotune"}}, "neuron.compile_mode: unknown option 'compile_mode'"),
+        (
+            {"cpu": {"engine": "ipex", "compile_mode": "max-autotune"}},
+            "cpu.engine: IPEX does not use torch.compile, so compile_mode has no effect with it: leave one out",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_what_would_be_right(given, said):
     with pytest.raises(SpecError) as caught:
         PolyfleetConfig(**given)
     assert str(caught.value).startswith(said)
+
+
+def test_names_of_libraries_and_devices_are_kept_as_they_are_called_here():
+    config = PolyfleetConfig(libraries={"disabled": ["oneDNN"]}, priority=["CUDA:H100-80GB", "cpu"])
+    assert config.libraries.disabled == ("mkldnn",)
+    assert config.priority == ("nvidia:H100-80GB", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("CPUU__THREADS", "4", "unknown option 'CPUU'; did you mean 'CPU'?"),
+        ("CPU__THREADSS", "4", "unknown option 'THREADSS'; did you mean 'THREADS'?"),
+        ("TPU__COMPILE_MODE", "max-autotune", "unknown option 'COMPILE_MODE'"),
+        ("PRIORITIES", "nvidia", "unknown option 'PRIORITIES'; did you mean 'PRIORITY'?"),
+        ("CPU__THREADS__COUNT", "4", "an option has no options of its own; leave 'COUNT' out"),
+        ("CPU", "threads=4", "a section is written as a JSON object (given: 'threads=4')"),
+        ("LIBRARIES", "[]", "a section is written as a JSON object (given: '[]')"),
+    ],
+)
+def test_a_variable_that_names_no_option_is_refused_by_its_own_name(monkeypatch, variable, value, said):
+    monkeypatch.setenv(f"POLYFLEET_CONFIG__{variable}", value)
+    with pytest.raises(SpecError) as caught:
+        PolyfleetConfig()
+    assert str(caught.value).startswith(f"POLYFLEET_CONFIG__{variable}: {said}")
+    assert caught.value.field == f"POLYFLEET_CONFIG__{variable}"
+
+
+def test_a_variable_with_one_underscore_too_few_is_refused_with_what_to_write(monkeypatch):
+    monkeypatch.setenv("POLYFLEET_CONFIG_CPU__THREADS", "4")
+    with pytest.raises(SpecError, match="write POLYFLEET_CONFIG__CPU__THREADS, or POLYFLEET_CONFIG_FILE"):
+        PolyfleetConfig()
+
+
+def test_lists_in_variables_are_written_with_commas_or_as_json_and_sections_as_json(monkeypatch):
+    monkeypatch.setenv("POLYFLEET_CONFIG__BACKENDS", '["cuda", "cpu"]')
+    monkeypatch.setenv("POLYFLEET_CONFIG__LIBRARIES__DISABLED", "mha, nnpack")
+    monkeypatch.setenv("POLYFLEET_CONFIG__CPU", '{"threads": 4, "engine": "torch"}')
+    monkeypatch.setenv("polyfleet_config__cpu__threads", "2")
+    config = PolyfleetConfig()
+    assert config.backends == ("nvidia", "cpu")
+    assert config.libraries.disabled == ("mha", "nnpack")
+    assert (config.cpu.threads, config.cpu.engine) == (2, "torch")
+
+
+def test_a_wrong_value_in_a_variable_is_an_error_of_its_field(monkeypatch):
+    monkeypatch.setenv("POLYFLEET_CONFIG__BACKENDS", '["cuda"')
+    with pytest.raises(SpecError, match=r"^backends: "):
+        PolyfleetConfig()
+    monkeypatch.delenv("POLYFLEET_CONFIG__BACKENDS")
+    monkeypatch.setenv("POLYFLEET_CONFIG__CPU__THREADS", "four")
+    with pytest.raises(SpecError, match=r"^cpu\.threads: .*'four'"):
+        PolyfleetConfig()
 
 
 def test_a_file_that_is_named_but_absent_or_broken_is_no_silent_default(tmp_path, monkeypatch):

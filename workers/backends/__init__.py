@@ -16,7 +16,7 @@ from workers.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
-    from workers.config import PolyfleetConfig
+    from workers.config import Given
 
 ENTRY_POINTS = "polyfleet.backends"
 OWN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in {"__init__", "base"}))
@@ -58,13 +58,9 @@ def load(name: str) -> "type[BaseBackend]":
     return cls
 
 
-def create(name: str, device_id: int = 0, config: "PolyfleetConfig | None" = None) -> "BaseBackend":
+def create(name: str, device_id: int = 0, config: "Given" = None) -> "BaseBackend":
     """The back end on one of this process's devices. Raises as `load`, and BackendUnavailable with the reason."""
-    cls = load(name)
-    reason = cls.unavailable_reason()
-    if reason:
-        raise BackendUnavailable(cls.BACKEND_NAME, reason, available())
-    return cls(config, device_id=device_id)
+    return load(name)(config, device_id=device_id)
 
 
 def available() -> tuple[str, ...]:

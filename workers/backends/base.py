@@ -20,7 +20,7 @@ from cluster.errors import UserError
 from workers.backends.parts import describing, placing, probing, random_state
 from workers.backends.parts.precision import dtype_of, precision_of
 from workers.backends.parts.traits import Traits
-from workers.config import PolyfleetConfig, VendorConfig, libraries_of, section
+from workers.config import Given, VendorConfig, enabled, libraries_of, section
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable, OutOfDeviceMemory
 from workers.levels import OptimizationLevel
@@ -34,9 +34,10 @@ Later = Callable[..., Any]
 class BaseBackend(Shortcuts, ABC):
     """One device of one vendor in this process.
 
-    `config` is a PolyfleetConfig, of which the vendor's section and the libraries are used. Their options, and the
-    choice of the device, take effect while the back end is entered as a context manager; leaving gives back what
-    entering changed and frees caches. Raises BackendUnavailable with the reason where no such device can be used.
+    `config` is a PolyfleetConfig, or a dict of its options, of which the vendor's section and the libraries are used.
+    Their options, and the choice of the device, take effect while the back end is entered as a context manager; leaving
+    gives back what entering changed and frees caches. Raises BackendUnavailable with the reason where no such device
+    can be used.
     """
 
     BACKEND_NAME: ClassVar[str] = ""
@@ -47,7 +48,7 @@ class BaseBackend(Shortcuts, ABC):
 
     def __init__(
         self,
-        config: PolyfleetConfig | VendorConfig | None = None,
+        config: Given | VendorConfig = None,
         *,
         device_id: int = 0,
         optimization_level: str | OptimizationLevel = OptimizationLevel.O1,
@@ -56,7 +57,7 @@ class BaseBackend(Shortcuts, ABC):
         self.config = section(config, self.BACKEND_NAME)
         self.libraries = libraries_of(config)
         if reason := self.unavailable_reason():
-            raise BackendUnavailable(self.BACKEND_NAME, reason)
+            raise BackendUnavailable(self.BACKEND_NAME, reason, enabled(config))
         self.device_id = self._checked(device_id)
         self.device = self._device(device_id)
         self._stacks: list[ExitStack] = []

@@ -83,7 +83,7 @@ class CPUBackend(BaseBackend):
         if config.float32_matmul is not None:
             later(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(config.float32_matmul)
-        switches.attention(config.attention, later)
+        switches.attention(config.attention, later, self.device)
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
         """Without an instruction set for it a dtype is emulated; with one, the environment may still keep torch or

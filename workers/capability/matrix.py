@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from cluster import catalogue
 from cluster.catalogue import EMULATED, Architecture, backend_name
 from cluster.catalogue.precision import FLOATS as FLOATS
+from cluster.errors import UserError
 from workers.capability.facts import cited
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilitie
     per kind and set of library versions and are then read from POLYFLEET_HOME. Raises UserError for an unknown back
     end, naming the nearest.
     """
+    if not isinstance(kind, str):
+        raise UserError(f"{type(kind).__name__} is no kind", "give one as a string, as in 'nvidia:H100-80GB'")
+    if backend is not None and not hasattr(backend, "get_device_info"):
+        raise UserError(f"backend is a {type(backend).__name__}", "give what workers.get_backend returns")
     name = backend_name(kind.partition(":")[0])
     asked = name + (f":{kind.partition(':')[2]}" if ":" in kind else "")
     known = _documented(name, asked)

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from cluster.errors import UserError
-from workers.config import LibrariesConfig, PolyfleetConfig
+from workers.config import Given, LibrariesConfig, config_of
 from workers.libraries.registry import LIBRARIES, get_library
 
 
 @contextmanager
-def apply(config: PolyfleetConfig | LibrariesConfig | None = None) -> Iterator[None]:
+def apply(config: Given | LibrariesConfig = None) -> Iterator[None]:
     """Inside, libraries are on and off as configured; then all are as they were.
 
     `enabled` names all that shall be on: those with a switch that it leaves out are off, those without one stay. Raises
     UserError for an unknown name, for one that is enabled and not here, for one that is disabled and has no switch, and
     when nothing would be left; nothing is switched then.
     """
-    given = config if isinstance(config, LibrariesConfig) else (config or PolyfleetConfig()).libraries
+    given = config if isinstance(config, LibrariesConfig) else config_of(config).libraries
     on, off = wanted(given)
     with ExitStack() as switched:
         for name in on:

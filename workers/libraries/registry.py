@@ -56,7 +56,8 @@ def list_libraries() -> list[str]:
 
 def get_library(name: str) -> Library:
     """By name or alias in any case. Raises UserError naming the nearest."""
-    found = ALIASES.get(name.lower(), name.lower())
+    word = str(name).lower()
+    found = ALIASES.get(word, word)
     if found not in LIBRARIES:
-        raise UserError(f"unknown library {name!r}", nearest(name.lower(), [*LIBRARIES, *ALIASES]))
+        raise UserError(f"unknown library {name!r}", nearest(word, [*LIBRARIES, *ALIASES]))
     return LIBRARIES[found]

@@ -21,6 +21,7 @@ from workers.memory.live import LiveBytes
 from workers.memory.optimizers import known
 from workers.memory.twins import fake_sample, sample_for, tensors_in, twin_of
 from workers.optimizers.work import Sample
+from workers.torch_logs import silenced
 
 TRACED = "traced on fake tensors"
 COMPILED = f"{TRACED}, as one compiled XLA program"
@@ -70,7 +71,7 @@ def _trace(
     model: nn.Module, sample: Sample, dtype: torch.dtype | None, make: Callable[[Any], Any] | None, request: Request
 ) -> MemoryEstimate:
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), TorchsOwn(), _attention(request.xla):
+        with silenced(), FakeTensorMode(allow_non_fake_inputs=True), TorchsOwn(), _attention(request.xla):
             twin, inputs = twin_of(model, dtype), fake_sample(sample, request.batch, request.seq, dtype)
             return _train(twin, inputs, make, request) if request.training else _infer(twin, inputs, request.xla)
     except NEEDS_VALUES as e:
@@ -78,8 +79,8 @@ def _trace(
             f"the model cannot be traced without data: {type(e).__name__} at {e}",
             "estimate the part before the step that reads values, or give a TransformerShape",
         ) from e
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as e:
-        if STARTED_HERE in str(e):
+    except Exception as e:  # the user's forward on tensors without values: anything may come out of it
+        if isinstance(e, UserError) or STARTED_HERE in str(e):
             raise
         raise UserError(
             f"the model fails on this sample input: {(str(e) or type(e).__name__).splitlines()[0]}",

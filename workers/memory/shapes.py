@@ -58,6 +58,8 @@ class TransformerShape:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TransformerShape":
         """From a mapping with our names or those of common configurations. Raises UserError naming what is missing."""
+        if not isinstance(config, Mapping):
+            raise UserError(f"{type(config).__name__} is no configuration", "give a dict with a transformer's numbers")
         found = {ours: v for ours, names in CONFIG_NAMES.items() if (v := _first(config, names)) is not None}
         found |= {name: config[name] for name in OWN if name in config}
         missing = [name for name in ("hidden", "layers", "vocab", "heads", "seq") if name not in found]

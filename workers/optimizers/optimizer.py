@@ -12,10 +12,11 @@ from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import precision_of
 from workers.benchmark.timing import Timer
+from workers.config import compile_mode_of
 from workers.levels import OptimizationLevel
 from workers.optimizers import history, passes, trial
 from workers.optimizers.comparing import furthest
-from workers.optimizers.preparing import compile_mode, placed
+from workers.optimizers.preparing import placed
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
 from workers.optimizers.timing import Race, race
 from workers.optimizers.work import Sample, Skip, Work, as_sample, copied
@@ -78,13 +79,13 @@ class ModelOptimizer:
         `tolerance` is the largest error allowed, relative to the largest value of the float32 model's output (for
         training: of each gradient too). With a tolerance and no `dtype`, a lower precision the device has is tried as
         well. `memory_bytes` is what a training step may take (default: what is free). With `inplace` the caller's
-        module itself is placed and changed; a compiled or lowered model is a wrapper around it even then.
+        module itself is placed and changed.
 
         Raises UserError for what cannot be optimised; nothing is changed then.
         """
         chosen = OptimizationLevel.from_string(level)
-        if tolerance is not None and not 0 <= tolerance < 1:
-            raise UserError(f"tolerance is {tolerance!r}", "give a relative error of at least 0 and below 1")
+        _require_number("tolerance", tolerance, 1, "give a relative error of at least 0 and below 1")
+        _require_number("memory_bytes", memory_bytes, float("inf"), "give the bytes that a training step may take")
         work = self._work(model, sample_input, dtype, tolerance, for_training, memory_bytes)
         if work.sample is None:
             return self._unmeasured(model, chosen, work, inplace)
@@ -113,7 +114,7 @@ class ModelOptimizer:
         if dtype is None and wanted == torch.float32 and tolerance is not None:
             wanted = self._lower_precision()
         given: Sample | None = self.backend.to_device(sample)
-        return Work(self.backend, wanted, training, given, memory, compile_mode(self.backend))
+        return Work(self.backend, wanted, training, given, memory, compile_mode_of(self.backend.config))
 
     def _lower_precision(self) -> torch.dtype:
         native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
@@ -162,7 +163,7 @@ class _Trials:
     def build(self, mine: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
         """The kept passes, and one more, over a model that is ours. Raises Skip where that one does not apply."""
         wanted = [*self.kept, *([extra] if extra else [])]
-        self.work.details, self.work.compile_mode = {}, compile_mode(self.work.backend)
+        self.work.details, self.work.compile_mode = {}, compile_mode_of(self.work.backend.config)
         done = passes.apply(_on_device(mine, self.work), wanted, self.work)
         if extra is not None and extra.name in done.skipped:
             raise Skip(done.skipped[extra.name])
@@ -273,6 +274,14 @@ class _Trials:
             f"peak_bytes_{when}": self.work.backend.peak_of(trial.call_of(model, self.work))
             for when, model in (("before", self.base), ("after", final))
         }
+
+
+def _require_number(name: str, value: Any, below: float, remedy: str) -> None:
+    """None, or a number from 0 to below `below`. Raises UserError."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
+        raise UserError(f"{name} is {value!r}", remedy)
 
 
 def _on_device(model: nn.Module, work: Work) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import name_of, precision_of
+from workers.config import compile_mode_of
 from workers.levels import OptimizationLevel
 from workers.optimizers import binding, passes
 from workers.optimizers.lowering import require_trainable
@@ -94,13 +95,8 @@ def _work(
     if training:
         require_trainable(wanted)
     placing.refuse_elsewhere(sample, backend.device)
-    mode = compile_mode(backend)
+    mode = compile_mode_of(backend.config)
     return chosen, Work(backend, wanted, training, backend.to_device(sample), compile_mode=mode)
-
-
-def compile_mode(backend: "BaseBackend") -> str:
-    """The configured mode of torch.compile; vendors whose compiler has none have no such option."""
-    return str(getattr(backend.config, "compile_mode", "default"))
 
 
 def _own_copy(model: nn.Module, backend: "BaseBackend") -> nn.Module:

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import UserError
 from workers import backends
-from workers.config import PolyfleetConfig
+from workers.config import Given, PolyfleetConfig, config_of
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable
-from workers.selection import ranking
+from workers.selection import arguments, ranking
 from workers.selection.types import BackendType
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 Name = str | BackendType
+NOT_ENABLED = "the configuration does not enable it"
 log = logging.getLogger("polyfleet")
 
 
@@ -25,8 +26,8 @@ class BackendFactory:
     @staticmethod
     def create(
         backend_type: Name = BackendType.AUTO,
-        config: PolyfleetConfig | None = None,
-        fallback_backends: Sequence[Name] | None = None,
+        config: Given = None,
+        fallback_backends: Sequence[Name] | str | None = None,
         **given: Any,
     ) -> "BaseBackend":
         """The back end, `given` (device_id, optimization_level) being arguments of its class.
@@ -34,16 +35,17 @@ class BackendFactory:
         AUTO is the best device of the machine that this process can use. A named back end that is absent raises
         BackendUnavailable with the reason and what is here; with `fallback_backends` the first of them that is
         available takes its place, which is logged and stays visible as `fallback_from` and `fallback_reason`.
+        `config` may be a dict of options. Raises UserError for a word that is no back end, also among the fallbacks,
+        and for an argument that is wrong, before anything is tried.
         """
-        settings = config or PolyfleetConfig()
-        if str(backend_type).lower() == BackendType.AUTO:
-            return _best(settings, given)
+        settings, (wanted,) = config_of(config), arguments.back_ends("the back end", [str(backend_type)])
+        others = () if fallback_backends is None else arguments.back_ends("fallback_backends", fallback_backends)
         try:
-            return _named(backend_type, settings, given)
+            return _one(wanted, settings, given)
         except BackendUnavailable as e:
-            if not fallback_backends:
+            if not others:
                 raise
-            return _instead(e, fallback_backends, settings, given)
+            return _instead(e, others, settings, given)
 
     @staticmethod
     def is_available(backend_type: Name) -> bool:
@@ -57,23 +59,25 @@ class BackendFactory:
 
 def get_backend(
     name: Name | None = None,
-    config: PolyfleetConfig | None = None,
-    fallback_backends: Sequence[Name] | None = None,
+    config: Given = None,
+    fallback_backends: Sequence[Name] | str | None = None,
     **given: Any,
 ) -> "BaseBackend":
     """The back end of that name, or the best that is here. See BackendFactory.create."""
-    return BackendFactory.create(name or BackendType.AUTO, config, fallback_backends, **given)
+    return BackendFactory.create(BackendType.AUTO if name is None else name, config, fallback_backends, **given)
 
 
 def detect_best_backend(
-    priority: Sequence[str] | None = None,
+    priority: Sequence[str] | str | None = None,
     workload: Mapping[str, float] | None = None,
-    config: PolyfleetConfig | None = None,
+    config: Given = None,
 ) -> str:
     """The name of the back end AUTO would take. `priority` overrules the configuration's; `workload` is measured
-    throughput by kind. Raises BackendUnavailable when no enabled back end can be used.
+    throughput by kind (items per second). Raises BackendUnavailable when no enabled back end can be used, UserError for
+    a word that is no back end or kind.
     """
-    return _choose(config or PolyfleetConfig(), priority, workload)[0]
+    settings, rates = config_of(config), arguments.rates(workload)
+    return _choose(settings, settings.priority if priority is None else arguments.words("priority", priority), rates)[0]
 
 
 def list_available_backends() -> list[str]:
@@ -104,53 +108,57 @@ def get_backend_info(name: Name) -> dict[str, Any]:
     }
 
 
-def _named(name: Name, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
-    found = backends.canonical(str(name))
-    if found in backends.OWN and found not in config.backends:
-        raise BackendUnavailable(found, "the configuration does not enable it", config.backends)
-    cls = backends.load(found)
+def _one(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
+    return _best(config, given) if name == arguments.AUTO else _named(name, config, given)
+
+
+def _named(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
+    if name in backends.OWN and name not in config.backends:
+        raise BackendUnavailable(name, NOT_ENABLED, config.backends)
+    cls = backends.load(name)
     if reason := cls.unavailable_reason():
-        raise BackendUnavailable(found, reason, backends.available())
+        raise BackendUnavailable(name, reason, config.backends)
+    arguments.refuse_unknown(cls, given)
     return cls(config, **given)
 
 
 def _instead(
-    refused: BackendUnavailable, others: Sequence[Name], config: PolyfleetConfig, given: dict[str, Any]
+    refused: BackendUnavailable, others: Sequence[str], config: PolyfleetConfig, given: dict[str, Any]
 ) -> "BaseBackend":
     reasons = [f"{refused.backend}: {refused.reason}"]
     for name in others:
         try:
-            backend = _best(config, given) if str(name).lower() == "auto" else _named(name, config, given)
+            backend = _one(name, config, given)
         except BackendUnavailable as e:
             reasons.append(f"{e.backend}: {e.reason}")
             continue
         backend.fallback_from, backend.fallback_reason = refused.backend, refused.reason
         log.warning("%s takes the place of %s: %s", backend.BACKEND_NAME, refused.backend, refused.reason)
         return backend
-    raise BackendUnavailable(refused.backend, f"nor any of its fallbacks ({'; '.join(reasons)})", backends.available())
+    raise BackendUnavailable(refused.backend, f"nor any of its fallbacks ({'; '.join(reasons)})", config.backends)
 
 
 def _best(config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
-    name, number = _choose(config)
-    return backends.load(name)(config, **({"device_id": number} | given))
+    name, number = _choose(config, config.priority, {})
+    cls = backends.load(name)
+    arguments.refuse_unknown(cls, given)
+    return cls(config, **({"device_id": number} | given))
 
 
-def _choose(
-    config: PolyfleetConfig, priority: Sequence[str] | None = None, workload: Mapping[str, float] | None = None
-) -> tuple[str, int]:
+def _choose(config: PolyfleetConfig, priority: Sequence[str], rates: Mapping[str, float]) -> tuple[str, int]:
     """(back end, number of its device): the best device whose back end works in this process."""
     found = devices_here()
-    order = ranking.ranked(found, config.priority if priority is None else priority, workload)
+    order = ranking.ranked(found, priority, rates)
     reasons: dict[str, str] = {}
     for device in order:
         if device.backend not in config.backends:
-            reasons[device.backend] = "the configuration does not enable it"
+            reasons[device.backend] = NOT_ENABLED
         elif device.backend not in reasons:
             reasons[device.backend] = backends.unavailable_reason(device.backend)
         if not reasons[device.backend]:
             return device.backend, number(device)
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise BackendUnavailable("auto", why or "no device was found", backends.available())
+    raise BackendUnavailable("auto", why or "no device was found", config.backends)
 
 
 def number(device: DeviceInfo) -> int:

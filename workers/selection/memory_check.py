@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cluster.errors import UserError
 from workers import backends
-from workers.config import PolyfleetConfig
+from workers.config import Given, PolyfleetConfig, config_of
+from workers.config_values import shown
 from workers.device_info import DeviceInfo
 from workers.errors import NotEnoughMemory
-from workers.selection import factory, ranking
+from workers.selection import arguments, factory, ranking
 from workers.selection.types import BackendType
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Estimate(Protocol):
 def create_with_memory_check(
     preference: "Sequence[str | BackendType] | str",
     bytes_needed: "int | Estimate",
-    config: PolyfleetConfig | None = None,
+    config: Given = None,
     **given: Any,
 ) -> "BaseBackend":
     """The first of `preference` (names, aliases or `auto`) with a device that has so much memory free, on that device.
@@ -34,9 +35,11 @@ def create_with_memory_check(
     UserError for a word that is no back end or a size that is none.
     """
     needed = _size(bytes_needed)
-    settings, found = config or PolyfleetConfig(), factory.devices_here()
-    looked: list[str] = []
-    for name in _names([preference] if isinstance(preference, str) else preference, found, settings):
+    wanted, settings = arguments.back_ends("preference", preference), config_of(config)
+    if not wanted:
+        raise UserError("preference names no back end", "name one, or 'auto'")
+    found, looked = factory.devices_here(), list[str]()
+    for name in _names(wanted, found, settings):
         if reason := backends.unavailable_reason(name):
             looked.append(f"{name}: {reason}")
             continue
@@ -50,15 +53,17 @@ def create_with_memory_check(
 
 def _size(bytes_needed: "int | Estimate") -> int:
     size = getattr(bytes_needed, "total_bytes", bytes_needed)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise UserError(f"{bytes_needed!r} is no size in bytes", "give a whole number, or what estimate_memory returns")
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63:
+        raise UserError(
+            f"{shown(bytes_needed)} is no size in bytes", "give a whole number, or what estimate_memory returns"
+        )
     return size
 
 
-def _names(preference: "Sequence[str | BackendType]", found: list[DeviceInfo], config: PolyfleetConfig) -> list[str]:
+def _names(wanted: Sequence[str], found: list[DeviceInfo], config: PolyfleetConfig) -> list[str]:
     best_first = [d.backend for d in ranking.ranked(found, config.priority) if d.backend in config.backends]
-    names = [n for word in preference for n in (best_first if str(word).lower() == "auto" else [str(word)])]
-    return list(dict.fromkeys(backends.canonical(name) for name in names))
+    names = [n for word in wanted for n in (best_first if word == arguments.AUTO else [word])]
+    return list(dict.fromkeys(names))
 
 
 def _free_bytes(device: DeviceInfo, config: PolyfleetConfig) -> int | None:

@@ -5,14 +5,15 @@ import sys
 from typing import Any, TextIO
 
 from cluster.catalogue import vendors
+from cluster.errors import UserError
 from workers import backends
-from workers.config import PolyfleetConfig
+from workers.config import Given
 from workers.discovery.versions import versions
 from workers.errors import BackendUnavailable
 from workers.selection import factory
 
 
-def backend_rows(config: PolyfleetConfig | None = None) -> list[dict[str, Any]]:
+def backend_rows(config: Given = None) -> list[dict[str, Any]]:
     """One plain row per back end, usable ones first: backend, title, aliases, available, reason, recommended, torch
     and devices (device, name, kind, total_bytes, free_bytes, reason). Opens no device.
     """
@@ -22,9 +23,11 @@ def backend_rows(config: PolyfleetConfig | None = None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["available"], order.get(row["backend"], len(order))))
 
 
-def print_backend_summary(config: PolyfleetConfig | None = None, file: TextIO | None = None) -> None:
+def print_backend_summary(config: Given = None, file: TextIO | None = None) -> None:
     """`backend_rows` as text. Ticks and crosses where the output can show them, else words."""
-    out = file or sys.stdout
+    out = sys.stdout if file is None else file
+    if not hasattr(out, "write"):
+        raise UserError(f"file is a {type(out).__name__}", "give an open text file, or leave it out for stdout")
     can = (getattr(out, "encoding", None) or "").lower().startswith("utf")
     marks = ("✓", "✗") if can else ("yes", "no ")
     rows = backend_rows(config)
@@ -60,7 +63,7 @@ def _row(name: str, devices: list[Any], recommended: bool) -> dict[str, Any]:
     }
 
 
-def _recommended(config: PolyfleetConfig | None) -> str:
+def _recommended(config: Given) -> str:
     try:
         return factory.detect_best_backend(config=config)
     except BackendUnavailable:

@@ -13,6 +13,7 @@ from torch import nn
 from workers.backends.parts.placing import place
 from workers.optimizers.trial import model_bytes
 from workers.optimizers.work import Sample
+from workers.torch_logs import silenced
 from workers.validation.report import Problem
 
 COMPILER = "openxla"
@@ -63,7 +64,7 @@ def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
     """Where torch.compile falls back to Python, and why. Raises NotRun."""
     mine = _copied(model)
     explain: Any = torch._dynamo.explain
-    with warnings.catch_warnings(), torch.no_grad():
+    with silenced(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             told = explain(mine)(*sample.args, **sample.kwargs)

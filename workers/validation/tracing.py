@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from workers.memory.twins import fake_sample, twin_of
 from workers.optimizers.work import Sample
+from workers.torch_logs import silenced
 
 NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -53,7 +54,7 @@ def trace(model: nn.Module, sample: Sample) -> Trace:
     """The model's tensors are replaced by fake twins: nothing is allocated, and the caller's model is only read."""
     found = Trace()
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
+    with silenced(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
         twin, inputs = twin_of(model, None).eval(), fake_sample(sample, None, None, None)
         path: list[str] = []
         with _followed(twin, path), torch.no_grad(), _Watch(found, path):

@@ -10,7 +10,7 @@ from cluster.catalogue import EMULATED
 from cluster.errors import UserError
 from workers.backends.parts.placing import tensors_of
 from workers.capability.matrix import Capabilities, capabilities
-from workers.memory.estimate import estimate_memory
+from workers.memory.estimate import MODES, estimate_memory, require_word
 from workers.optimizers.work import Sample, as_sample
 from workers.validation import checks, running
 from workers.validation.report import CHECKS, Problem, ValidationReport
@@ -32,6 +32,7 @@ def validate(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"a model must be a torch.nn.Module, not {type(model).__name__}", "give the module itself")
+    require_word("mode", mode, MODES)
     sample = as_sample(sample_input)
     if sample is None:
         raise UserError("validation needs a sample input", "give what one call of the model takes")
@@ -52,6 +53,9 @@ def _refuse_elsewhere(sample: Sample) -> None:
 def _capabilities(backend_or_kind: "str | BaseBackend") -> "tuple[Capabilities, BaseBackend | None]":
     if isinstance(backend_or_kind, str):
         return capabilities(catalogue.known_kind(backend_or_kind)), None
+    if not hasattr(backend_or_kind, "get_device_info"):
+        said = f"{type(backend_or_kind).__name__} is neither a kind nor a back end"
+        raise UserError(said, "give a kind such as 'tpu:v5e', a back end's name, or what workers.get_backend returns")
     kind = backend_or_kind.get_device_info(backend_or_kind.device_id).kind
     return capabilities(kind, backend_or_kind), backend_or_kind
 

@@ -46,6 +46,16 @@ def test_the_chosen_kernel_of_attention_runs(choice, operator):
     assert torch.backends.cuda.math_sdp_enabled()
 
 
+def test_a_kernel_of_attention_that_the_device_lacks_is_refused_at_once_and_the_switches_are_set_back():
+    undo = []
+    with pytest.raises(UserError, match=r"attention is 'efficient', and torch .* has no such kernel for cpu"):
+        switches.attention("efficient", lambda change, *given: undo.append((change, given)), torch.device("cpu"))
+    for change, given in reversed(undo):
+        change(*given)
+    query = torch.rand(1, 2, 32, 16)
+    assert nn.functional.scaled_dot_product_attention(query, query, query).shape == query.shape
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_tf32_is_allowed_or_not_and_then_as_before(allowed):
     """A switch of the process, which a build for the CPU has too; its effect on products needs an NVIDIA device."""

@@ -106,7 +106,7 @@ def test_the_configuration_enables_and_disables():
 )
 def test_what_cannot_be_configured_is_refused_and_nothing_is_switched(given, said):
     before = [library.switch.read() for library in LIBRARIES.values() if library.switch and library.available]
-    with pytest.raises(UserError, match=said), apply(LibrariesConfig(**given)):
+    with pytest.raises(UserError, match=said), apply(PolyfleetConfig(libraries=given)):
         pass
     assert [x.switch.read() for x in LIBRARIES.values() if x.switch and x.available] == before
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from workers import (
     BackendFactory,
     BackendType,
     BackendUnavailable,
+    CPUBackend,
     PolyfleetConfig,
     backends,
     detect_best_backend,
@@ -84,6 +86,105 @@ def test_a_back_end_that_the_configuration_leaves_out_is_neither_chosen_nor_give
         get_backend(config=config)
 
 
+def test_an_error_lists_what_can_be_used_here_and_what_the_configuration_leaves_out():
+    here = ", ".join(backends.available())
+    for raising in (lambda: backends.load(ABSENT)(), lambda: get_backend(ABSENT), lambda: backends.create(ABSENT)):
+        with pytest.raises(BackendUnavailable) as caught:
+            raising()
+        assert str(caught.value).endswith(f"; available here: {here}")
+        assert caught.value.available == backends.available()
+    config = PolyfleetConfig(backends=[ABSENT])
+    for raising in (lambda: get_backend("cpu", config), lambda: backends.load(ABSENT)(config)):
+        with pytest.raises(BackendUnavailable) as caught:
+            raising()
+        assert str(caught.value).endswith(f"; available here: none; disabled by the configuration: {here}")
+
+
+LOADED = """
+import sys
+from workers import BackendFactory, BackendUnavailable, get_backend
+
+BackendFactory.create("neuron", fallback_backends=["cpu"])
+try:
+    get_backend("neuron")
+except BackendUnavailable as e:
+    before, told, after = "workers.backends.apple" in sys.modules, str(e), "workers.backends.apple" in sys.modules
+    print(before, "available here: cpu" in told, after)
+"""
+
+
+def test_what_can_be_used_is_looked_up_when_an_error_is_shown_and_not_for_one_that_a_fallback_covers():
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
+def test_an_error_that_goes_to_another_process_takes_the_list_of_this_one_along():
+    sent = pickle.dumps(BackendUnavailable("neuron", "no device", ()))
+    code = "import sys, pickle; print(pickle.loads(sys.stdin.buffer.read())); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    said, with_torch = done.stdout.decode().splitlines()
+    assert said.endswith(f"disabled by the configuration: {', '.join(backends.available())}")
+    assert with_torch == "False"
+
+
+def test_a_configuration_may_be_a_dict_of_options_and_nothing_else():
+    for made in (get_backend("cpu", {"cpu": {"threads": 3}}), CPUBackend({"cpu": {"threads": 3}})):
+        assert made.config.threads == 3
+    assert get_backend("cpu", config={}).BACKEND_NAME == CPUBackend(config={}).BACKEND_NAME == "cpu"
+    assert detect_best_backend(config={"priority": ["cpu"]}) == "cpu"
+    for make in (CPUBackend, lambda config: get_backend("cpu", config), lambda config: get_backend(config=config)):
+        with pytest.raises(UserError, match=r"cpu\.thread: unknown option 'thread'; did you mean 'threads'\?"):
+            make({"cpu": {"thread": 3}})
+        for wrong in (0, "", [], "fast", object()):
+            with pytest.raises(UserError, match=f"config is a {type(wrong).__name__}; give a workers.PolyfleetConfig"):
+                make(wrong)
+    with pytest.raises(UserError, match="config is a NVIDIAConfig, and the back end is cpu"):
+        CPUBackend(PolyfleetConfig().nvidia)
+
+
+def test_every_name_of_the_fallbacks_is_looked_at_before_the_first_choice_is_made():
+    for wrong, said in (
+        (["nvidai"], "unknown backend 'nvidai'; did you mean 'nvidia'"),
+        ("nvidai", "unknown backend 'nvidai'"),
+        (3, "fallback_backends is 3; give names in order"),
+        ([None], r"fallback_backends is \[None\]; give names in order"),
+    ):
+        with pytest.raises(UserError, match=said):
+            get_backend("cpu", fallback_backends=wrong)
+    assert get_backend(ABSENT, fallback_backends="cpu").fallback_from == ABSENT
+
+
+def test_an_argument_that_no_back_end_takes_is_refused_with_the_nearest():
+    for name in ("cpu", None):
+        with pytest.raises(UserError, match=r"takes no argument 'device'; did you mean 'device_id'\?"):
+            get_backend(name, device=0)
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ("llm_training", "workload is 'llm_training'; give measured throughput by kind, as in"),
+        (["cpu"], r"workload is \['cpu'\]; give measured throughput by kind"),
+        ({"llm_training": 3.0}, "unknown back end 'llm_training'"),
+        ({"nvidai:H100-80GB": 3.0}, "unknown back end 'nvidai:H100-80GB'; did you mean 'nvidia'"),
+        ({"cpu": "fast"}, r"workload\['cpu'\] is 'fast'; give items per second"),
+        ({"cpu": float("nan")}, r"workload\['cpu'\] is nan"),
+        ({"cpu": -1}, r"workload\['cpu'\] is -1"),
+    ],
+)
+def test_a_workload_is_measured_throughput_by_kind_and_anything_else_is_refused(workload, said):
+    with pytest.raises(UserError, match=said):
+        detect_best_backend(workload=workload)
+
+
+def test_a_priority_is_names_in_order_or_one_string_of_them():
+    assert detect_best_backend(priority="cpu") == "cpu"
+    assert detect_best_backend(priority=" nvidia, cpu ") == detect_best_backend(priority=["nvidia", "cpu"])
+    for wrong in (3, [3], {"cpu": 1}):
+        with pytest.raises(UserError, match=r"priority is .*; give names in order"):
+            detect_best_backend(priority=wrong)
+
+
 def test_what_is_known_of_every_back_end_is_told():
     told = BackendFactory.get_all_backend_info()
     assert tuple(told) == backends.names()
@@ -110,7 +211,7 @@ def test_without_room_anywhere_each_device_is_told_with_what_is_missing():
     assert f"{ABSENT}: " in caught.value.message
     assert "GiB free" in caught.value.message
     assert "missing" in caught.value.message
-    for size in (-1, "1 GiB", None):
+    for size in (-1, "1 GiB", None, 1 << 63):
         with pytest.raises(UserError, match="is no size in bytes"):
             create_with_memory_check("cpu", size)
 

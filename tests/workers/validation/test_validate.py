@@ -2,13 +2,15 @@
 
 import copy
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers import backends, validate
+from workers import backends, estimate_memory, validate
 from workers.validation.report import CHECKS
 
 WITH_XLA = os.environ.get("PJRT_DEVICE") == "CPU"
@@ -262,3 +264,41 @@ def test_xla_itself_names_what_it_cannot_lower():
     assert any("aten::" in p.message for p in found(report, "lowering")) or report.ok
     plain = validate(perceptron(), "tpu:v5e", torch.rand(2, 4))
     assert found(plain, "lowering") == []
+
+
+FAILING = """
+import torch
+from torch import nn
+from cluster.errors import UserError
+from workers import estimate_memory, validate
+
+class ReadsItem(nn.Module):
+    def forward(self, x):
+        return x[: x.sum().item()]
+
+wrong, sample = nn.Linear(5, 4), torch.ones(2, 4)  # weights for another size than the sample's
+for fails in (lambda: validate(wrong, "cpu", sample), lambda: estimate_memory(wrong, sample_input=sample)):
+    try:
+        fails()
+    except UserError as e:
+        print(e.message)
+found = validate(ReadsItem(), "cpu", torch.ones(2, 4, dtype=torch.long)).findings
+print([p.check for p in found if p.check == "graph breaks"])
+"""
+
+
+def test_of_a_model_that_fails_our_error_is_all_that_is_told():
+    """torch logs a traceback of thirty lines for each operator that fails on fake tensors, and each graph break."""
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.count("a and b must have same reduction dim") == 2
+    assert "graph breaks" in done.stdout
+
+
+def test_a_mistake_of_any_kind_in_forward_is_told_as_the_models():
+    class Misspelt(nn.Module):
+        def forward(self, x):
+            return x.nothing
+
+    with pytest.raises(UserError, match=r"the model fails on this sample input: .* has no attribute 'nothing'"):
+        estimate_memory(Misspelt(), sample_input=torch.ones(2, 4))

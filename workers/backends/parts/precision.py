@@ -15,6 +15,8 @@ def dtype_of(word: "str | torch.dtype") -> torch.dtype:
     """`bf16`, `bfloat16` or torch.bfloat16 as the last. Raises UserError naming the nearest word."""
     if isinstance(word, torch.dtype):
         return word
+    if not isinstance(word, str):
+        raise UserError(f"{word!r} is no dtype", "write a word such as 'bfloat16', or torch.bfloat16")
     name = long_name(word)
     if name not in NAMES or not hasattr(torch, name):
         raise UserError(f"unknown dtype {word!r}", nearest(word.lower(), [*NAMES, *SHORT]))
@@ -26,7 +28,7 @@ def precision_of(word: "str | torch.dtype | None") -> torch.dtype:
     """The dtype to compute in: float32 (also for "" and None), bfloat16 or float16. Raises UserError."""
     if not word:
         return torch.float32
-    name = name_of(word) if isinstance(word, torch.dtype) else word.lower()
+    name = name_of(dtype_of(word)) if not isinstance(word, str) else word.lower()
     if name not in PRECISIONS:
         raise UserError(f"{name!r} is no precision to compute in", nearest(name, PRECISIONS))
     return dtype_of(name)

@@ -1,10 +1,13 @@
 """Process-wide switches of torch, each set with the way back: `later` gets the function that undoes it."""
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from cluster.errors import UserError
 
 Later = Callable[..., Any]
 
@@ -13,8 +16,8 @@ SDPA = ("flash", "mem_efficient", "cudnn", "math")
 ALLOWED = {"flash": ("flash",), "efficient": ("mem_efficient",), "math": ("math",)}
 
 
-def attention(choice: str, later: Later) -> None:
-    """Allow one kernel of attention only; `auto` leaves torch to choose."""
+def attention(choice: str, later: Later, device: torch.device) -> None:
+    """Allow one kernel of attention only; `auto` leaves torch to choose. Raises UserError where the device lacks it."""
     if choice == "auto":
         return
     switch: Any = torch.backends.cuda
@@ -22,6 +25,21 @@ def attention(choice: str, later: Later) -> None:
         before, change = getattr(switch, f"{name}_sdp_enabled")(), getattr(switch, f"enable_{name}_sdp")
         later(change, before)
         change(name in ALLOWED[choice])
+    if not _attends(device):
+        said = f"attention is {choice!r}, and torch {torch.__version__} has no such kernel for {device}"
+        raise UserError(said, "use 'auto' or 'math'")
+
+
+def _attends(device: torch.device) -> bool:
+    """Whether a small attention can be computed with what is allowed now. If not, each of the user's would fail."""
+    query = torch.zeros(1, 1, 16, 64, device=device, dtype=torch.float16 if device.type == "cuda" else torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of each kernel that it does not take
+        try:
+            torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        except RuntimeError:
+            return False
+    return True
 
 
 def tf32(allowed: bool | None, later: Later) -> None:

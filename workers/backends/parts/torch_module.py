@@ -97,7 +97,7 @@ class CudaModuleBackend(TorchModuleBackend):
         super()._configure(later)
         config: Any = self.config
         switches.tf32(config.allow_tf32, later)
-        switches.attention(config.attention, later)
+        switches.attention(config.attention, later, self.device)
         if config.memory_growth is not None:
             later(_expandable_segments, False)
             _expandable_segments(config.memory_growth)
