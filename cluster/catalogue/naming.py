@@ -89,8 +89,15 @@ def spelled(word: str, backend: str = "") -> tuple[str, ...]:
         rest = "-".join(pieces[cut:])
         known = _meant(name, "-".join(pieces[:cut])) if OF_MODEL.fullmatch(f"-{rest}".lower()) else ()
         if known:
-            return tuple(f"{pattern}-{rest}" for pattern in known)
+            return tuple(_with(pattern, rest) for pattern in known)
     return ()
+
+
+def _with(pattern: str, rest: str) -> str:
+    """`RTX4090-24GB` is the RTX4090: it is sold with that size only."""
+    row = model(pattern)
+    size = row and row.devices_per_card == 1 and (row.memory_gib or row.memory_gb)
+    return pattern if size and rest.lower() == f"{round(size)}gb" else f"{pattern}-{rest}"
 
 
 def _meant(backend: str, word: str) -> tuple[str, ...]:
@@ -104,11 +111,11 @@ def _meant(backend: str, word: str) -> tuple[str, ...]:
 def _index(ours: bool) -> dict[tuple[str, str], tuple[str, ...]]:
     """(back end, folded word) -> patterns; with the back end "" for words that one back end alone has.
 
-    A family's name comes before a size of it, that before other spellings, and those before what is put together.
+    A family's name comes before a size of it, and that before other spellings.
     """
     rows = (own_models() if ours else models()).values()
     found: dict[tuple[str, str], tuple[str, ...]] = {}
-    for spellings in (_families(rows), _kinds(rows), _others(rows), _with_sizes(rows)):
+    for spellings in (_families(rows), _kinds(rows), _others(rows)):
         for backend, word, patterns in spellings:
             found.setdefault((backend, folded(word)), patterns)
     of: dict[str, list[str]] = {}
@@ -142,14 +149,6 @@ def _others(rows: Iterable[Model]) -> Iterable[Spelling]:
             meant.setdefault((row.backend, word), []).append(row)
     for (backend, word), of_it in meant.items():
         yield backend, word, tuple(row.kind for row in of_it)
-
-
-def _with_sizes(rows: Iterable[Model]) -> Iterable[Spelling]:
-    """`RTX-4090-24GB`, though the model is sold with one size only."""
-    for row in rows:
-        size = row.memory_gib or row.memory_gb or 0
-        for word in (row.model, *row.spellings) if size and row.devices_per_card == 1 else ():
-            yield row.backend, f"{word}-{round(size)}GB", (row.kind,)
 
 
 def words() -> list[str]:

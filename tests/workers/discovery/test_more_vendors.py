@@ -165,6 +165,15 @@ def test_torch_numbers_usable_devices_of_a_back_end_from_zero(machine):
     assert HardwareDetector(machine("cgroup-unlimited", POLYFLEET_BACKEND="cpu")).get_optimal_backend() == "cpu"
 
 
+def test_the_detector_tells_what_discovery_knows_fp8_driver_version_and_topology(machine):
+    variables = {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_TOPOLOGY": "2x4"}
+    chip = HardwareDetector(machine("tpu-v5e-vfio", **variables)).detect().devices[0]
+    assert (chip.tpu_version, chip.topology, chip.fp8_supported) == ("v5e", "2x4", False)
+    card = HardwareDetector(machine("amd-mi300x")).detect().devices[0]
+    assert (card.fp8_supported, card.driver_version, card.tpu_version, card.topology) == (True, "6.12.12", "", "")
+    assert card.to_dict()["fp8_supported"] is True
+
+
 def test_an_empty_machine_has_its_cpu(tmp_path):
     profile = HardwareDetector(Machine(tmp_path, {}, "Linux")).detect()
     assert (profile.hardware_type, profile.device_count) == ("cpu", 1)
