@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
 import typer.main
+from pydantic_core import PydanticUndefined
 
 import workers.config
 from orchestrator.cli.errors import EXIT_CODES
@@ -155,7 +156,7 @@ def configuration() -> Iterator[str]:
 
 def option(item: tuple[str, Any]) -> tuple[str, str, str]:
     name, field = item
-    default = "" if field.default in (None, ()) else f"`{field.default}`".replace("'", "")
+    default = "" if field.default in (None, (), PydanticUndefined) else f"`{field.default}`".replace("'", "")
     values = ", ".join(f"`{v}`" for part in (field.annotation, *get_args(field.annotation)) for v in words(part))
     return f"`{name}`", default, field.description + (f": {values}" if values else "")
 

@@ -22,6 +22,7 @@ def toy_vendor():
 
     def install(folder: Path) -> Path:
         shutil.copytree(TOY / "toy_vendor", folder / "toy_vendor")
+        (folder / "toy_vendor" / "__init__.py").touch()  # not in the tree: a package there would hide others
         metadata = folder / "toy_vendor-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-vendor\nVersion: 1.0\n")

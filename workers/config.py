@@ -135,7 +135,8 @@ class PolyfleetConfig(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     backends: Backends = Field(
-        default_factory=lambda: tuple(catalogue.vendors()), description="back ends that may be chosen; at least one"
+        default_factory=lambda: tuple(catalogue.vendors()),
+        description="back ends that may be chosen; all unless some are named",
     )
     priority: Kinds = Field(default=(), description="back ends or kinds to choose first, best first")
     cpu: CPUConfig = Field(default_factory=CPUConfig)

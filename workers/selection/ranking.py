@@ -48,7 +48,8 @@ def ranked(
     measured = workload or {}
 
     def key(device: Found) -> tuple[float, float, float]:
-        place = next((n for n, word in enumerate(wanted) if _named(word, device.kind)), len(wanted))
+        named = (n for n, kinds in enumerate(wanted) if any(catalogue.meets(kind, device.kind) for kind in kinds))
+        place = next(named, len(wanted))
         return place, -measured.get(device.kind, 0.0), tier(device.kind)
 
     return sorted(usable(devices), key=key)
@@ -60,25 +61,19 @@ def best(
     return next(iter(ranked(devices, priority, workload)), None)
 
 
-def checked(word: str) -> str:
-    """A back end, or a kind as devices spell it; a model's name may stand alone. Raises UserError naming the nearest.
+def checked(word: str) -> tuple[str, ...]:
+    """A back end, or the kinds that a model's name means, as devices spell them. Raises UserError naming the nearest.
 
     A model after its back end need not be listed: discovery may find cards that nobody wrote down.
     """
     name, colon, model = str(word).partition(":")
     if not colon and not catalogue.is_backend(name) and (found := catalogue.spelled(name)):
-        return found[0]
+        return found
     if not catalogue.is_backend(name):
         valid = [*catalogue.vendors(), *catalogue.aliases()]
         raise UserError(f"unknown back end {word!r}", nearest(name.lower(), valid))
     backend = catalogue.backend_name(name)
-    return (*catalogue.spelled(model, backend), f"{backend}:{model}")[0] if colon else backend
-
-
-def _named(word: str, kind: str) -> bool:
-    backend, colon, model = word.partition(":")
-    patterns = (catalogue.spelled(model, backend) or (word,)) if colon else (word,)
-    return any(catalogue.meets(pattern, kind) for pattern in patterns)
+    return (catalogue.spelled(model, backend) or (f"{backend}:{model}",)) if colon else (backend,)
 
 
 def title(kind: str) -> str:
