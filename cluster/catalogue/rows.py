@@ -15,7 +15,9 @@ from cluster.errors import UserError, nearest
 
 OURS = "polyfleet"
 Row = TypeVar("Row")
-YES_NO = {"yes": True, "no": False, "": None}
+Column = tuple[str, Callable[[str], Any], bool]
+"""Its name, what reads a cell of it, whether it may not be empty."""
+YES_NO = {"yes": True, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class File:
             columns = self._columns(next(lines, []), cls)
             return [(lines.line_num, self._row(cls, columns, cells, lines.line_num)) for cells in lines if cells]
 
-    def _columns(self, header: list[str], cls: type) -> "list[tuple[str, Callable[[str], Any]]]":
+    def _columns(self, header: list[str], cls: type) -> "list[Column]":
         known = {f.name: f for f in fields(cls)}
         for name in header:
             if name not in known:
@@ -44,20 +46,19 @@ class File:
         for name, field in known.items():
             if _required(field) and name not in header:
                 raise self.wrong(1, name, "the column is missing", f"the columns are {', '.join(known)}")
-        return [(name, _reader(known[name])) for name in header]
+        return [(name, _reader(known[name]), _required(known[name])) for name in header]
 
-    def _row(
-        self, cls: type[Row], columns: "list[tuple[str, Callable[[str], Any]]]", cells: list[str], line: int
-    ) -> Row:
+    def _row(self, cls: type[Row], columns: "list[Column]", cells: list[str], line: int) -> Row:
         if len(cells) != len(columns):
             raise self.wrong(line, columns[min(len(cells), len(columns)) - 1][0],
                              f"the line has {len(cells)} cells, the header {len(columns)}")  # fmt: skip
         read = {}
-        for (name, reader), cell in zip(columns, cells, strict=True):
-            try:
-                read[name] = reader(cell.strip())
-            except ValueError as e:
-                raise self.wrong(line, name, f"{cell!r} {e}") from None
+        for (name, reader, required), cell in zip(columns, cells, strict=True):
+            if cell or required:
+                try:
+                    read[name] = reader(cell.strip())
+                except ValueError as e:
+                    raise self.wrong(line, name, f"{cell!r} {e}") from None
         return cls(**read)
 
 
@@ -71,7 +72,7 @@ def _reader(field: "Field[Any]") -> Callable[[str], Any]:
         return {float: _number, int: _whole, bool: _yes_no}[given.__args__[0]]
     if given is str:
         return _required_text if _required(field) else str
-    return _list if given == tuple[str, ...] else _whole_or(field.default)
+    return _list if given == tuple[str, ...] else _whole
 
 
 def _required_text(cell: str) -> str:
@@ -88,9 +89,7 @@ def _parts(cell: str) -> Iterator[str]:
     return (part for part in (word.strip() for word in cell.split(";")) if part)
 
 
-def _number(cell: str) -> float | None:
-    if not cell:
-        return None
+def _number(cell: str) -> float:
     try:
         number = float(cell)
     except ValueError:
@@ -100,18 +99,14 @@ def _number(cell: str) -> float | None:
     return number
 
 
-def _whole(cell: str) -> int | None:
+def _whole(cell: str) -> int:
     number = _number(cell)
-    if number is not None and number != int(number):
+    if number != int(number):
         raise ValueError("is not a whole number")
-    return None if number is None else int(number)
+    return int(number)
 
 
-def _whole_or(default: Any) -> Callable[[str], int]:
-    return lambda cell: _whole(cell) or default
-
-
-def _yes_no(cell: str) -> bool | None:
+def _yes_no(cell: str) -> bool:
     if cell not in YES_NO:
         raise ValueError("is neither yes nor no")
     return YES_NO[cell]
