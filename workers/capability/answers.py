@@ -7,12 +7,14 @@ asked. Imports no torch, so that whoever only looks at a machine can read what w
 import hashlib
 import json
 import os
-import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cluster.catalogue.precision import FLOATS
 from cluster.paths import home
+from workers.discovery import cpu
+from workers.discovery.machine import Machine
 from workers.discovery.versions import versions
 
 # Variables that hide units of a CPU from torch or oneDNN: the answers under them are others.
@@ -20,10 +22,10 @@ HEEDED = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "XLA_
 OTHERS = ("ray", "polyfleet", "safetensors")
 
 
-def key(kind: str, device_name: str) -> str:
+def key(kind: str) -> str:
     """The file's stem: other libraries, another CPU behind the same kind, and other limits are other answers."""
     limits = {name: os.environ[name] for name in HEEDED if name in os.environ}
-    told = json.dumps([kind, device_name, platform.machine(), _libraries(), limits], sort_keys=True)
+    told = json.dumps([kind, _cpu(), _libraries(), limits], sort_keys=True)
     return f"{kind.replace(':', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
@@ -48,6 +50,18 @@ def add(stem: str, name: str, value: Any) -> None:
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)
+
+
+def dtypes(kind: str) -> dict[str, str]:
+    """name -> native, emulated or absent, where all floating dtypes were tried out on this kind here; {} where not."""
+    found: dict[str, str] = read(key(kind)).get("dtypes", {})
+    return found if set(FLOATS) <= set(found) else {}
+
+
+@cache
+def _cpu() -> str:
+    """A kind `cpu` does not tell which."""
+    return cpu.name(Machine())
 
 
 @cache

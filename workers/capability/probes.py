@@ -40,7 +40,7 @@ def overruled(known: Capabilities, backend: BaseBackend) -> Capabilities:
 def answers_of(backend: BaseBackend) -> dict[str, Any]:
     """dtypes (name -> native, emulated, absent), flash_attention, compile. From what was kept, as far as it was."""
     dtypes = {name: backend.dtype_support(name) for name in FLOATS if hasattr(torch, name)}
-    key = answers.key(backend.kind, str(backend._info().get("device_name", "")))
+    key = answers.key(backend.kind)
     kept = answers.read(key)
     with backend:
         for name, ask in (("flash_attention", _flash), ("compile", _compiles)):

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from cluster import catalogue
+from cluster.catalogue.precision import INTEGERS
 from cluster.vocabulary import Device, Finding
+from workers.capability import answers
 from workers.capability.facts import documented_dtypes
 from workers.device_info import DeviceInfo
 from workers.discovery import discover
@@ -37,7 +39,7 @@ class HardwareDetector:
 
     def detect(self) -> HardwareProfile:
         found, findings = discover(machine=self._machine)
-        devices = device_infos(found)
+        devices = device_infos(found, self._machine is None)
         best = ranking.best(devices)
         alike = [d for d in devices if best is not None and d.backend == best.backend and d.is_available]
         return HardwareProfile(
@@ -54,27 +56,29 @@ class HardwareDetector:
 
         Whether this environment's torch can use it is the question of workers.detect_best_backend.
         """
-        best = ranking.best(device_infos(discover(machine=self._machine)[0]), workload=workload)
+        best = ranking.best(device_infos(discover(machine=self._machine)[0], self._machine is None), workload=workload)
         return best.backend if best else "none"
 
 
-def device_infos(devices: Sequence[Device]) -> tuple[DeviceInfo, ...]:
-    """As torch will number them: usable devices of one back end from 0 on."""
+def device_infos(devices: Sequence[Device], of_this_machine: bool = True) -> tuple[DeviceInfo, ...]:
+    """As torch will number them: usable devices of one back end from 0 on. Dtypes are what devices of this machine
+    answered to probes, as far as they were asked.
+    """
     runtime = {n: v for n, v in versions().items() if n not in ("python", "polyfleet", "ray")}
     seen: Counter[str] = Counter()
     told = []
     for device in devices:
-        told.append(device_info(device, seen[device.backend], runtime))
+        told.append(device_info(device, seen[device.backend], runtime, of_this_machine))
         seen[device.backend] += not device.unavailable_reason
     return tuple(told)
 
 
-def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceInfo:
+def device_info(device: Device, number: int, runtime: dict[str, str], of_this_machine: bool) -> DeviceInfo:
     """`number` is torch's; a device that cannot be used has none."""
     type_ = catalogue.vendor(device.backend).torch_device
     name = type_ if type_ == "cpu" else f"{type_}:{number}"
     is_sm = device.architecture.startswith("sm_")
-    dtypes = documented_dtypes(device.backend, device.kind, device.architecture, device.properties)
+    dtypes, found_by = _dtypes(device, of_this_machine)
     return DeviceInfo(
         backend=device.backend,
         device_type=type_ if device.unavailable_reason else name,
@@ -91,7 +95,7 @@ def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceI
         driver_version=device.driver_version,
         runtime_versions=runtime,
         supported_dtypes=dtypes,
-        dtypes_from="documented",
+        dtypes_from=found_by,
         is_available=not device.unavailable_reason,
         unavailable_reason=device.unavailable_reason,
         emulated=device.emulated,
@@ -102,3 +106,12 @@ def device_info(device: Device, number: int, runtime: dict[str, str]) -> DeviceI
         topology=str(device.properties.get("topology") or ""),
         properties=traits(device, dtypes) | device.properties,
     )
+
+
+def _dtypes(device: Device, of_this_machine: bool) -> tuple[tuple[str, ...], str]:
+    """Native dtypes, and how they are known: by what a device of this kind answered here, else by its documents."""
+    asked = answers.dtypes(device.kind) if of_this_machine else {}
+    if asked:
+        native = {name for name, answer in asked.items() if answer == "native"}
+        return tuple(sorted(native | set(INTEGERS))), "probed"
+    return documented_dtypes(device.backend, device.kind, device.architecture, device.properties), "documented"

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from cluster import catalogue
+from cluster.catalogue.precision import FLOATS
 from cluster.errors import UserError
 from workers import backends, capabilities
 from workers.capability.facts import device_facts
 from workers.capability.probes import answers_of
+from workers.discovery.hardware import HardwareDetector
 
 NAMES = [name for name in backends.available() if name != "nvidia"]
 
@@ -75,6 +77,19 @@ def test_every_value_says_how_it_is_known():
         assert known["source"] or known["label"] == "unknown"
     with pytest.raises(UserError, match="did you mean 'nvidia'"):
         capabilities("nvidea:H100")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_once_a_device_was_asked_who_only_looks_gives_the_same_answer(name):
+    """The detector opens no device: it tells documents, until the answers of a probe are kept."""
+    backend = backends.create(name)
+    looked = [d for d in HardwareDetector().detect().devices if d.backend == name]
+    assert {d.dtypes_from for d in looked} == {"documented"}
+    told = backend.get_device_info()
+    (found, *_) = [d for d in HardwareDetector().detect().devices if d.backend == name]
+    assert found.dtypes_from == told.dtypes_from == "probed"
+    assert set(found.supported_dtypes) & set(FLOATS) == set(told.supported_dtypes) & set(FLOATS)
+    assert backend.supports_dtype("bfloat16") == ("bfloat16" in found.supported_dtypes)
 
 
 @pytest.mark.parametrize("name", NAMES)

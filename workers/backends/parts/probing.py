@@ -24,16 +24,12 @@ HOPELESS = 20.0
 
 def support(backend: "BaseBackend", dtype: torch.dtype) -> str:
     """`native`, `emulated` or `absent`; see BaseBackend.dtype_support."""
-    name, key = name_of(dtype), answers.key(backend.kind, _device_name(backend))
+    name, key = name_of(dtype), answers.key(backend.kind)
     found = answers.read(key).get("dtypes", {}).get(name)
     if found is None:
         found = _tried(backend, dtype)
         answers.add(key, "dtypes", {name: found})
     return str(found)
-
-
-def _device_name(backend: "BaseBackend") -> str:
-    return str(backend._info().get("device_name", ""))
 
 
 def _tried(backend: "BaseBackend", dtype: torch.dtype) -> str:
