@@ -53,13 +53,16 @@ def test_a_busy_process_of_somebody_else_is_named_and_ours_is_not():
     spin = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen(spin) as theirs, subprocess.Popen(spin) as ours:
         try:
-            others = host.Others()
-            time.sleep(1)
-            busiest = others.busiest([ours.pid])
+            others, busiest = host.Others(), []
+            for _ in range(60):  # only the busiest are named: beside other tests it may take a while to be one
+                time.sleep(1)
+                busiest = others.busiest([ours.pid])
+                assert not {ours.pid, os.getpid()} & {one["pid"] for one in busiest}
+                if any(one["pid"] == theirs.pid for one in busiest):
+                    break
         finally:
             theirs.kill()
             ours.kill()
-    assert any(one["pid"] == theirs.pid and one["cpus"] > 0.1 for one in busiest)
-    assert not {ours.pid, os.getpid()} & {one["pid"] for one in busiest}
+    assert any(one["pid"] == theirs.pid and one["cpus"] > 0 for one in busiest)
     told = host.classify(state(), state(pressure=30, total=200) | {"busiest": busiest})
     assert any("other processes used CPUs: " in reason for reason in told["reasons"])
