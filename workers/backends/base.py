@@ -253,5 +253,5 @@ class BaseBackend(Shortcuts, ABC):
         """Set what `_device_rng` returned."""
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
-        """Whether the device computes with a dtype that it holds, by its documents; None leaves it to a stop-watch."""
+        """Whether the device computes with a dtype that it holds, by its documents; None: a probe measures it."""
         return True

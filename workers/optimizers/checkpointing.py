@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from cluster.errors import UserError
 from workers.optimizers.overriding import override
 from workers.optimizers.work import Skip, Work
 
@@ -50,7 +51,10 @@ def _needed_bytes(model: nn.Module, work: Work) -> int:
     from workers.memory.estimate import estimate_memory
 
     given = work.sample.kwargs or work.sample.args
-    return estimate_memory(model, mode="training", optimizer="adamw", sample_input=given).total_bytes
+    try:
+        return estimate_memory(model, mode="training", optimizer="adamw", sample_input=given).total_bytes
+    except UserError as e:
+        raise Skip(f"what a step needs cannot be estimated: {e.message}") from e
 
 
 def _room_bytes(work: Work) -> int:

@@ -109,7 +109,7 @@ def test_an_optimizer_built_after_prepare_model_trains_it_too(backend):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_scheduler_that_holds_the_optimizer_goes_on_steering_it(backend):
+def test_a_scheduler_that_holds_the_optimizer_still_sets_its_learning_rate(backend):
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
