@@ -16,7 +16,7 @@ from workers.config import compile_mode_of
 from workers.levels import OptimizationLevel
 from workers.optimizers import history, passes, trial
 from workers.optimizers.comparing import furthest
-from workers.optimizers.preparing import placed
+from workers.optimizers.preparing import mark, placed
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
 from workers.optimizers.timing import Race, race
 from workers.optimizers.work import Sample, Skip, Work, as_sample, copied
@@ -125,6 +125,7 @@ class ModelOptimizer:
     ) -> tuple[nn.Module, OptimizationResult]:
         mine = _on_device(model if inplace else copied(model), work)
         done = passes.run(mine, level, work)
+        mark(done.model, level, done.applied)
         told = "without a sample input nothing was measured, and nothing checked"
         return done.model, OptimizationResult(False, done.model, level, done.applied, done.skipped, [told])
 
@@ -253,6 +254,7 @@ class _Trials:
     def result(self, final: nn.Module, level: OptimizationLevel) -> OptimizationResult:
         names = [p.name for p in passes.PASSES if p in self.kept]
         applied = ["placement", *(f"{n}: {self.details[n]}" if n in self.details else n for n in names)]
+        mark(final, level, applied)
         whole = race(trial.call_of(self.base, self.work), trial.call_of(final, self.work), self.timer)
         metrics = {
             "latency_before_s": list(whole.first_s),

@@ -11,7 +11,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.backends.parts import placing
-from workers.backends.parts.precision import name_of, precision_of
+from workers.backends.parts.precision import precision_of
 from workers.config import compile_mode_of
 from workers.levels import OptimizationLevel
 from workers.optimizers import binding, passes
@@ -121,6 +121,11 @@ def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
 
 def _pass(model: nn.Module, level: OptimizationLevel, work: Work) -> Prepared:
     done = passes.run(model, level, work)
-    compiled = any(entry.startswith("compile") for entry in done.applied)
-    unwrap(done.model).__dict__[MARK] = Mark(level.value, name_of(work.dtype), compiled)
+    mark(done.model, level, done.applied)
     return done
+
+
+def mark(model: nn.Module, level: OptimizationLevel, applied: list[str]) -> None:
+    """Remember how `model` was prepared, for whoever prepares it again."""
+    told = dict(entry.partition(": ")[::2] for entry in applied)
+    unwrap(model).__dict__[MARK] = Mark(level.value, told.get("autocast", "float32"), "compile" in told)

@@ -293,6 +293,15 @@ def test_only_when_asked_is_the_callers_module_itself_changed():
     assert passes.unwrap(other) is not model
 
 
+def test_an_optimised_model_may_be_prepared_again_and_is_wrapped_once():
+    model, x = perceptron().eval(), torch.rand(2, 16)
+    optimised, _ = get_optimizer("cpu").optimize(model, "O2", x, tolerance=0.1)
+    plain = backends.create("cpu").prepare_model(optimised, "O0", dtype="float32")
+    assert list(plain.state_dict()) == list(model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(plain(x), model(x))
+
+
 def test_bad_input_is_one_clear_error_each():
     optimizer, x = get_optimizer("cpu"), torch.rand(2, 16)
     for call, said in (
