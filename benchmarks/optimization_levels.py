@@ -1,6 +1,7 @@
 """What the optimiser's levels bring on this machine's CPU, against eager float32 and against plain torch.compile.
 
     python benchmarks/optimization_levels.py [-o FILE] [--models mlp resnet50 gpt2] [--small]
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/optimization_levels.py   # as without AVX-512
 
 The optimiser measures each pass itself, in turns with going on without it. The peer is torch.compile with its defaults
 on the same model, raced in the same process against the same eager model. One thread: a second one is noise here.
@@ -24,6 +25,7 @@ from torch import nn
 
 from workers import backends, get_optimizer
 from workers.benchmark.timing import Timer
+from workers.capability.answers import HEEDED
 from workers.optimizers.timing import race
 from workers.optimizers.trial import call_of
 from workers.optimizers.work import Work, as_sample
@@ -39,6 +41,9 @@ def main() -> None:
     found: dict[str, Any] = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
+        "cpu": backends.create("cpu").device_name,
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "limits": {name: os.environ[name] for name in HEEDED if name in os.environ},
         "tolerance": TOLERANCE,
         "load_average": {"before": machine.load()},
         "models": {name: measure(name, arguments.small) for name in arguments.models},
