@@ -1,7 +1,9 @@
 """What holds for every process that a test starts."""
 
+import getpass
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,11 @@ import pytest
 # Importing torch-xla or IPEX starts a pool of compilers, each of which imports torch, waited for when the process ends:
 # six CPU seconds a process, and the suite starts a hundred. Ranks of those back ends are started without it too.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# What inductor keeps of a compiled program does not tell what ATEN_CPU_CAPABILITY allowed when it was made: a process
+# that may use less takes code it cannot build (torch 2.13). Each has a folder of its own.
+if "ATEN_CPU_CAPABILITY" in os.environ:
+    kept = Path(tempfile.gettempdir()) / f"inductor-{getpass.getuser()}-{os.environ['ATEN_CPU_CAPABILITY']}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
 # Two files of tests run at a time: torch's threads that wait for each other sleep soon, and leave the CPU to others.
 # No default for ranks: alone, a small training step takes 1.3 times as long with it (2 cores, median of 7 pairs).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -50,7 +50,8 @@ def test_a_case_is_checked_against_float64_and_timed_in_blocks(session, case):
 
 
 @pytest.mark.parametrize("case", ["rmsnorm/256x4096", "mlp/forward/b64-d256", "mlp/train/b64-d256"])
-def test_lower_precision_is_computed_in_it_and_its_errors_show(session, case):
+def test_lower_precision_is_computed_in_it_and_its_errors_show(session, case, needs_native):
+    needs_native("bfloat16", session.describe()["device"]["backend"])
     told = opened(session, case, precision="bf16")
     assert told["accuracy"]["ok"] is True and told["accuracy"]["dtype"] == "bfloat16"
     assert told["accuracy"]["rms_rel"] > 1e-4
@@ -72,7 +73,8 @@ def test_cold_goes_over_more_inputs_than_the_cache_holds(monkeypatch):
         assert "only hot" in opened(session, "mlp/train/b64-d256", regime="cold")["unsupported"]
 
 
-def test_training_in_float16_is_unsupported_and_not_replaced():
+def test_training_in_float16_is_unsupported_and_not_replaced(needs_native):
+    needs_native("float16")
     with backends.create("cpu") as backend:
         told = opened(Session(backend), "mlp/train/b64-d256", precision="fp16")
         assert "loss scaling" in told["unsupported"]

@@ -114,10 +114,9 @@ def test_one_whose_first_case_is_wrong_and_that_is_asked_to_stop_says_that_it_di
 
 
 @pytest.mark.parametrize("how", ["of the job", "of the arguments"])
-def test_a_lower_precision_is_computed_in_it_and_its_errors_show(context, how):
+def test_a_lower_precision_is_computed_in_it_and_its_errors_show(context, how, needs_native):
     asked = context(precision="bf16") if how == "of the job" else context(arguments={"precision": "bf16"})
-    if not asked.backend.supports_dtype("bfloat16"):
-        pytest.skip("this CPU has no native bfloat16")
+    needs_native("bfloat16", asked.backend.BACKEND_NAME)
     result = benchmark.main(asked)
     assert result["precision"] == "bfloat16"
     for row in result["rows"]:
@@ -126,7 +125,8 @@ def test_a_lower_precision_is_computed_in_it_and_its_errors_show(context, how):
         assert 1e-5 < row["accuracy"]["rms_rel"] < 0.05
 
 
-def test_a_precision_that_is_not_possible_is_refused_with_the_back_end_s_own_remedy(context):
+def test_a_precision_that_is_not_possible_is_refused_with_the_back_end_s_own_remedy(context, needs_native):
+    needs_native("float16", context().backend.BACKEND_NAME)
     with pytest.raises(UserError, match=r"training_step: .*loss scaling.*; ") as refused:
         benchmark.main(context(precision="fp16"))
     assert "bf" in refused.value.remedy
