@@ -1,0 +1,107 @@
+"""Files and texts that somebody we do not trust may have written: job code, a stranger's archive, another user.
+
+A path of theirs may be a pipe that blocks for ever, a link to another file, a folder, or a sparse file of a terabyte;
+a text may be nested until the reader's stack ends. Standard library only, and light: supervisors import this.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cluster.errors import UserError
+
+DEEPEST = 32
+"""Nested lists and objects; ours have less than ten."""
+LARGEST_INTEGER = 2**63 - 1
+"""What SQL databases and JavaScript's readers of our JSON can hold at most."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[{\]}]")
+
+
+class Unreadable(UserError):
+    """`what` names the file or text, `why` says what is wrong with it."""
+
+    def __init__(self, what: str, why: str):
+        super().__init__(f"{what} {why}", "write a plain file of UTF-8 text there, or remove it")
+        self.args = (what, why)
+        self.why = why
+
+
+@contextmanager
+def opened(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor to read `path`, which is a regular file and no link; opening a pipe or a device never blocks.
+
+    Folders above it may be links: pass `dir_fd` to read below a folder that is open already. Raises Unreadable, or
+    FileNotFoundError.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        descriptor = os.open(path, flags, dir_fd=dir_fd)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as e:
+        raise Unreadable(str(path), f"cannot be opened: {getattr(e, 'strerror', None) or e}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Unreadable(str(path), "is not a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
+    """All of a regular file. Raises Unreadable, also when it holds more than `limit_bytes`; FileNotFoundError."""
+    with opened(path, dir_fd=dir_fd) as descriptor, os.fdopen(os.dup(descriptor), "rb") as f:
+        try:
+            data = f.read(limit_bytes + 1)
+        except OSError as e:
+            raise Unreadable(str(path), f"cannot be read: {e.strerror}") from None
+    if len(data) > limit_bytes:
+        raise Unreadable(str(path), f"is longer than the limit of {limit_bytes} bytes")
+    return data
+
+
+def read_json(path: Path, limit_bytes: int, *, deepest: int = DEEPEST) -> Any:
+    """See `parse_json`; also FileNotFoundError."""
+    return parse_json(read_bytes(path, limit_bytes), str(path), deepest=deepest)
+
+
+def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
+    """JSON of finite numbers, integers within 64 bits, nested at most `deepest` times. Raises Unreadable."""
+    if depth(data) > deepest:
+        raise Unreadable(what, f"is nested more than {deepest} times")
+    try:
+        return json.loads(data, parse_constant=_not_finite, parse_float=_finite, parse_int=_within_64_bits)
+    except (ValueError, RecursionError) as e:
+        raise Unreadable(what, f"is not JSON that can be read: {e}") from None
+
+
+def depth(data: bytes) -> int:
+    """How deep the brackets outside of strings are nested, counted without recursion."""
+    deepest = now = 0
+    for bracket in _BRACKETS.findall(_STRING.sub(b"", data)):
+        now += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, now)
+    return deepest
+
+
+def _not_finite(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number in JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is beyond the range of a float")
+    return number
+
+
+def _within_64_bits(text: str) -> int:
+    if len(text) > 20 or abs(number := int(text)) > LARGEST_INTEGER:
+        raise ValueError(f"{text[:20]}… is beyond 64 bits")
+    return number
