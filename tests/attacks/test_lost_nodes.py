@@ -105,6 +105,9 @@ def listeners() -> set[str]:
 
 def test_a_fleet_brought_up_without_a_umask_is_closed(fleet: FleetSpec, nobody):
     assert_closed(nobody)
+    raylet = child("cpu-0", "raylet")
+    assert "Umask:\t0077" in Path(f"/proc/{raylet.pid}/status").read_text()
+    assert raylet.environ()["POLYFLEET_UMASK"] == "002"  # for jobs; what everybody may change is nobody's wish
     assert {address.removeprefix("::ffff:") for address in listeners()} == {"127.0.0.1"}
 
 

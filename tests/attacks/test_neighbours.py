@@ -16,6 +16,7 @@ from cluster.fleet_record import FleetRecord
 from cluster.processes import alive
 from cluster.spec import EnvironmentSpec, PoolSpec, parse_fleet
 from orchestrator.server import daemon
+from workers.agent import Agent
 from workers.storage import Storage
 
 HERE = EnvironmentSpec(interpreter="current")
@@ -122,6 +123,13 @@ def test_a_storage_in_which_any_user_can_put_a_checkpoint_is_refused(place: Path
     shared.chmod(0o1777)
     with pytest.raises(UserError, match=r"any user of this machine can put a checkpoint.*; name a folder in it"):
         paths.storage_dir(shared)
+
+
+def test_jobs_write_under_the_umask_of_who_brought_the_fleet_up(umask: int, place: Path, monkeypatch):
+    """Ray's processes have a stricter one; an agent and what it starts have the one it is told."""
+    monkeypatch.setenv("POLYFLEET_UMASK", "027")
+    Agent(place / "node", place / "storage", "cpu-0", "cpu", "cpu")
+    assert paths.umask() == 0o027
 
 
 # -- the code that nodes run
