@@ -36,12 +36,8 @@ def private_dir(path: Path) -> Path:
     """
     if _make(path):
         return path
+    refuse_foreign(path)
     found = path.stat()
-    if found.st_uid != os.geteuid():
-        raise UserError(
-            f"{path} belongs to user {found.st_uid}, this process runs as user {os.geteuid()}",
-            "name a folder of your own, as POLYFLEET_HOME does for all of them",
-        )
     if found.st_mode & 0o077 and not _closed_above(path):
         if home() in path.parents:
             private_dir(home())
@@ -52,6 +48,19 @@ def private_dir(path: Path) -> Path:
             )
         path.chmod(0o700)
     return path
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises UserError where another user owns `path`: what it says of processes, ports and tokens may be a trap."""
+    try:
+        owner = path.stat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != os.geteuid():
+        raise UserError(
+            f"{path} belongs to user {owner}, this process runs as user {os.geteuid()}",
+            "set POLYFLEET_HOME to a folder of your own",
+        )
 
 
 def _is_ours(path: Path) -> bool:

@@ -84,8 +84,9 @@ def test_a_home_of_another_user_is_refused(home: Path, nobody):
     os.chown(home, nobody.uid, nobody.uid)
     with pytest.raises(UserError, match=rf"{home} belongs to user {nobody.uid}, this process runs as user 0"):
         daemon.start(home)
-    with pytest.raises(UserError, match="belongs to user"):
-        down(print)
+    for ask in (fleet_record.read, lambda: daemon.find(home), lambda: down(print)):
+        with pytest.raises(UserError, match="belongs to user"):
+            ask()
 
 
 @pytest.mark.parametrize("folder", ["/", "/tmp", "/etc"])
