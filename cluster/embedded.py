@@ -4,6 +4,7 @@ It outlives whoever started it and is stopped by the process ids in fleet.json. 
 """
 
 import fcntl
+import secrets
 import socket
 import tempfile
 import time
@@ -20,7 +21,17 @@ from cluster.errors import Conflict, FleetError, SpecError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home, private_dir
 from cluster.processes import alive, free_port
-from cluster.raylets import await_started, keep_logs, start_head, start_worker, stop_all, stop_unrecorded, storage_of
+from cluster.raylets import (
+    AUTHENTICATION,
+    await_started,
+    forget_tokens,
+    keep_logs,
+    start_head,
+    start_worker,
+    stop_all,
+    stop_unrecorded,
+    storage_of,
+)
 from cluster.spec import FleetSpec
 from cluster.version import VERSION
 
@@ -154,7 +165,9 @@ def _make_storages(spec: FleetSpec) -> None:
 
 
 def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]]) -> FleetRecord:
-    token = tokens.ensure(home() / "ray-token")
+    """With a token of its own: whoever learnt that of an earlier fleet has nothing."""
+    forget_tokens()
+    token = tokens.ensure(home() / f"{AUTHENTICATION}-{secrets.token_hex(4)}")
     # Unix socket paths end at 107 bytes and Ray appends some 70: the folder's name has to be short.
     temp_dir = tempfile.mkdtemp(prefix="pf-", dir="/tmp")
     record = FleetRecord(
@@ -172,6 +185,7 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]]) -> FleetRe
         fleet_record.write(record)
     except OSError:
         Path(temp_dir).rmdir()
+        token.unlink()
         raise
     return record
 

@@ -23,6 +23,8 @@ from cluster.spec import FleetSpec, PoolSpec
 START_TIMEOUT_S = 120.0
 STARTED_MARK = b"Ray runtime started"
 GRACE_S = 5.0
+AUTHENTICATION = "ray-token"
+"""What the name of a token file of Ray begins with."""
 
 
 def start_head(record: FleetRecord) -> FleetRecord:
@@ -135,8 +137,15 @@ def stop_all(record: FleetRecord) -> None:
     if record.embedded:
         _kill_strays(record.temp_dir)
         shutil.rmtree(record.temp_dir, ignore_errors=True)
+        forget_tokens()
     reap()
     fleet_record.forget()
+
+
+def forget_tokens() -> None:
+    """Of fleets that ended: call it where no embedded fleet of this home lives."""
+    for path in home().glob(f"{AUTHENTICATION}*"):
+        path.unlink(missing_ok=True)
 
 
 def stop_unrecorded() -> int:
@@ -147,12 +156,14 @@ def stop_unrecorded() -> int:
     for folder in {Path(process.info["cwd"] or "") for process in found}:
         if folder.name.startswith("pf-"):
             shutil.rmtree(folder, ignore_errors=True)
+    forget_tokens()
     fleet_record.forget()
     return len(found)
 
 
 def _has_our_token(process: psutil.Process) -> bool:
-    return (process.info["environ"] or {}).get("RAY_AUTH_TOKEN_PATH") == str(home() / "ray-token")
+    named: str = (process.info["environ"] or {}).get("RAY_AUTH_TOKEN_PATH", "")
+    return named.startswith(str(home() / AUTHENTICATION))
 
 
 def _supervisors() -> list[ProcessId]:
