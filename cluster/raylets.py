@@ -158,7 +158,8 @@ def stop_processes(record: FleetRecord) -> None:
     behind.
     """
     stop(_supervisors(), GRACE_S)
-    stop([p.process for p in record.processes if p.role != "head"], GRACE_S)
+    # A node takes leave of its head, in vain where that is gone.
+    stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     if record.embedded:
         stop_strays(Path(record.temp_dir))
