@@ -78,8 +78,8 @@ def rest() -> Iterator[str]:
     document = make_app(cast(Facade, None), "").openapi()
     yield from ("# REST", "", MADE, "")
     yield from (
-        "On the Unix socket `server.sock` in the home (`http://localhost/…` there), and on a loopback port if the server "
-        "was started with `polyfleet server start --port N`. "
+        "On the Unix socket `server.sock` in the home (`http://localhost/…` there), and on a loopback port if the "
+        "server was started with `polyfleet server start --port N`. "
         "Every request but `GET /healthz` needs `Authorization: Bearer TOKEN`, the home's file `token`; "
         "requests that change something need `Content-Type: application/json` (`application/zip` for packages). "
         "The OpenAPI document is at `/openapi.json`, behind the token like all else.",
@@ -99,9 +99,9 @@ def rest() -> Iterator[str]:
     )
     yield from table(("status", "means"), codes)
     yield from (
-        "Connections: a request's head must be complete within 10 s, a body may not pause for 30 s nor come slower than "
-        "1 KiB/s, and at most 256 connections that have not shown the token exist at a time; one more closes the oldest. "
-        "Whole numbers are within 64 bits.",
+        "Connections: a request's head must be complete within 10 s, a body may not pause for 30 s nor come slower "
+        "than 1 KiB/s, and at most 256 connections that have not shown the token exist at a time; one more closes the "
+        "oldest. Whole numbers are within 64 bits.",
         "",
         "A port is not proof of who listens there. Before you send the token to one, ask `GET /healthz?challenge=HEX` "
         "with random digits and compare `proof`, as the Python client does; the socket needs no such check where its "
