@@ -23,6 +23,7 @@ from orchestrator.server.record import UNIX
 Data = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 PATIENT = httpx.Timeout(None, connect=5.0)
+HTTP_PORT = 80
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OURS = frozenset({os.geteuid()})
 REMEDY = "`polyfleet server status` shows whether it runs; its log is logs/server.log"
@@ -80,19 +81,28 @@ class Transport:
         """Told by httpcore of each step of a request: who is at the other end of a new connection, before it is sent
         anything. Raises Unreachable.
         """
-        if event == "connection.connect_unix_socket.complete":
-            if sockets.peer_uid(info["return_value"].get_extra_info("socket")) not in (None, os.geteuid()):
-                self._refuse(info["return_value"], "is of another user")
-        elif event == "connection.connect_tcp.complete":
-            url, stream = urlsplit(self.url), info["return_value"]
-            if url.hostname in LOOPBACK and (listeners.owners(url.port or 80) or OURS) != OURS:
-                self._refuse(stream, "is of another user")
-            if not proof.knows_token(stream, url.port or 80, self._token):
-                self._refuse(stream, "is not this home's server: it did not prove that it knows the token")
+        if event not in ("connection.connect_unix_socket.complete", "connection.connect_tcp.complete"):
+            return
+        stream = info["return_value"]
+        try:
+            if reason := self._foreign(stream):
+                raise Unreachable(f"what listens at {self.url} {reason}; nothing was sent", REMEDY)
+        except BaseException:
+            stream.close()
+            raise
 
-    def _refuse(self, stream: Any, why: str) -> None:
-        stream.close()
-        raise Unreachable(f"what listens at {self.url} {why}; nothing was sent", REMEDY)
+    def _foreign(self, stream: Any) -> str:
+        """Why the other end is not our server; "" when it is."""
+        if self.url.startswith(UNIX):
+            uid = sockets.peer_uid(stream.get_extra_info("socket"))
+            return "" if uid in (None, os.geteuid()) else "is of another user"
+        url = urlsplit(self.url)
+        port = url.port or HTTP_PORT
+        if url.hostname in LOOPBACK and (listeners.owners(port) or OURS) != OURS:
+            return "is of another user"
+        if not proof.knows_token(stream, port, self._token):
+            return "is not this home's server: it did not prove that it knows the token"
+        return ""
 
     def get(self, path: str, **params: Any) -> Data:
         answer: Data = self.call("GET", path, params=given(**params))

@@ -47,6 +47,7 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) 
             _run(service, secret, home, path, [listening, *tcp])
         finally:
             record.forget(home)
+            path.unlink(missing_ok=True)  # now: closing may take so long that we are killed
             service.close()
 
 

@@ -262,6 +262,7 @@ def test_a_server_that_does_not_come_back_is_waited_for_and_then_named(tmp_path,
         (None, 0o600, r"the server runs, but its token .*/token is gone; `polyfleet server stop`"),
         ("", 0o600, r"/token holds no token"),
         ("a\nb", 0o600, r"/token holds no token"),
+        ("t" * 31, 0o600, r"the token .*/token has 31 characters, fewer than 32"),
         ("\udcff", 0o600, r"/token cannot be read"),
     ],
 )
