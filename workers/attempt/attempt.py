@@ -60,7 +60,7 @@ class Attempt:
         if self.gone or lease.is_held(self.folder.lock) or (never_ran and not lease.passed(self.folder.lease)):
             return
         if self.outcome is None:
-            processes.kill_tree(0, self.folder.path)
+            processes.kill_tree(0, self.folder.shared)
             self._ended = outcome.outcome(self.id, "lost", {}, self._why_lost())
             with suppress(OSError):  # a full disk: whoever comes after us finds the same and says the same
                 write_json(self.folder.outcome, self._ended, durable=True)
@@ -104,10 +104,10 @@ class Attempt:
             processes.send(recorded["pid"], signal.SIGUSR1)
 
     def forget(self) -> None:
-        """Remove the ranks' folders; logs and records stay. Raises UserError while it runs."""
+        """Remove what the ranks wrote; logs and records stay. Raises UserError while it runs."""
         if self.live:
             raise UserError(f"attempt {self.id} has not ended", "stop it first")
-        shutil.rmtree(self.folder.works, ignore_errors=True)
+        shutil.rmtree(self.folder.shared, ignore_errors=True)
         replace_text(self.folder.forgotten, "")
 
     def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:

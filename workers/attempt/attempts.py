@@ -101,6 +101,7 @@ class Attempts:
     def _undo(self, attempt: AttemptId, folder: Folder) -> None:
         with self._changed:
             self._attempts.pop(attempt, None)
+            shutil.rmtree(folder.shared, ignore_errors=True)
             shutil.rmtree(folder.path, ignore_errors=True)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
@@ -125,11 +126,11 @@ class Attempts:
         return Attempt(attempt, folder, 0.0).log(rank, offset, limit_bytes)
 
     def folder(self, job: str, epoch: int) -> Path:
-        """Of the first rank's attempt here. Raises NotFound."""
+        """Where the ranks of the first attempt here write. Raises NotFound."""
         attempts = self._of(job, epoch)
         if not attempts:
             raise NotFound(f"epoch {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
-        return attempts[0].folder.path
+        return attempts[0].folder.shared
 
     def _of(self, job: str, epoch: int) -> list[Attempt]:
         with self._changed:

@@ -14,7 +14,7 @@ from typing import Any
 
 import workers
 from cluster.errors import PolyfleetError, UserError
-from workers.attempt.records import Folder, read_json, write_json
+from workers.attempt.records import Shared, read_json, write_json
 
 CODE = Path(workers.__file__).parents[1]
 OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
@@ -26,7 +26,7 @@ OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAU
 
 
 def main() -> int:
-    folder, rank = Folder(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
+    folder, rank = Shared(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
     try:
         result = _run_task(folder, rank)
         if rank == 0:
@@ -41,10 +41,10 @@ def main() -> int:
     return 0
 
 
-def _run_task(folder: Folder, rank: int) -> dict[str, Any]:
-    order = read_json(folder.order)
+def _run_task(folder: Shared, rank: int) -> dict[str, Any]:
+    order = read_json(folder.told)
     task = importlib.import_module(f"workers.tasks.{order['task']}")
-    context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.path, rank, order)
+    context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
     sys.path.insert(0, str(folder.work(rank)))
     result: dict[str, Any] = task.main(context)
     return result

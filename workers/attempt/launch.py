@@ -42,14 +42,18 @@ def prepare(
     folder: Folder, order: Order, node: str, threads: int, packages: Packages, environ: Mapping[str, str]
 ) -> None:
     """Everything on disk a supervisor needs: the user's files, the order, the launch record, the first lease."""
-    shutil.rmtree(folder.works, ignore_errors=True)
+    shutil.rmtree(folder.shared, ignore_errors=True)
+    folder.shared.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.shared.mkdir(mode=0o700)
+    folder.works.mkdir(mode=0o700)
     for rank in range(order.first_rank, order.first_rank + order.ranks):
-        folder.work(rank).mkdir(parents=True, mode=0o700)
+        folder.work(rank).mkdir(mode=0o700)
         if order.package:
             packages.unpack(order.package, folder.work(rank))
     if order.checkpoint_root:
         Path(order.checkpoint_root).mkdir(parents=True, exist_ok=True, mode=0o700)
     write_json(folder.order, to_plain(order))
+    write_json(folder.told, to_plain(order))
     write_json(folder.launch, launch_record(folder, order, node, threads, environ))
     lease.write(folder.lease, order.lease_s)
 
@@ -64,7 +68,7 @@ def launch_record(folder: Folder, order: Order, node: str, threads: int, environ
             {
                 "rank": order.first_rank + local,
                 "command": command,
-                "environment": rank_environment(order, local, folder.path, threads, environ),
+                "environment": rank_environment(order, local, folder.shared, threads, environ),
                 "folder": str(folder.work(order.first_rank + local)),
             }
             for local in range(order.ranks)

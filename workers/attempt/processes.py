@@ -1,7 +1,7 @@
 """The process tree of an attempt, also those that left it by setsid and a second fork. Standard library only on Linux.
 
 A process belongs if it descends from the supervisor (which adopts orphans: child subreaper) or if the environment it
-was started with names the attempt's folder. On other systems psutil answers the same questions.
+was started with names the folder that the attempt's ranks write. On other systems psutil answers the same questions.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ def created_s(pid: int) -> float:
 
 
 def tree(root: int, folder: Path) -> set[int]:
-    """Living processes of the attempt in `folder`, without `root` itself. `root` 0: by their environment alone."""
+    """Living processes of the attempt whose ranks write `folder`, without `root` itself; by environment alone if 0."""
     parents = _parents()
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():

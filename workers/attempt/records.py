@@ -1,5 +1,6 @@
-"""The folder of an attempt on a node: all that agent, supervisor and ranks share. Standard library only, and light.
+"""The two folders of an attempt on a node. Standard library only, and light.
 
+attempts/KEY is its record, which only agent and supervisor write:
 order.json        the Order; no secrets
 launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
 supervisor.json   {"pid", "created"} of the supervisor
@@ -8,13 +9,18 @@ lock              held by the supervisor while it lives
 lease             deadline in seconds of the boot clock; replaced by rename
 stop              "preempt" or "cancel"
 started           there once every rank has been started
-events.jsonl      one JSON object per line, appended by the ranks
 rank-R.log        `TIME out|err TEXT` lines
+outcome.json      the Outcome, written last
+forgotten         there once the controller has the outcome
+
+shared/KEY is what its ranks may write, and the only one of the two that they are told of. Whatever lies there may have
+been replaced by anything:
+order.json        a copy for the rank
+events.jsonl      one JSON object per line, appended by the ranks
 work/R/           the rank's working directory
 failure-R.json    a Failure, written by a child that caught the user's exception
 result.json       the task's result, by global rank 0
-outcome.json      the Outcome, written last
-forgotten         there once the controller has the outcome
+session.json      where a benchmark session listens
 """
 
 import json
@@ -41,10 +47,28 @@ def parse(name: str) -> AttemptId | None:
     return AttemptId(match[1], int(match[2]), int(match[3])) if match else None
 
 
-class Folder:
-    """Paths of one attempt."""
+class Shared:
+    """Paths of what an attempt's ranks may write."""
+
+    def __init__(self, shared: Path):
+        self.shared = shared
+        self.told = shared / "order.json"
+        self.events = shared / "events.jsonl"
+        self.result = shared / "result.json"
+        self.works = shared / "work"
+
+    def failure(self, rank: int) -> Path:
+        return self.shared / f"failure-{rank}.json"
+
+    def work(self, rank: int) -> Path:
+        return self.works / str(rank)
+
+
+class Folder(Shared):
+    """Paths of one attempt: of its record, and of what its ranks may write, which lies beside all records."""
 
     def __init__(self, path: Path):
+        super().__init__(path.parent.parent / "shared" / path.name)
         self.path = path
         self.order = path / "order.json"
         self.launch = path / "launch.json"
@@ -53,21 +77,12 @@ class Folder:
         self.lease = path / "lease"
         self.stop = path / "stop"
         self.started = path / "started"
-        self.events = path / "events.jsonl"
-        self.result = path / "result.json"
         self.outcome = path / "outcome.json"
         self.complaints = path / "supervisor.log"
         self.forgotten = path / "forgotten"
-        self.works = path / "work"
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
-
-    def failure(self, rank: int) -> Path:
-        return self.path / f"failure-{rank}.json"
-
-    def work(self, rank: int) -> Path:
-        return self.works / str(rank)
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:

@@ -62,7 +62,7 @@ class Supervisor:
             self._reap()
             if lease.now_s() - self.looked_s >= LOOK_EVERY_S:
                 self._look()
-        processes.kill_tree(os.getpid(), self.folder.path)
+        processes.kill_tree(os.getpid(), self.folder.shared)
         self._drain()
         self._finish()
 
@@ -150,7 +150,7 @@ class Supervisor:
         elif self.folder.stop.exists():
             self._end(_asked(self.folder.stop))
         if lease.now_s() >= self.kill_at_s:
-            processes.kill_tree(os.getpid(), self.folder.path)
+            processes.kill_tree(os.getpid(), self.folder.shared)
 
     def _end(self, why: str) -> None:
         """Begin to stop the ranks for this reason, unless they are being stopped for a stronger one."""
@@ -166,7 +166,7 @@ class Supervisor:
     def _lingers(self) -> bool:
         """A preempted command whose shell is gone, while what it started still saves."""
         waits = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
-        return waits and bool(processes.tree(os.getpid(), self.folder.path))
+        return waits and bool(processes.tree(os.getpid(), self.folder.shared))
 
     def _drain(self) -> None:
         """What is still in the pipes. Their writers are dead, unless somebody outside the tree holds one open."""

@@ -216,7 +216,7 @@ def test_secrets_reach_the_rank_and_no_file_of_the_attempt(node):
     ended = node.outcome()
     assert node.text()[:2] == ["out ***", f"out {len(secret)}"]
     assert ended["failure"]["message"] == "rank 0 ended with exit code 1: bad ***"
-    kept = [p for p in node.folder().path.rglob("*") if p.is_file()]
+    kept = [p for p in node.root.rglob("j.1.0/**/*") if p.is_file()]
     assert not [p for p in kept if secret in p.read_text()]
 
 
