@@ -26,6 +26,7 @@ session.json      where a benchmark session listens
 import json
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ class Folder(Shared):
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as f:
         f.write(text)
