@@ -1,6 +1,5 @@
 """Files that several threads replace, and what a server that was killed leaves behind."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -52,4 +51,4 @@ def test_an_upload_that_a_killed_server_was_receiving_goes_when_the_next_one_sta
             assert server.poll() is None and time.monotonic() < until, (tmp_path / "said").read_text()
             time.sleep(0.01)
         server.terminate()
-    assert os.listdir(folder) == [f"{'1' * 64}.zip"]
+    assert [path.name for path in folder.iterdir()] == [f"{'1' * 64}.zip"]

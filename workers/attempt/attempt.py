@@ -9,13 +9,12 @@ from typing import Any
 
 from cluster.errors import NotFound, UserError
 from cluster.plain import from_plain
-from workers.attempt import lease, outcome, processes
+from workers.attempt import lease, log_files, outcome, processes
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
 from workers.messages import Outcome
 
 LOOK_FOR_SUPERVISOR_S = 0.3
 MOST_EVENT_BYTES = 1 << 20
-MOST_LOG_BYTES = 1 << 20
 FIELDS: dict[str, Any] = {"t": (int, float), "rank": int, "type": str}
 FIELDS_OF: dict[str, dict[str, Any]] = {"checkpoint": {"path": str, "step": int}}
 
@@ -111,23 +110,29 @@ class Attempt:
         replace_text(self.folder.forgotten, "")
 
     def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
-        """Whole lines of a rank's log from byte `offset`: {"data", "next", "ended"}; ended once no more can come."""
+        """Whole lines of a rank's log from byte `offset`: {"data", "next", "more", "ended"}; `more`: there are more
+        now; ended once no more can come. What the log no longer has is one line that says how much it was."""
         ended = not self.live
         try:
-            with self.folder.log(rank).open("rb") as f:
-                f.seek(offset)
-                data = f.read(max(1, min(limit_bytes, MOST_LOG_BYTES)))
-                at_end = not f.read(1)
+            found = log_files.read(self.folder.log(rank), offset, limit_bytes)
         except FileNotFoundError:
             if ended:
                 raise NotFound(f"attempt {self.id} has no rank {rank} on this node", "`show` lists the ranks") from None
-            return {"data": "", "next": offset, "ended": False}
-        whole = data[: data.rfind(b"\n") + 1] or (b"" if at_end else data)
+            return {"data": "", "next": offset, "more": False, "ended": False}
         return {
-            "data": whole.decode("utf-8", "replace"),
-            "next": offset + len(whole),
-            "ended": ended and at_end and len(whole) == len(data),
+            "data": found.data.decode("utf-8", "replace"),
+            "next": found.next,
+            "more": found.more,
+            "ended": ended and not found.more,
         }
+
+    def log_tail(self, rank: int, count: int) -> dict[str, int]:
+        """{"start", "end"}: the bytes between which the last `count` lines of a rank's log lie."""
+        try:
+            start, end = log_files.last(self.folder.log(rank), count)
+        except FileNotFoundError:
+            start = end = 0
+        return {"start": start, "end": end}
 
 
 def _checked(found: Any) -> dict[str, Any] | None:

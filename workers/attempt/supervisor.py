@@ -89,7 +89,7 @@ class Supervisor:
     def _start(self, rank: dict[str, Any]) -> None:
         """One rank in a process group of its own, which the kernel kills if we die."""
         number, me = rank["rank"], os.getpid()
-        self.logs[number] = RankLog(self.folder.log(number), self.redact)
+        self.logs[number] = RankLog(self.folder.log(number), self.redact, self.launch["log_limit_bytes"])
         try:
             child = subprocess.Popen(
                 rank["command"], env=rank["environment"] | self.secrets, cwd=rank["folder"], process_group=0,
