@@ -1,4 +1,4 @@
-"""The forms that programs usually print a secret in: quoted, escaped and encoded by what stands between it and a log."""
+"""The forms that programs usually print a secret in: quoted, escaped and encoded by what lies between it and a log."""
 
 import json
 import re
@@ -16,11 +16,8 @@ def forms(secret: str) -> set[bytes]:
     """The secret itself among them; of one with several lines, each longer line is a secret too."""
     lines = secret.splitlines()
     more = [line for line in lines if len(line) >= SHORTEST_LINE] if len(lines) > 1 else []
-    return {
-        form
-        for text in (secret, secret.strip(), *more)
-        for form in (*_texts(text), *_encoded(text.encode("utf-8", "surrogatepass")))
-    }
+    texts = (secret, secret.strip(), *more)
+    return {form for text in texts for form in (*_texts(text), *_encoded(text.encode("utf-8", "surrogatepass")))}
 
 
 def _texts(secret: str) -> Iterator[bytes]:
