@@ -4,6 +4,7 @@ It remembers nothing: after kill -9 the new agent reads everything back from the
 that never stopped. Arguments and results are plain data. Without Ray it is an ordinary object.
 """
 
+import logging
 import socket
 import sys
 import threading
@@ -33,6 +34,7 @@ FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
 FENCE_EVERY_S = 1.0
 KV_TIMEOUT_S = 3.0
+LOG = logging.getLogger(__name__)
 
 
 class Agent:
@@ -192,11 +194,17 @@ class Agent:
         return self._checkpoints.plan(path, kind, count)
 
     def _watch_fences(self) -> None:
-        """While the controller is silent for a third of a lease, ask Ray's key-value store who owns the job."""
+        """While the controller is silent for a third of a lease, ask Ray's key-value store who owns the job.
+
+        Never ends: every lease of this node would lapse the next time the controller is silent.
+        """
         while True:
             time.sleep(FENCE_EVERY_S)
             silent_s = time.monotonic() - self._heard_s
-            fence.check((a for a in self._attempts.live() if silent_s > a.lease_s / 3), _newest_epoch)
+            try:
+                fence.check([a for a in self._attempts.live() if silent_s > a.lease_s / 3], _newest_epoch)
+            except Exception:
+                LOG.exception("fences were not looked at")
 
 
 def _ray() -> Any:

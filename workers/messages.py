@@ -70,7 +70,7 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one node's part of an attempt ended: a state of OUTCOMES, exit codes by global rank, the task's result (rank
-    0).
+    0), the most host memory its ranks held at one time (0: not measured).
     """
 
     job: str
@@ -81,6 +81,7 @@ class Outcome:
     failure: Failure | None = None
     result: dict[str, Any] = field(default_factory=dict)
     ended_s: float = 0.0
+    peak_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 import json
 import shutil
-import signal
 import time
 from contextlib import suppress
 from typing import Any
 
 from cluster.errors import NotFound, UserError
 from cluster.plain import from_plain
-from workers.attempt import lease, outcome, processes
-from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
+from workers.attempt import outcome, reserve
+from workers.attempt.life import STOP_BYTES, Life
+from workers.attempt.records import AttemptId, Folder, read_json, replace_text
 from workers.messages import Outcome
 
 LOOK_FOR_SUPERVISOR_S = 0.3
@@ -27,6 +27,7 @@ class Attempt:
         self.id = attempt
         self.folder = folder
         self.lease_s = lease_s
+        self.life = Life(folder, lease_s)
         self.starting = False
         self.gone = False
         self._ended: dict[str, Any] | None = None
@@ -55,15 +56,19 @@ class Attempt:
         if self.starting or self.outcome is not None or now - self._looked_s < LOOK_FOR_SUPERVISOR_S:
             return
         self._looked_s = now
-        never_ran = not self.folder.supervisor.exists()
         self.gone = not self.folder.path.is_dir()
-        if self.gone or lease.is_held(self.folder.lock) or (never_ran and not lease.passed(self.folder.lease)):
+        if self.gone or self.life.goes_on() or self.outcome is not None:
             return
+        self.life.end()
         if self.outcome is None:
-            processes.kill_tree(0, self.folder.shared)
             self._ended = outcome.outcome(self.id, "lost", {}, self._why_lost())
-            with suppress(OSError):  # a full disk: whoever comes after us finds the same and says the same
-                write_json(self.folder.outcome, self._ended, durable=True)
+            with suppress(OSError):  # whoever comes after us finds the same and says the same
+                reserve.put(self.folder.outcome, json.dumps(self._ended), durable=True)
+
+    def renew(self, asked_s: float | None = None) -> None:
+        """Give it its full lease, from the time of the controller's word; not one that never got a supervisor."""
+        if self.starting or self.life.recorded is not None:
+            self.life.renew(asked_s)
 
     def _why_lost(self) -> dict[str, Any]:
         said = self.folder.complaints.read_text(errors="replace") if self.folder.complaints.exists() else ""
@@ -98,10 +103,8 @@ class Attempt:
             raise UserError(f"cannot stop an attempt by {how!r}", "valid: preempt, cancel")
         if not self.live or (self.folder.stop.exists() and how == "preempt"):
             return
-        replace_text(self.folder.stop, how)
-        recorded = read_json(self.folder.supervisor)
-        if recorded is not None and lease.is_held(self.folder.lock):
-            processes.send(recorded["pid"], signal.SIGUSR1)
+        reserve.put(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
+        self.life.wake()
 
     def forget(self) -> None:
         """Remove what the ranks wrote; logs and records stay. Raises UserError while it runs."""

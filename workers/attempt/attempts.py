@@ -1,5 +1,6 @@
 """All attempts of one node: started, watched, stopped, adopted. Nothing is kept here that a restart would lose."""
 
+import logging
 import os
 import shutil
 import threading
@@ -19,6 +20,7 @@ from workers.packages import Packages
 
 LOOK_EVERY_S = 0.02
 RENEW_AT_MOST_EVERY_S = 0.5
+LOG = logging.getLogger(__name__)
 
 
 class Attempts:
@@ -151,7 +153,10 @@ class Attempts:
         if time.monotonic() - self._renewed_s >= RENEW_AT_MOST_EVERY_S:
             self._renewed_s = time.monotonic()
             for attempt in self.live():
-                lease.renew(attempt.folder.lease, attempt.lease_s)
+                try:
+                    attempt.renew()
+                except OSError as e:
+                    LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
     def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[dict[str, Any]]:
         """AttemptReports of all attempts with news, as soon as there is one; [] after `timeout_s`."""

@@ -12,14 +12,17 @@ from typing import Any
 
 from cluster.errors import FleetError, UserError
 from cluster.plain import to_plain
-from workers.attempt import lease, processes
+from workers.attempt import cgroup, lease, processes, reserve
 from workers.attempt.environment import rank_environment, supervisor_environment
+from workers.attempt.life import STOP_BYTES
 from workers.attempt.records import Folder, write_json
 from workers.messages import Order
 from workers.packages import Packages
 
 START_TIMEOUT_S = 20.0
 CHILD = ("-P", "-m", "workers.attempt.child")
+RESERVES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
+"""What must be written also when the disk is full by then: bytes by name of the path in a Folder."""
 
 
 def absolute(order: Order, storage: Path) -> Order:
@@ -55,15 +58,20 @@ def prepare(
     write_json(folder.order, to_plain(order))
     write_json(folder.told, to_plain(order))
     write_json(folder.launch, launch_record(folder, order, node, threads, environ))
+    for path, size_bytes in RESERVES.items():
+        reserve.keep(getattr(folder, path), size_bytes)
     lease.write(folder.lease, order.lease_s)
 
 
 def launch_record(folder: Folder, order: Order, node: str, threads: int, environ: Mapping[str, str]) -> dict[str, Any]:
     command = list(order.command) if order.task == "run" else [sys.executable, *CHILD]
+    groups = cgroup.find(environ).root
     return {
         "task": order.task,
         "node": node,
         "grace_s": order.grace_s,
+        "cgroup": str(groups / cgroup.name(folder.path)) if groups else "",
+        "limits": cgroup.limits(groups, environ) if groups else {},
         "ranks": [
             {
                 "rank": order.first_rank + local,

@@ -49,6 +49,7 @@ def outcome(
     codes: dict[int, int],
     failure: dict[str, Any] | None = None,
     result: dict[str, Any] | None = None,
+    peak_memory_bytes: int = 0,
 ) -> dict[str, Any]:
     return {
         "job": attempt.job,
@@ -59,6 +60,7 @@ def outcome(
         "failure": failure,
         "result": result or {},
         "ended_s": time.time(),
+        "peak_memory_bytes": peak_memory_bytes,
     }
 
 
@@ -75,3 +77,10 @@ def from_exit(rank: int, node: str, code: int, last_err: str) -> dict[str, Any]:
         return failure(rank, node, "signal", f"rank {rank} was killed by {name}{hint}", code)
     said = f": {last_err}" if last_err else ""
     return failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}", code)
+
+
+def out_of_memory(rank: int, node: str, limit_bytes: int) -> dict[str, Any]:
+    """Of a rank that the kernel killed because memory ran out. `limit_bytes` 0: the machine's own."""
+    limit = f"the attempt's limit of {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "the node's memory"
+    message = f"rank {rank} was killed by the kernel: {limit} was used up"
+    return failure(rank, node, "memory", message, -signal.SIGKILL)

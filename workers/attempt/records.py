@@ -3,15 +3,16 @@
 attempts/KEY is its record, which only agent and supervisor write:
 order.json        the Order; no secrets
 launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
-supervisor.json   {"pid", "created"} of the supervisor
+supervisor.json   who the supervisor is, and its keeper: see life.py
 supervisor.log    what the supervisor itself says on stderr: nothing, unless something is wrong with it
 lock              held by the supervisor while it lives
-lease             deadline in seconds of the boot clock; replaced by rename
+lease             deadline in seconds of the boot clock; written in place
 stop              "preempt" or "cancel"
 started           there once every rank has been started
 rank-R.log        `TIME out|err TEXT` lines
 outcome.json      the Outcome, written last
 forgotten         there once the controller has the outcome
+.NAME.reserve     space for NAME, in case the disk is full by then
 
 shared/KEY is what its ranks may write, and the only one of the two that they are told of. Whatever lies there may have
 been replaced by anything:
@@ -89,12 +90,16 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-        f.write(text)
-        if durable:
-            f.flush()
-            os.fsync(f.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as f:
+            f.write(text)
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
+        part.replace(path)
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:

@@ -102,7 +102,7 @@ def test_a_supervisor_killed_by_9_leaves_a_lost_attempt_and_no_process(node, tmp
     assert (ended["state"], ended["exit_codes"]) == ("lost", {})
     assert ended["failure"]["message"].startswith("the attempt's supervisor is gone: killed from outside")
     assert not is_alive(pid)
-    assert processes.tree(0, node.folder().shared) == set()
+    assert processes.tree([], node.folder().shared) == set()
 
 
 def test_an_agent_that_died_between_folder_and_supervisor_can_be_asked_again(node):
@@ -227,7 +227,7 @@ def test_the_folder_that_a_rank_is_told_of_holds_no_record_of_the_agent(node):
     node.start(command=("sh", "-c", "ls -A $POLYFLEET_ATTEMPT_DIR; env"))
     node.outcome()
     said = [line.removeprefix("out ") for line in node.text()]
-    assert said[:2] == ["order.json", "work"]
+    assert said[:3] == [".result.json.reserve", "order.json", "work"]
     assert f"POLYFLEET_ATTEMPT_DIR={node.folder().shared}" in said
     assert not [line for line in said if str(node.folder().path) in line]
 
