@@ -29,8 +29,9 @@ _OF_THE_READER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO,
 
 
 class Unreadable(UserError):
-    """`what` names the file or text, `why` says what is wrong with it. `passing`: the reader had no descriptor or memory
-    left, or the disk failed; whoever wrote the file is not to blame.
+    """`what` names the file or text, `why` says what is wrong with it.
+
+    `passing`: the reader had no descriptor or memory left, or the disk failed; who wrote the file is not to blame.
     """
 
     def __init__(self, what: str, why: str, passing: bool = False):
