@@ -3,15 +3,17 @@
 attempts/KEY is its record, which only agent and supervisor write:
 order.json        the Order; no secrets
 launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
-supervisor.json   {"pid", "created"} of the supervisor
+supervisor.json   who the supervisor is, and its keeper: see life.py
 supervisor.log    what the supervisor itself says on stderr: nothing, unless something is wrong with it
 lock              held by the supervisor while it lives
-lease             deadline in seconds of the boot clock; replaced by rename
+lease             deadline in seconds of the boot clock; written in place
 stop              "preempt" or "cancel"
 started           there once every rank has been started
 rank-R.log        `TIME out|err TEXT` lines
 outcome.json      the Outcome, written last
+unreadable        there once ranks have broken what the agent reads of them: {"reason"}
 forgotten         there once the controller has the outcome
+.NAME.reserve     space for NAME, in case the disk is full by then
 
 shared/KEY is what its ranks may write, and the only one of the two that they are told of. Whatever lies there may have
 been replaced by anything:
@@ -30,6 +32,10 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster.untrusted import Unreadable, read_bytes
+
+MOST_RECORD_BYTES = 16 << 20
+MOST_RESULT_BYTES = 4 << 20
 NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.(\d+)\.(\d+)", re.ASCII)
 
 
@@ -80,6 +86,7 @@ class Folder(Shared):
         self.started = path / "started"
         self.outcome = path / "outcome.json"
         self.complaints = path / "supervisor.log"
+        self.unreadable = path / "unreadable"
         self.forgotten = path / "forgotten"
 
     def log(self, rank: int) -> Path:
@@ -90,12 +97,16 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-        f.write(text)
-        if durable:
-            f.flush()
-            os.fsync(f.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as f:
+            f.write(text)
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
+        part.replace(path)
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
@@ -103,8 +114,8 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """None when the file is absent or holds no JSON: user code can write into its attempt's folder."""
+    """A record of ours; None when it is absent or cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(read_bytes(path, MOST_RECORD_BYTES))
+    except (Unreadable, FileNotFoundError, ValueError, RecursionError):
         return None
