@@ -8,6 +8,8 @@ from urllib.parse import quote, quote_plus
 
 SHORTEST_LINE = 8
 SHELL = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
+ESCAPED = ("<>&", "<>&'", "<>&'+`\"")
+"""By JSON that may stand in HTML: of Go, of PHP and Jackson, of .NET."""
 WRAPPED_AT = (64, 76)
 """Columns of openssl's and coreutils' base64."""
 
@@ -46,9 +48,14 @@ def _json(secret: str) -> Iterator[str]:
     yield from _both_cases("".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2)))
     for ascii_only in (True, False):
         text = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-        for one in (text, text.replace("/", "\\/"), re.sub("[<>&']", lambda m: f"\\u{ord(m[0]):04x}", text)):
+        for one in (text, text.replace("/", "\\/"), *(_escaped(text, some) for some in ESCAPED)):
             yield from _both_cases(one)
             yield json.dumps(one, ensure_ascii=ascii_only)[1:-1]
+
+
+def _escaped(text: str, characters: str) -> str:
+    plain = text.replace('\\"', '"') if '"' in characters else text
+    return re.sub(f"[{characters}]", lambda match: f"\\u{ord(match[0]):04x}", plain)
 
 
 def _both_cases(text: str) -> tuple[str, str]:

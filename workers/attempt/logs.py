@@ -39,7 +39,8 @@ class RankLog:
         whole = max(rest.rfind(b"\n", searched), rest.rfind(b"\r", searched, len(rest) - 1)) + 1
         if whole:
             block = bytes(rest[:whole])
-            whole -= self._redact.begun(block)
+            if begun := self._redact.begun(block):
+                whole = block.rfind(b"\n", 0, whole - begun) + 1
             del rest[:whole]
             self._write(stream, self._texts(block[:whole]))
         if len(rest) > LONGEST_LINE_BYTES + self._redact.longest:

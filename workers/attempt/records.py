@@ -9,7 +9,7 @@ lock              held by the supervisor while it lives
 lease             deadline in seconds of the boot clock; written in place
 stop              "preempt" or "cancel"
 started           there once every rank has been started
-rank-R.log        `TIME out|err TEXT` lines
+rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N goes on from byte N
 outcome.json      the Outcome, written last
 unreadable        there once ranks have broken what the agent reads of them: {"reason"}
 forgotten         there once the controller has the outcome

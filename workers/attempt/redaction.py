@@ -7,11 +7,11 @@ bytes, each is looked up in a set, and only a form of which a group occurs is se
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from workers.attempt.disguises import forms
-
+NAMES = "POLYFLEET_SECRETS"
+"""In a rank's environment: names of its variables that are secrets, comma-separated."""
 MASK = b"***"
 SHORTEST = 4
 """Characters: a shorter secret stays as it is, or every second word would be masked."""
@@ -26,7 +26,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]):
         given = [s for s in secrets if s]
-        found = sorted({form for s in given if len(s) >= SHORTEST for form in forms(s) if len(form) >= SHORTEST})
+        found = _forms(s for s in given if len(s) >= SHORTEST) if given else []
         self.too_short = sum(len(s) < SHORTEST for s in given)
         self.longest = max(map(len, found), default=0)
         self._short = [form for form in found if len(form) < WINDOW_BYTES]
@@ -35,7 +35,12 @@ class Redactor:
             for gram in _grams(form):
                 self._by_gram[gram].append(form)
         self._grams = frozenset(self._by_gram)
-        self._beginnings = _beginnings(found)
+        self._several = _lines_of_several(found)
+
+    @classmethod
+    def of_rank(cls, environ: Mapping[str, str]) -> "Redactor":
+        """For what a rank itself writes: made before the user's code runs, which may change its environment."""
+        return cls(environ[name] for name in environ.get(NAMES, "").split(",") if name in environ)
 
     def __call__(self, text: str) -> str:
         if not self.longest:
@@ -64,10 +69,13 @@ class Redactor:
     def begun(self, lines: bytes) -> int:
         """How many bytes at the end of these whole lines may be the first lines of a secret that has more of them."""
         last = lines[lines.rfind(b"\n", 0, -1) + 1 :]
-        return max((at for form, at in self._beginnings.get(last, ()) if lines.endswith(form[:at])), default=0)
+        likely = (*self._several.get(b"", ()), *self._several.get(last, ()))
+        return max((at for form, at in likely if lines.endswith(form[:at])), default=0)
 
     def plain(self, value: Any) -> Any:
-        """A copy of JSON-like data without secrets, keys included. Numbers stay numbers."""
+        """JSON-like data without secrets, keys included. Numbers stay numbers."""
+        if not self.longest:
+            return value
         if isinstance(value, str):
             return self(value)
         if isinstance(value, dict):
@@ -75,6 +83,12 @@ class Redactor:
         if isinstance(value, list | tuple):
             return [self.plain(v) for v in value]
         return value
+
+
+def _forms(secrets: Iterable[str]) -> list[bytes]:
+    from workers.attempt.disguises import forms  # most attempts have no secrets, and start sooner without it
+
+    return sorted({form for secret in secrets for form in forms(secret) if len(form) >= SHORTEST})
 
 
 def _grams(form: bytes) -> Iterator[int]:
@@ -92,13 +106,15 @@ def _occurrences(data: bytes, form: bytes) -> Iterator[tuple[int, int]]:
         at = data.find(form, at + len(form))
 
 
-def _beginnings(found: list[bytes]) -> dict[bytes, list[tuple[bytes, int]]]:
-    """By a line of theirs that is not the last: the forms of several lines, each with the offset behind that line."""
+def _lines_of_several(found: list[bytes]) -> dict[bytes, list[tuple[bytes, int]]]:
+    """Forms of several lines, each with the offset behind one of them that is not its last. They are filed under that
+    line, but under b"" for the first one, which need not begin a line of the stream.
+    """
     by_line: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
     for form in found:
         at = 0
         for line in form.splitlines(keepends=True)[:MOST_LINES] if b"\n" in form[:-1] else ():
-            at += len(line)
+            key, at = line if at else b"", at + len(line)
             if at < len(form):
-                by_line[line].append((form, at))
+                by_line[key].append((form, at))
     return dict(by_line)
