@@ -211,6 +211,18 @@ def test_a_log_is_not_written_to_where_a_link_leads(tmp_path):
     assert (tmp_path / "secret").read_text() == "mine\n"
 
 
+def test_no_line_is_longer_than_what_a_reader_takes_at_once(tmp_path):
+    """The rest of a line that was read in two parts began with whatever time and stream the job had put there."""
+    log = RankLog(tmp_path / "rank-0.log", Redactor(["é" * 30_000]))
+    line = b"\xff" * 250_000 + FORGED.encode() + b"\xff" * 250_000 + b"\n"
+    for start in range(0, len(line), 64 << 10):
+        log.feed("out", line[start : start + (64 << 10)])
+    log.close()
+    written = (tmp_path / "rank-0.log").read_bytes().split(b"\n")
+    assert max(map(len, written)) < log_files.LONGEST_READ_BYTES
+    assert b"".join(text[32:] for text in written) == line.rstrip().replace(b"\xff", rb"\xff")
+
+
 @pytest.mark.parametrize("offset", [-5, 10**6, 2**63, 10**30])
 def test_an_offset_that_no_log_has_gives_no_error(ended, offset):
     [path] = ended()

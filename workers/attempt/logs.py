@@ -9,6 +9,8 @@ from workers.attempt.redaction import Redactor
 
 LIMIT_BYTES = 1 << 30
 LONGEST_LINE_BYTES = 64 << 10
+LONGEST_TEXT = 128 << 10
+"""Characters, of up to four bytes: with its stamp a line is shorter than log_files.LONGEST_READ_BYTES."""
 # A progress bar's carriage return ends a line too.
 END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 
@@ -57,7 +59,7 @@ class RankLog:
         lines = END_OF_LINE.split(self._redact.clean(data))
         if not lines[-1]:
             lines.pop()
-        return [line.decode("utf-8", "backslashreplace") for line in lines]
+        return [piece for line in lines for piece in _pieces(line.decode("utf-8", "backslashreplace"))]
 
     def _write(self, stream: str, texts: list[str]) -> None:
         if not texts:
@@ -82,6 +84,11 @@ class RankLog:
         self.end("out")
         self.end("err")
         self._log.close()
+
+
+def _pieces(text: str) -> list[str]:
+    """So short that a reader always gets a whole line: what follows a cut looks like a line of its own."""
+    return [text[start : start + LONGEST_TEXT] for start in range(0, max(len(text), 1), LONGEST_TEXT)]
 
 
 def _between_characters(data: bytes, at: int) -> int:
