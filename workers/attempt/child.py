@@ -39,7 +39,7 @@ def main() -> int:
     except BaseException as e:
         failure = describe(e, rank)
         print(failure["traceback"] or failure["message"], file=sys.stderr)  # noqa: T201 - the rank's log is its stderr
-        write_json(folder.failure(rank), redact.plain(failure))
+        write_json(folder.failure(rank), redact.plain(failure, keys=False))
         return INTERRUPTED if isinstance(e, KeyboardInterrupt) else 1
     return 0
 

@@ -72,16 +72,16 @@ class Redactor:
         likely = (*self._several.get(b"", ()), *self._several.get(last, ()))
         return max((at for form, at in likely if lines.endswith(form[:at])), default=0)
 
-    def plain(self, value: Any) -> Any:
-        """JSON-like data without secrets, keys included. Numbers stay numbers."""
+    def plain(self, value: Any, *, keys: bool = True) -> Any:
+        """JSON-like data without secrets. Numbers stay numbers, and keys what they are where they are ours."""
         if not self.longest:
             return value
         if isinstance(value, str):
             return self(value)
         if isinstance(value, dict):
-            return {self.plain(k): self.plain(v) for k, v in value.items()}
+            return {self.plain(k) if keys else k: self.plain(v, keys=keys) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.plain(v) for v in value]
+            return [self.plain(v, keys=keys) for v in value]
         return value
 
 

@@ -238,7 +238,8 @@ class Supervisor:
         number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
         code = self.codes[number]
         try:
-            written = self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES))
+            said = untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES)
+            written = self.redact.plain(said, keys=False)
         except (FileNotFoundError, Unreadable):
             written = None
         if self.group is not None and code == -signal.SIGKILL and self.group.killed_for_memory():

@@ -60,7 +60,7 @@ def _answer(asking: socket.socket, handle: Callable[[Message], Any], redact: Red
                 told = {"result": handle(message)}
             except PolyfleetError as e:
                 told = {"error": e.message, "remedy": e.remedy}
-        stream.write(json.dumps(redact.plain(told)).encode() + b"\n")
+        stream.write(json.dumps(redact.plain(told, keys=False)).encode() + b"\n")
         stream.flush()
     return bool(message.get("do") != "end")
 
