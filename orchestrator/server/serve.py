@@ -24,6 +24,7 @@ from orchestrator.server.app import make_app
 from orchestrator.server.connections import ACCEPTED_AT_ONCE, BACKLOG, protocol, raise_file_limit
 from orchestrator.server.facade import Facade
 from orchestrator.server.record import ServerRecord
+from orchestrator.server.transfers import forget_unfinished
 
 DRAIN_S = 3
 
@@ -42,6 +43,7 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) 
         secret = token.read(home)
         listening, path = held.enter_context(sockets.listener(home))
         tcp = [] if port is None else [held.enter_context(listener(port))]
+        forget_unfinished(home)
         service = make_service(home)
         try:
             _run(service, secret, home, path, [listening, *tcp])

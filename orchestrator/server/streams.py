@@ -32,7 +32,7 @@ PAGE_THREADS = 64
 MOST_STREAMS = 512
 LOG_POLLS_PER_S = 50
 """What idle logs share: with many, each is looked at less often than POLL_S has it."""
-PAGE_BYTES = 256 * 1024
+PAGE_BYTES = 1 << 20
 Item = tuple[str, Any] | None
 T = TypeVar("T")
 
@@ -199,18 +199,16 @@ class Logs:
         await self.streams.call(self.service.job, self.ref, page=True)
 
     async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
-        answer = await self.streams.call(
-            self.service.logs, self.ref, self.rank, self.epoch, self.cursor, limit_bytes, page=not self.following
-        )
-        self.cursor, self.ended = answer["cursor"], answer["ended"]
-        return list(answer["lines"])
+        return await self._lines(self.service.logs, self.cursor, limit_bytes)
 
     async def tail(self, count: int) -> list[Data]:
-        """The last `count` lines there are now; the cursor is behind them afterwards."""
-        last: list[Data] = []
-        while lines := await self.page():
-            last = (last + lines)[-count:] if count else []
-        return last
+        """The last `count` lines there are now, whatever the cursor was; it is behind them afterwards."""
+        return await self._lines(self.service.logs_tail, count)
+
+    async def _lines(self, ask: Callable[..., Data], *arguments: Any) -> list[Data]:
+        answer = await self.streams.call(ask, self.ref, self.rank, self.epoch, *arguments, page=not self.following)
+        self.cursor, self.ended = answer["cursor"], answer["ended"]
+        return list(answer["lines"])
 
     async def follow(self, tail: int | None) -> AsyncIterator[Item]:
         self.streams.logs += 1
