@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from cluster import tokens
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.paths import private_dir
-from cluster.processes import ProcessId, alive, start_detached, stop
+from cluster.paths import open_private, private_dir
+from cluster.processes import ProcessId, age_s, alive, running, start_detached, stop
 from orchestrator.server import record, token
 from orchestrator.server.record import ServerRecord
 
@@ -68,7 +66,7 @@ def _await_recorded(home: Path) -> ServerRecord | None:
     while strays := _unrecorded(home):
         if (running := find(home)) is not None:
             return running
-        if time.time() - strays[0].created > STARTING_S:
+        if age_s(strays[0]) > STARTING_S:
             raise Conflict(
                 f"a server of {home} runs as process {strays[0].pid}, but {home / record.NAME} does not say where",
                 "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
@@ -78,13 +76,8 @@ def _await_recorded(home: Path) -> ServerRecord | None:
 
 
 def _unrecorded(home: Path) -> list[ProcessId]:
-    """Processes that serve this home, whatever its record says."""
-    wanted = {"orchestrator.server", "--home", str(home)}
-    return [
-        ProcessId(process.pid, process.info["create_time"])
-        for process in psutil.process_iter(["cmdline", "create_time", "status"])
-        if wanted <= set(process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+    """Processes of our own user that serve this home, whatever its record says."""
+    return [process for process, words in running("orchestrator.server") if words[:2] == ["--home", str(home)]]
 
 
 def _refuse_taken(port: int) -> None:
@@ -103,7 +96,7 @@ def log_path(home: Path) -> Path:
 
 @contextmanager
 def _one_starter(home: Path) -> Iterator[None]:
-    with (home / "server-start.lock").open("w") as lock:
+    with open_private(home / "server-start.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

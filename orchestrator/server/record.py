@@ -9,15 +9,15 @@ from cluster.paths import write_private
 from cluster.processes import ProcessId
 
 NAME = "server.json"
-KINDS = {"pid": int, "created": int | float, "port": int, "version": str, "started_at": str}
+KINDS = {"pid": int, "created": str | int | float, "port": int, "version": str, "started_at": str}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """`created` is the process's start time: with it a recycled pid is told apart. `started_at` is ISO 8601, UTC."""
+    """`created` is the process's start, as in ProcessId: a recycled pid has another. `started_at` is ISO 8601, UTC."""
 
     pid: int
-    created: float
+    created: str | float
     port: int
     version: str
     started_at: str

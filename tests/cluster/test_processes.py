@@ -21,7 +21,8 @@ def test_a_detached_process_leads_a_session_of_its_own_and_writes_to_its_log(tmp
 
 def test_a_process_of_another_start_time_is_not_the_same(tmp_path: Path):
     process = sleeper(tmp_path)
-    stranger = replace(process, created=process.created - 60)
+    boot, _, ticks = str(process.created).rpartition(":")
+    stranger = replace(process, created=f"{boot}:{int(ticks) - 6000}")
     assert alive(process) and not alive(stranger)
     assert stop([stranger]) == 0 and alive(process)
     stop([process])
