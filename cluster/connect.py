@@ -13,7 +13,7 @@ from cluster.ray_node import SETTINGS, token_environment
 NAMESPACE = "polyfleet"
 
 OF_A_DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
-"""Without end: Ray ends a process that waited so long for a head that is gone, also one that has since joined another cluster."""
+"""Without end. Ray ends a process that waited so long for a head that is gone, even if it has joined another since."""
 
 
 def foreign_token() -> Path:

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from cluster.vocabulary import Finding
 from orchestrator.runtime.engine import Blocked
 from orchestrator.runtime.leaks import Leak
+from orchestrator.runtime.link import NO_FLEET
 
 TURN_LATE_S = 5.0
 SILENT_S = 8.0
 """Four watches of two seconds: an agent under load answers later than one."""
 
 STARTING_S = 60.0
+TROUBLE_S = 3.0
+"""To join a cluster takes a second; longer is worth telling."""
+
 LITTLE_ROOM_BYTES = 256 << 20
 NAMED = 5
 GIB = 1 << 30
@@ -21,13 +25,16 @@ NoteOf = tuple[str, Finding]
 
 @dataclass(frozen=True, slots=True)
 class ControllerSeen:
-    """`trouble` is why no fleet is served, `holding` why nothing is placed, `failing` the last turn's error."""
+    """`trouble` is why no fleet is served, for `trouble_s`; `holding` why nothing is placed; `failing` the last turn's
+    error.
+    """
 
     turn_age_s: float
     doing: str
     failing: str = ""
     failures: int = 0
     trouble: str = ""
+    trouble_s: float = 0.0
     holding: str = ""
 
 
@@ -104,7 +111,7 @@ def _controller(seen: Seen) -> Iterator[NoteOf]:
 
 def _head(seen: Seen) -> Iterator[NoteOf]:
     own = seen.controller
-    if own.trouble:
+    if own.trouble and own.trouble != NO_FLEET and own.trouble_s > TROUBLE_S:
         remedy = "`polyfleet up`" if not seen.repairing else "wait, or run `polyfleet up`"
         yield "", Finding("error", "fleet", own.trouble, remedy)
     if own.holding:

@@ -33,7 +33,11 @@ class Jobs:
         """The whole log. A job whose history has a row that cannot be used is in `damaged`, with the reason: what it is
         now cannot be told from the rest. A note of a checkpoint may be missing; the pool's folder is looked at anyway.
         """
-        for event in self._store.read(0):
+        stored = self._store.read(0)
+        for row in self._store.damage.rows:
+            if row.table == "events" and row.event not in HARMLESS:
+                self.damaged.setdefault(row.owner, str(row))
+        for event in stored:
             before = self._ledger.records.get(event.job)
             try:
                 why = ignored(before, event) if self._ledger.apply(event) is before else ""
@@ -43,9 +47,6 @@ class Jobs:
                 row = DamagedRow("events", event.seq, event.job, event.event, f"cannot be used: {why}")
                 self._store.damage.add(row)
                 self.damaged[event.job] = str(row)
-        for row in self._store.damage.rows:
-            if row.table == "events" and row.event not in HARMLESS:
-                self.damaged.setdefault(row.owner, str(row))
 
     def new_id(self, name: str) -> str:
         return f"{name}-{secrets.token_hex(3)}"

@@ -17,6 +17,7 @@ JOIN_S = 30.0
 LEAVE_S = 30.0
 END_S = 5.0
 AGAIN_S = 1.0
+NO_FLEET = "no fleet is up"
 
 
 class Link:
@@ -109,7 +110,7 @@ class Link:
 def _no_cluster(fleet: FleetRecord | None) -> str:
     """Why there is no cluster to be in, or ""."""
     if fleet is None:
-        return "no fleet is up"
+        return NO_FLEET
     if fleet.state != "up":
         return f"the fleet is {fleet.state}"
     return "the fleet's head is gone" if fleet.headless else ""

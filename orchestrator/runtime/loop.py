@@ -25,7 +25,7 @@ from orchestrator.runtime.follow import Follower
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.leaks import Leaks
-from orchestrator.runtime.link import Link
+from orchestrator.runtime.link import NO_FLEET, Link
 from orchestrator.runtime.live import Live, live_of
 from orchestrator.runtime.placements import Placements
 from orchestrator.runtime.pulse import Pulse
@@ -64,7 +64,8 @@ class Runtime(threading.Thread):
         self.replaced = False
         self._throughput = throughput
         self.pulse = pulse or Pulse()
-        self.trouble, self.planned = "no fleet is up", Plan()
+        self.trouble, self.planned = NO_FLEET, Plan()
+        self._trouble_since_s = time.monotonic()
         self._lives: dict[str, Live] = {r.job.id: live for r in jobs.all() if (live := live_of(r))}
         for live in self._lives.values():
             live.told_s = told_until(store, live)
@@ -85,6 +86,11 @@ class Runtime(threading.Thread):
             "launch_failed": self._placements.launch_failed,
         }
         self._closing = threading.Event()
+
+    @property
+    def trouble_s(self) -> float:
+        """For how long there has been trouble."""
+        return time.monotonic() - self._trouble_since_s if self.trouble else 0.0
 
     @property
     def holding(self) -> str:
@@ -113,7 +119,7 @@ class Runtime(threading.Thread):
                 self._turn(messages)
                 self.pulse.ended()
             except PolyfleetError as e:
-                self.trouble = str(e)
+                self._troubled(str(e))
                 self._failed(str(e))
             except Exception as e:
                 log.exception("this turn failed; the next one starts from what is stored")
@@ -124,6 +130,11 @@ class Runtime(threading.Thread):
             log.warning("%s", error)
         self.pulse.ended(error)
         self._closing.wait(TURN_S)
+
+    def _troubled(self, why: str) -> None:
+        if why and not self.trouble:
+            self._trouble_since_s = time.monotonic()
+        self.trouble = why
 
     def _drain(self) -> list[Any]:
         messages = []
@@ -140,7 +151,7 @@ class Runtime(threading.Thread):
         self._handle(messages)
         self._cancel_damaged()
         self.pulse.doing = "reading the fleet's record"
-        self.trouble = self._link.trouble(fleet_record.read(), self._give_back)
+        self._troubled(self._link.trouble(fleet_record.read(), self._give_back))
         if self.trouble:
             return
         self._agents.refresh()

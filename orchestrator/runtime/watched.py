@@ -41,7 +41,9 @@ class Watched:
 
     def _controller(self) -> ControllerSeen:
         runtime, pulse = self._runtime, self._runtime.pulse
-        return ControllerSeen(pulse.age_s, pulse.doing, pulse.failing, pulse.failures, runtime.trouble, runtime.holding)
+        return ControllerSeen(
+            pulse.age_s, pulse.doing, pulse.failing, pulse.failures, runtime.trouble, runtime.trouble_s, runtime.holding
+        )
 
     def _database(self) -> StoreSeen:
         now = self._store.state()
