@@ -21,8 +21,8 @@ LIMIT_S = 20.0
 HEAD_LATE_S = 5.0
 """Ray answers within milliseconds; without an answer for so long nothing new is placed."""
 
-HUNG_S = 12.0
-"""Below the default lease: the next agent renews it in time."""
+HUNG_S = 8.0
+"""Ray needs 5 s to end a hung process and 2 s to start the next, which then renews leases of 20 s in time."""
 
 HELLO_HUNG_S = 90.0
 REST_S = 0.5

@@ -9,8 +9,8 @@ from orchestrator.runtime.leaks import Leak
 from orchestrator.runtime.link import NO_FLEET
 
 TURN_LATE_S = 5.0
-SILENT_S = 8.0
-"""Four watches of two seconds: an agent under load answers later than one."""
+SILENT_S = 6.0
+"""Three watches of two seconds."""
 
 STARTING_S = 60.0
 TROUBLE_S = 3.0
@@ -155,7 +155,12 @@ def _strangers(seen: Seen) -> Iterator[NoteOf]:
     )
     names = ", ".join(f"{key} on {node}" for node, key in there[:NAMED])
     more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
-    said = f"{cause}: {len(there)} attempts of jobs it does not know run ({names}{more}); their nodes take nothing new"
+    many = (
+        f"{len(there)} attempts of jobs it does not know run"
+        if there[1:]
+        else "1 attempt of a job it does not know runs"
+    )
+    said = f"{cause}: {many} ({names}{more}); nothing new is started on those nodes"
     remedy = "`polyfleet server stop` and restore the database, or `polyfleet down` ends them"
     yield "", Finding("error", "store", said, remedy)
 

@@ -101,7 +101,9 @@ class Leaks:
             for key, since in list(self._over_since.items())
             if now - since > SOON_S
         ]
-        return [*kept_by_ended_jobs(self._jobs.all(), time.time()), *stuck, *self._reserved]
+        running = {key.rpartition(".")[0] for _, agent in self._agents.items() for key in agent.unknown}
+        reserved = [leak for leak in self._reserved if leak.attempt not in running]  # those are told as such
+        return [*kept_by_ended_jobs(self._jobs.all(), time.time()), *stuck, *reserved]
 
 
 def _told_by_the_next_look(_: Any) -> None: ...

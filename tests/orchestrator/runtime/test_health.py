@@ -81,7 +81,7 @@ def test_attempts_that_the_database_does_not_know_are_an_error_that_says_how_to_
         "error",
         "store",
         "the database of this home was replaced or emptied: 3 attempts of jobs it does not know run "
-        "(j.1.0 on a, k.2.0 on b, k.2.1 on b); their nodes take nothing new",
+        "(j.1.0 on a, k.2.0 on b, k.2.1 on b); nothing new is started on those nodes",
         "`polyfleet server stop` and restore the database, or `polyfleet down` ends them",
     )
     assert "older copy" in said(replace(WELL, nodes=nodes))[0][3]
