@@ -8,6 +8,7 @@ from typing import IO
 
 from cluster.errors import UserError
 
+DEFAULT_HOME = ".polyfleet"
 MARKS = {"fleet.lock", "server-start.lock", "server.lock", "ray-token"}
 """Files of a home: one of them shows that we use that folder already."""
 
@@ -16,7 +17,7 @@ def home() -> Path:
     """State of this user's server and embedded fleet: POLYFLEET_HOME, else ~/.polyfleet. Holds tokens, so it is made
     0700.
     """
-    return Path(os.environ.get("POLYFLEET_HOME") or Path.home() / ".polyfleet").expanduser().absolute()
+    return Path(os.environ.get("POLYFLEET_HOME") or Path.home() / DEFAULT_HOME).expanduser().absolute()
 
 
 def cache() -> Path:
@@ -28,40 +29,61 @@ def cache() -> Path:
 
 
 def private_dir(path: Path) -> Path:
-    """A folder of ours, open to its owner only. What is missing of `path` is made so.
+    """A folder of ours, open to its owner only; what is missing of `path` is made so.
 
-    One that exists is closed if it is empty or has a mark of ours. Raises UserError where another user owns it, and
-    where it is open to others and holds what is not ours: closing `/` or `/tmp` would break the machine.
+    One that exists and is open is closed, with our home if it lies in it. Raises UserError where another user owns it,
+    and where it holds what is not ours: closing `/` or `/tmp` would break the machine.
     """
     if _make(path):
         return path
+    refuse_foreign(path)
     found = path.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{path} is not a folder", "move it away, or choose another place")
-    if found.st_uid != os.geteuid():
-        raise UserError(
-            f"{path} belongs to user {found.st_uid}, this process runs as user {os.geteuid()}",
-            "name a folder of your own, as POLYFLEET_HOME does for all of them",
-        )
     if found.st_mode & 0o077 and not _closed_above(path):
-        names = {entry.name for entry in path.iterdir()}
-        if path.parent == path.parent.parent or (names and not names & MARKS):
+        if home() in path.parents:
+            private_dir(home())
+        elif not _is_ours(path):
             raise UserError(
-                f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}) and not a folder of ours",
+                f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}) and is no folder of Polyfleet",
                 f"name a folder of its own, such as {path / 'polyfleet'}, or close it: chmod 700 {path}",
             )
         path.chmod(0o700)
     return path
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raises UserError where another user owns `path`: what it says of processes, ports and tokens may be a trap."""
+    try:
+        owner = path.stat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != os.geteuid():
+        raise UserError(
+            f"{path} belongs to user {owner}, this process runs as user {os.geteuid()}",
+            "set POLYFLEET_HOME to a folder of your own",
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    """Its name or an entry says that we use it already, or nothing is in it. Never `/` or a folder right below it."""
+    if path.parent == path.parent.parent:
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    return path.name == DEFAULT_HOME or not names or bool(names & MARKS)
+
+
 def _make(path: Path) -> bool:
-    """Make the folder and those above it, closed to others whatever the umask. False when it is there already."""
+    """Make the folder and those above it, closed to others whatever the umask. False when it is there already.
+
+    Raises OSError, as for a file in its place.
+    """
     try:
         path.mkdir(0o700)
     except FileNotFoundError:
         _make(path.parent)
         return _make(path)
     except FileExistsError:
+        if not path.is_dir():
+            raise
         return False
     return True
 
@@ -70,6 +92,24 @@ def _closed_above(path: Path) -> bool:
     """A folder above it is ours and keeps everybody else out."""
     above = (folder.stat() for folder in path.resolve().parents)
     return any(found.st_uid == os.geteuid() and not found.st_mode & 0o077 for found in above)
+
+
+def cache_dir(name: str) -> Path:
+    """A folder of the cache that nobody else can change: code and interpreters lie there. Made closed to others.
+
+    Raises UserError where it is another user's, or where any user could exchange it.
+    """
+    folder = cache() / name
+    if _make(folder):
+        return folder
+    found, above = folder.stat(), folder.parent.stat()
+    if found.st_uid != os.geteuid():
+        raise UserError(f"{folder} belongs to user {found.st_uid}", "set POLYFLEET_CACHE to a folder of your own")
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        raise UserError(f"any user of this machine can exchange {folder}", f"close it: chmod go-w {folder.parent}")
+    if found.st_mode & 0o022:
+        folder.chmod(found.st_mode & ~0o022)
+    return folder
 
 
 def storage_dir(path: Path) -> Path:
@@ -82,8 +122,6 @@ def storage_dir(path: Path) -> Path:
     remedy = f"name a folder in it, such as {path / 'polyfleet'}: it is made for you alone"
     if path.resolve() in (Path("/"), Path.home().resolve()):
         raise UserError(f"{path} holds more than checkpoints", remedy)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a folder", "name a folder")
     mode = path.stat().st_mode
     if mode & stat.S_ISVTX and mode & stat.S_IWOTH:
         raise UserError(f"in {path} any user of this machine can put a checkpoint of any name", remedy)

@@ -115,11 +115,10 @@ def running(module: str) -> Iterator[tuple[ProcessId, list[str]]]:
     """Processes of our own user that are `python [flags] -m module ...`, with the arguments after the module."""
     for process in own():
         with suppress(psutil.Error):
-            found = identify(process.pid)
-            words = process.cmdline()
+            found, words = identify(process.pid), process.cmdline()
             at = words.index("-m") if "-m" in words else 0
-            flags = words[1:at]
-            if at and words[at + 1 : at + 2] == [module] and all(flag.startswith("-") for flag in flags):
+            exact = at and words[at + 1 : at + 2] == [module] and all(word.startswith("-") for word in words[1:at])
+            if exact and Path(process.exe()).name.lower().startswith("python"):
                 yield found, words[at + 2 :]
 
 

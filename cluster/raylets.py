@@ -126,7 +126,10 @@ def await_started(node: NodeProcess) -> None:
 
 
 def last_words(log: Path, lines: int = 5) -> str:
-    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:]) or "it printed nothing"
+    try:
+        return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:]) or "it printed nothing"
+    except OSError as e:
+        return f"its log {log} cannot be read: {e.strerror}"
 
 
 def keep_logs(record: FleetRecord) -> None:

@@ -4,6 +4,7 @@ It remembers nothing: after kill -9 the new agent reads everything back from the
 that never stopped. Arguments and results are plain data. Without Ray it is an ordinary object.
 """
 
+import os
 import socket
 import sys
 import threading
@@ -47,6 +48,8 @@ class Agent:
         backend: str | None = None,
     ):
         self._place = place(node, pool, backend, node_dir, storage)
+        if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
+            os.umask(int(mask, 8))
         private_dir(self._place.node_dir)
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")

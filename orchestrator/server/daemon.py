@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster import tokens
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.paths import open_private, private_dir
+from cluster.paths import open_private, private_dir, refuse_foreign
 from cluster.processes import ProcessId, age_s, alive, running, start_detached, stop
 from orchestrator.server import record, token
 from orchestrator.server.record import ServerRecord
@@ -29,7 +29,11 @@ Progress = Callable[[str], None]
 
 
 def find(home: Path) -> ServerRecord | None:
-    """The living server of this home. A record whose process is gone, or is another one by now, counts as none."""
+    """The living server of this home. A record whose process is gone, or is another one by now, counts as none.
+
+    Raises UserError for another user's home: its record would lead our token to a port of theirs.
+    """
+    refuse_foreign(home)
     found = record.read(home)
     return found if found and alive(found.process) else None
 
