@@ -26,7 +26,6 @@ from orchestrator.runtime import observe, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.engine import RAY
-from orchestrator.runtime.health import findings
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher, resolve_secrets
 from orchestrator.runtime.logs import Logs
@@ -239,7 +238,7 @@ class Service:
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
-        return [{"node": name, **to_plain(finding)} for name, finding in [*told, *findings(self._watched.seen())]]
+        return [{"node": name, **to_plain(finding)} for name, finding in [*told, *self._watched.findings()]]
 
     def health(self) -> dict[str, Any]:
         """The server's own state, as seen now from outside its controller's thread."""

@@ -37,6 +37,7 @@ class Agent:
 
     Monotonic times: `last_contact_s` of its last answer, `asked_s` of the newest watch. `strangers` are live attempts
     there that the store does not know, with how far they have told: key -> (cursor, phase).
+    `poison` is of attempts whose ranks wrote what cannot be used: {key: {"count", "reason"}}.
     """
 
     ray_node_id: str
@@ -50,6 +51,7 @@ class Agent:
     making: bool = False
     made_s: float = 0.0
     strangers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    poison: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

@@ -40,14 +40,13 @@ class ControllerSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """`poisoned`: sentences on what job code wrote that could not be read. `unknown`: attempts not in the database."""
+    """`unknown`: attempts that run there and are not in the database."""
 
     node: str
     lost: str
     ready: bool
     silent_s: float
     unknown: tuple[str, ...] = ()
-    poisoned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +139,6 @@ def _nodes(seen: Seen) -> Iterator[NoteOf]:
         elif node.silent_s > (SILENT_S if node.ready else STARTING_S):
             said = f"its agent has not answered for {age(node.silent_s)}"
             yield node.node, Finding("warning", "agent", said, "it is started again if it stays silent")
-        for sentence in node.poisoned:
-            yield node.node, Finding("warning", "job", sentence, "cancel the job, or look at what its code writes")
 
 
 def _strangers(seen: Seen) -> Iterator[NoteOf]:

@@ -22,7 +22,7 @@ from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import observe, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
 from orchestrator.runtime.follow import Follower
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.leaks import Leaks
 from orchestrator.runtime.link import NO_FLEET, Link
@@ -169,12 +169,12 @@ class Runtime(threading.Thread):
         self.leaks.look(self.fleet, self.holding)
 
     def _handle(self, messages: list[Any]) -> None:
-        """What cannot be handled now, because the store refuses to take it, waits for the next turn."""
+        """What cannot be handled now, because the store takes nothing, waits for the next turn; all else is dropped."""
         while messages:
             kind, *rest = messages[0]
             try:
                 self._handlers[kind](*rest)
-            except PolyfleetError:
+            except NotStored:
                 for message in messages:
                     self._inbox.put(message)
                 raise

@@ -6,9 +6,11 @@ It takes no lock that the controller's thread holds while it waits, and asks nei
 from typing import Any
 
 from cluster.plain import to_plain
+from cluster.vocabulary import Finding
+from orchestrator.runtime import health, poison
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.engine import RAY
-from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen, findings
+from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
 from orchestrator.runtime.loop import Runtime
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.store import EventStore
@@ -64,8 +66,11 @@ class Watched:
         fleet = self._runtime.fleet
         return self._repair is not None and (fleet is None or fleet.embedded)
 
+    def findings(self) -> list[tuple[str, Finding]]:
+        """(node or "", finding) about the server itself, its fleet and what jobs wrote."""
+        return [*health.findings(self.seen()), *poison.findings(self._agents.items())]
+
     def view(self) -> dict[str, Any]:
         """For `status`: what is seen, and the findings about it."""
-        seen = self.seen()
-        view: dict[str, Any] = to_plain(seen)
-        return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in findings(seen)]}
+        view: dict[str, Any] = to_plain(self.seen())
+        return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in self.findings()]}

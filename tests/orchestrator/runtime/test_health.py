@@ -58,13 +58,12 @@ def test_lost_and_silent_nodes_are_told_starting_ones_get_their_time():
         NodeSeen("b", "", True, 11.0),
         NodeSeen("c", "", False, 11.0),
         NodeSeen("d", "", False, 61.0),
-        NodeSeen("e", "", True, 1.0, poisoned=("events of job x cannot be read",)),
+        NodeSeen("e", "", True, 1.0),
     )
     assert said(replace(WELL, nodes=nodes)) == [
         ("a", "error", "node", "lost: Ray reports the node dead"),
         ("b", "warning", "agent", "its agent has not answered for 11 s"),
         ("d", "warning", "agent", "its agent has not answered for 61 s"),
-        ("e", "warning", "job", "events of job x cannot be read"),
     ]
 
 
