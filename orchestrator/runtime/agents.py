@@ -226,10 +226,14 @@ class Agents:
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One call and its answer. Raises our own errors as they were raised there, else FleetError."""
+        return answer(getattr(self.actor(node), method).remote(*args), f"node {node}: {method}", timeout_s)
+
+    def actor(self, node: str) -> Any:
+        """Raises FleetError while it is being made."""
         actor = self[node].actor
         if actor is None:
             raise FleetError(f"node {node} has no agent yet", "it is being started: ask again")
-        return answer(getattr(actor, method).remote(*args), f"node {node}: {method}", timeout_s)
+        return actor
 
 
 def answer(ref: Any, what: str, timeout_s: float) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster import connect, fleet_record
+from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from orchestrator.runtime.agents import Agents, first_line
 from orchestrator.runtime.engine import RAY
@@ -69,8 +70,13 @@ class Link:
         fleet_record.write(replace(fleet, state="left"))
 
     def close(self) -> None:
-        if self.fleet is not None:
+        """At the server's end; a head that does not answer does not keep it."""
+        if self.fleet is None:
+            return
+        try:
             RAY.run("part from the cluster", connect.disconnect, END_S)
+        except FleetError as e:
+            log.warning("%s", e)
 
     def _join(self, fleet: FleetRecord) -> None:
         if self._failed and time.monotonic() - self._since_s < AGAIN_S:
