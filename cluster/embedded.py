@@ -4,6 +4,7 @@ It outlives whoever started it and is stopped by the process ids in fleet.json. 
 """
 
 import os
+import secrets
 import socket
 import tempfile
 import time
@@ -20,8 +21,10 @@ from cluster.fleet_record import FleetRecord
 from cluster.paths import home, open_private, umask
 from cluster.processes import free_port
 from cluster.raylets import (
+    AUTHENTICATION,
     TEMPORARY,
     await_started,
+    forget_tokens,
     keep_logs,
     make_storage,
     start_head,
@@ -167,20 +170,26 @@ def _make_storages(spec: FleetSpec) -> None:
 
 
 def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Mapping[str, int]) -> FleetRecord:
-    return successor(
-        FleetRecord(
-            name=spec.name,
-            state="starting",
-            address="",
-            version=VERSION,
-            started_s=time.time(),
-            token_path=str(tokens.ensure(home() / "ray-token")),
-            pools=_plain_pools(spec),
-            left_out=tuple((pool, why) for pool, why in left_out),
-            found=dict(found),
-            umask=umask(),
-        )
+    """With a token of its own: whoever learnt that of an earlier fleet has nothing."""
+    forget_tokens()
+    token = tokens.ensure(home() / f"{AUTHENTICATION}-{secrets.token_hex(4)}")
+    new = FleetRecord(
+        name=spec.name,
+        state="starting",
+        address="",
+        version=VERSION,
+        started_s=time.time(),
+        token_path=str(token),
+        pools=_plain_pools(spec),
+        left_out=tuple((pool, why) for pool, why in left_out),
+        found=dict(found),
+        umask=umask(),
     )
+    try:
+        return successor(new)
+    except OSError:
+        token.unlink()
+        raise
 
 
 def successor(record: FleetRecord) -> FleetRecord:

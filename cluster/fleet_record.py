@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
-from cluster.paths import home, private_dir, refuse_foreign, write_private
+from cluster.paths import home, private_dir, refuse_foreign_folder, write_private
 from cluster.plain import from_plain, to_plain
 from cluster.processes import ProcessId, alive
 
@@ -87,7 +87,7 @@ def path() -> Path:
 
 def read() -> FleetRecord | None:
     """The record of this home, or None when no fleet was brought up. Raises UserError for another user's home."""
-    refuse_foreign(home())
+    refuse_foreign_folder(home())
     try:
         return from_plain(FleetRecord, json.loads(path().read_text()))
     except FileNotFoundError:

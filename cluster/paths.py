@@ -36,12 +36,12 @@ def private_dir(path: Path) -> Path:
     """
     if _make(path):
         return path
-    refuse_foreign(path)
+    refuse_foreign_folder(path)
     found = path.stat()
-    if found.st_mode & 0o077 and not _closed_above(path):
+    if found.st_mode & 0o077:
         if home() in path.parents:
             private_dir(home())
-        elif not _is_ours(path):
+        elif not _closed_above(path) and not _is_ours(path):
             raise UserError(
                 f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}) and is no folder of Polyfleet",
                 f"name a folder of its own, such as {path / 'polyfleet'}, or close it: chmod 700 {path}",
@@ -50,7 +50,7 @@ def private_dir(path: Path) -> Path:
     return path
 
 
-def refuse_foreign(path: Path) -> None:
+def refuse_foreign_folder(path: Path) -> None:
     """Raises UserError where another user owns `path`: what it says of processes, ports and tokens may be a trap."""
     try:
         owner = path.stat().st_uid
@@ -89,7 +89,7 @@ def _make(path: Path) -> bool:
 
 
 def _closed_above(path: Path) -> bool:
-    """A folder above it is ours and keeps everybody else out."""
+    """A folder above it is ours and keeps everybody else out: closing this one takes nothing from them."""
     above = (folder.stat() for folder in path.resolve().parents)
     return any(found.st_uid == os.geteuid() and not found.st_mode & 0o077 for found in above)
 

@@ -27,6 +27,8 @@ STARTED_MARK = b"Ray runtime started"
 GRACE_S = 5.0
 TEMPORARY = "pf-"
 """How the names of fleets' temporary folders begin."""
+AUTHENTICATION = "ray-token"
+"""What the name of a token file of Ray begins with."""
 
 
 def start_head(record: FleetRecord) -> FleetRecord:
@@ -146,6 +148,8 @@ def stop_all(record: FleetRecord) -> None:
     with suppress(OSError):  # a full disk must not keep a fleet up
         fleet_record.write(replace(record, state="stopping"))
     stop_processes(record)
+    if record.embedded:
+        forget_tokens()
     fleet_record.forget()
 
 
@@ -154,12 +158,19 @@ def stop_processes(record: FleetRecord) -> None:
     behind.
     """
     stop(_supervisors(), GRACE_S)
-    stop([p.process for p in record.processes if p.role != "head"], GRACE_S)
+    # A node takes leave of its head, in vain where that is gone.
+    stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     if record.embedded:
         stop_strays(Path(record.temp_dir))
         remove_temporary(Path(record.temp_dir))
     reap(p.process for p in record.processes)
+
+
+def forget_tokens() -> None:
+    """Of fleets that ended: call it where no embedded fleet of this home lives."""
+    for path in home().glob(f"{AUTHENTICATION}*"):
+        path.unlink(missing_ok=True)
 
 
 def stop_unrecorded() -> int:
@@ -170,6 +181,7 @@ def stop_unrecorded() -> int:
     for folder in {temporary for cwd in found.values() if (temporary := _temporary_of(cwd))}:
         stop_strays(folder)
         remove_temporary(folder)
+    forget_tokens()
     fleet_record.forget()
     return len(found)
 
@@ -213,7 +225,8 @@ def _is_rays(words: list[str]) -> bool:
 
 def _has_our_token(process: ProcessId) -> bool:
     with suppress(psutil.Error):
-        return psutil.Process(process.pid).environ().get("RAY_AUTH_TOKEN_PATH") == str(home() / "ray-token")
+        named = psutil.Process(process.pid).environ().get("RAY_AUTH_TOKEN_PATH", "")
+        return named.startswith(str(home() / AUTHENTICATION))
     return False
 
 

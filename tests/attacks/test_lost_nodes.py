@@ -144,6 +144,7 @@ def test_down_ends_what_a_killed_parent_left_and_spares_who_reads_its_logs(fleet
     reader = shell(["tail", "-s", f"{folder}/r/session_latest/logs/raylet.out"])
     for node in current().processes:
         psutil.Process(node.pid).kill()
+    wait(lambda: not current().living())
     assert embedded.down(print) == []
     wait(lambda: not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
     assert reader.poll() is None

@@ -133,6 +133,16 @@ def test_jobs_write_under_the_umask_of_who_brought_the_fleet_up(umask: int, plac
     assert paths.umask() == 0o027
 
 
+def test_what_a_server_makes_is_closed_whatever_the_umask(umask: int, home: Path):
+    daemon.start(home)
+    try:
+        found = below(home)
+        assert {"token", "server.json", "server.log"} <= {path.name for path in found}
+        assert [f"{path} {mode(path):o}" for path in found if mode(path) & 0o077] == []
+    finally:
+        daemon.stop_server(home)
+
+
 # -- the code that nodes run
 
 

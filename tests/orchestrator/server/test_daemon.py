@@ -195,5 +195,12 @@ def test_a_token_others_may_read_is_refused_with_what_to_do(home):
 
 def test_the_record_is_json_with_the_documented_keys(home):
     server = start(home)
-    assert set(json.loads((home / "server.json").read_text())) == {"pid", "created", "port", "version", "started_at"}
+    assert set(json.loads((home / "server.json").read_text())) == {
+        "pid",
+        "created",
+        "port",
+        "version",
+        "started_at",
+        "socket",
+    }
     assert replace(server) == record.read(home)
