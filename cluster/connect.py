@@ -14,6 +14,9 @@ from cluster.ray_node import SETTINGS, token_environment
 
 NAMESPACE = "polyfleet"
 
+OF_A_DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
+"""Without end. Ray ends a process that waited so long for a head that is gone, even if it has joined another since."""
+
 
 def foreign_token() -> Path:
     """The token file of a cluster that is not ours: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token. Raises FleetError
@@ -35,6 +38,7 @@ def prepare(record: FleetRecord) -> None:
         del os.environ[name]
     os.environ.update({k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"})
     os.environ.update(token_environment(Path(record.token_path)))
+    os.environ.update(OF_A_DRIVER)
     if (raylet := sys.modules.get("ray._raylet")) is not None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()  # it keeps the token of the fleet before
 

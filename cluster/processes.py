@@ -132,13 +132,18 @@ def family(processes: Iterable[ProcessId]) -> list[psutil.Process]:
     return list(members.values())
 
 
-def stop(processes: Iterable[ProcessId], grace_s: float = 10.0) -> int:
-    """SIGTERM, wait, then SIGKILL for them and all their descendants. Returns how many had to be killed."""
+def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[ProcessId] = ()) -> int:
+    """SIGTERM, wait, then SIGKILL for them and all their descendants. Returns how many had to be killed.
+
+    `spare` and their descendants live on: what a server started for good is still its child.
+    """
     roots = [p for p in processes if alive(p)]
+    spared = {p.pid for p in family(spare)}
     everyone = []
     for member in family(roots):
         with suppress(psutil.Error):
-            everyone.append(identify(member.pid))
+            if member.pid not in spared:
+                everyone.append(identify(member.pid))
     for process in roots:
         _send(process, signal.SIGTERM)
     left = _wait(everyone, grace_s)

@@ -157,10 +157,10 @@ class Checkpoints:
                 progress(min(here + travelled, total), total)
 
         for file, index in begun["missing"]:
-            data = self._agents[reader].actor.read_file.remote(
+            data = self._agents.actor(reader).read_file.remote(
                 f"{found.path}/{file}", index * CHUNK_BYTES, CHUNK_BYTES, found.pool
             )
-            pending.append(self._agents[writer].actor.write_chunk.remote(*to, file, index, data))
+            pending.append(self._agents.actor(writer).write_chunk.remote(*to, file, index, data))
             if len(pending) >= IN_FLIGHT:
                 settle()
         while pending:

@@ -76,6 +76,9 @@ class Client(Transport):
     def nodes(self) -> list[Data]:
         return self.rows("/v1/nodes")
 
+    def health(self) -> Data:
+        return self.get("/v1/health")
+
     def doctor(self) -> list[Data]:
         return self.rows("/v1/doctor")
 

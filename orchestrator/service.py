@@ -22,15 +22,19 @@ from orchestrator.core.explain import Explanation, explain, never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import TERMINAL, WAITING
-from orchestrator.runtime import observe, poison
+from orchestrator.runtime import observe, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
+from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher, resolve_secrets
 from orchestrator.runtime.logs import Logs
 from orchestrator.runtime.loop import Runtime
 from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.pulse import Pulse
+from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.views import job_view, node_view
+from orchestrator.runtime.watched import Watched
 from orchestrator.spec import JobSpec, parse_job
 from orchestrator.store import Answer, EventStore
 
@@ -46,18 +50,25 @@ class Service:
         self.jobs_table = Jobs(self.store)
         self.packages = Packages(home / "packages")
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.agents = Agents(lambda node, answer: inbox.put(("watched", node, answer)))
+        pulse = Pulse()
+        self.agents = Agents(inbox.put, pulse.repaired)
         self._checkpoints = Checkpoints(self.agents)
         launcher = Launcher(self.agents, self.packages, self._checkpoints)
         self._rates = throughput.Rates(self.store.benchmarks)
-        self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest)
+        self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
+        self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
+        self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
         self._settled = ""
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
         self.runtime.start()
         self._benchmarks.take_up()
+        if self._repair:
+            self._repair.start()
 
     def close(self) -> None:
+        if self._repair:
+            self._repair.close()
         self._benchmarks.close()
         self.runtime.close()
         self.store.close()
@@ -107,6 +118,8 @@ class Service:
             fleet = fleet_record.read()
             if fleet is None or fleet.state != "up" or fleet.headless or self._settled == fleet.address:
                 return
+            if RAY.blocked():
+                return  # what has not shown itself by now does not within a moment
             known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
             if known and known >= {p.node for p in fleet.living() if p.role == "worker"}:
                 self._settled = fleet.address
@@ -141,8 +154,8 @@ class Service:
         """Why a waiting job waits, in one sentence; "" for others."""
         if record.job.state not in WAITING or record.live is not None:
             return ""
-        if self.runtime.trouble:
-            return self.runtime.trouble
+        if waits := self.runtime.trouble or self.runtime.holding:
+            return waits
         reasons = self.runtime.planned.why_not.get(record.job.id, {})
         told = list(dict.fromkeys(reasons[key] for key in sorted(reasons, key=lambda k: (k[1] != "", k))))
         return "; ".join(told[:2])
@@ -231,18 +244,11 @@ class Service:
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
-        told += poison.findings(self.agents.items())
-        lost = [(name, agent.lost) for name, agent in self.agents.items() if agent.lost]
-        return [{"node": name, **to_plain(finding)} for name, finding in told] + [
-            {
-                "node": name,
-                "level": "error",
-                "subject": "node",
-                "message": f"lost: {why}",
-                "remedy": "`polyfleet up` restarts lost nodes",
-            }
-            for name, why in lost
-        ]
+        return [{"node": name, **to_plain(finding)} for name, finding in [*told, *self._watched.findings()]]
+
+    def health(self) -> dict[str, Any]:
+        """The server's own state, as seen now from outside its controller's thread."""
+        return self._watched.view()
 
     # -- benchmarks
 

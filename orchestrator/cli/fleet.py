@@ -48,7 +48,7 @@ def status(output: Output = Format.TABLE) -> None:
     from orchestrator.cli.server import state
     from orchestrator.show.fleet import status as shown
 
-    answer: Data = {"server": state(), "fleet": None, "fleet_note": "", "jobs": {}}
+    answer: Data = {"server": state(), "fleet": None, "fleet_note": "", "jobs": {}, "health": None}
     if answer["server"]["running"]:
         answer |= _from_server()
     else:
@@ -62,10 +62,11 @@ def _from_server() -> Data:
 
     with connect(start=False) as client:
         states = Counter(job["state"] for job in client.jobs(limit=10_000))
+        told: Data = {"jobs": dict(states), "health": client.health()}
         try:
-            return {"jobs": dict(states), "fleet": client.fleet()}
+            return told | {"fleet": client.fleet()}
         except FleetError as e:
-            return {"jobs": dict(states), "fleet_note": str(e)}
+            return told | {"fleet_note": str(e)}
 
 
 def _recorded_fleet() -> str:

@@ -1,7 +1,9 @@
 """What agents report, turned into events: started, checkpoint, metrics, and how each part ended."""
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,10 +25,22 @@ LEASE_MARGIN_S = 2.0
 
 
 class Follower:
-    """Only the runtime's own thread calls it. `lives` is by job id and shared with the loop."""
+    """Only the runtime's own thread calls it. `lives` is by job id and shared with the loop. `later` runs a function
+    in another thread: asking an agent may take as long as its time-out.
+    """
 
-    def __init__(self, jobs: Jobs, store: EventStore, agents: Agents, lives: dict[str, Live]):
+    def __init__(
+        self,
+        jobs: Jobs,
+        store: EventStore,
+        agents: Agents,
+        lives: dict[str, Live],
+        later: Callable[..., object] = lambda function, *arguments: function(*arguments),
+    ):
         self._jobs, self._store, self._agents, self._lives = jobs, store, agents, lives
+        self._later = later
+        self._dismissing: set[tuple[str, str, int]] = set()
+        self._lock = threading.Lock()
 
     def heard(self, node: str, answer: dict[str, Any]) -> None:
         """One ended watch of a node."""
@@ -42,11 +56,12 @@ class Follower:
                 self._spoil(node, report, repr(e))
         if answer["attempts"] is not None:
             self._missing(node, set(answer["attempts"]))
+            self._forget_strangers(node, set(answer["attempts"]))
 
     def _report(self, node: str, report: dict[str, Any]) -> None:
         live = self._lives.get(report["job"])
         if live is None or live.epoch != report["epoch"]:
-            self.dismiss(node, report["job"], report["epoch"], ended=report["phase"] == "ended")
+            self._of_no_life(node, report)
             return
         part = live.parts[report["node_rank"]]
         for event in report["events"] if not part.spoiled else ():
@@ -77,9 +92,38 @@ class Follower:
         if report.get("phase") == "ended":
             self._part_ended(live, rank, part, {})
 
+    def _of_no_life(self, node: str, report: dict[str, Any]) -> None:
+        """An older attempt is dismissed. One that the store never placed is not ours to stop: the store may be the
+        wrong one. It is noted, and its node takes nothing new while it runs.
+        """
+        job, epoch = report["job"], report["epoch"]
+        record, agent = self._jobs.get(job), self._agents.get(node)
+        known = record is not None and (epoch <= record.job.epoch or job in self._jobs.damaged)
+        if not known and agent is not None:
+            agent.strangers[f"{job}.{epoch}.{report['node_rank']}"] = (report["cursor"], report["phase"])
+            return
+        self._later(self.dismiss, node, job, epoch, report["phase"] == "ended")
+
+    def _forget_strangers(self, node: str, there: set[str]) -> None:
+        strangers = self._agents[node].strangers
+        for key in set(strangers) - there:
+            del strangers[key]
+
     def dismiss(self, node: str, job: str, epoch: int, ended: bool) -> None:
-        """An attempt that no longer counts: stop it, or let its node forget it once it has ended."""
-        self._ask(node, *(("forget", job, epoch) if ended else ("stop", job, epoch, "cancel")))
+        """An attempt that no longer counts: stop it, or let its node forget it once it has ended.
+
+        Not twice at once: every report of it asks for this again.
+        """
+        asked = (node, job, epoch)
+        with self._lock:
+            if asked in self._dismissing:
+                return
+            self._dismissing.add(asked)
+        try:
+            self._ask(node, *(("forget", job, epoch) if ended else ("stop", job, epoch, "cancel")))
+        finally:
+            with self._lock:
+                self._dismissing.discard(asked)
 
     def stop(self, node: str, job: str, epoch: int, how: str) -> bool:
         """Ask for it; whether the node has heard."""

@@ -13,6 +13,9 @@ from orchestrator.core.fold import Ledger, Record, ignored
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import WAITING
 from orchestrator.store import EventStore
+from orchestrator.store.damage import DamagedRow
+
+HARMLESS = ("checkpoint", "resumed")
 
 
 class NotStored(FleetError):
@@ -27,7 +30,27 @@ class Jobs:
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._metrics: dict[str, dict[str, Any]] = {}
-        self.absorb(store.read(0))
+        self.damaged: dict[str, str] = {}
+        self._load()
+
+    def _load(self) -> None:
+        """The whole log. A job whose history has a row that cannot be used is in `damaged`, with the reason: what it is
+        now cannot be told from the rest. A note of a checkpoint may be missing; the pool's folder is looked at anyway.
+        """
+        stored = self._store.read(0)
+        for row in self._store.damage.rows:
+            if row.table == "events" and row.event not in HARMLESS:
+                self.damaged.setdefault(row.owner, str(row))
+        for event in stored:
+            before = self._ledger.records.get(event.job)
+            try:
+                why = ignored(before, event) if self._ledger.apply(event) is before else ""
+            except Exception as e:  # whatever a fold makes of data that another program wrote
+                why = repr(e)
+            if why and event.job not in self.damaged:
+                row = DamagedRow("events", event.seq, event.job, event.event, f"cannot be used: {why}")
+                self._store.damage.add(row)
+                self.damaged[event.job] = str(row)
 
     def new_id(self, name: str) -> str:
         return f"{name}-{secrets.token_hex(3)}"
@@ -81,7 +104,8 @@ class Jobs:
 
     def waiting(self) -> tuple[Job, ...]:
         """Jobs to be placed. A job whose last attempt still has processes is not: two attempts never run at once."""
-        return tuple(r.job for r in self.all() if r.job.state in WAITING and r.live is None)
+        free = (r.job for r in self.all() if r.job.state in WAITING and r.live is None)
+        return tuple(job for job in free if job.id not in self.damaged)
 
     def measured(self, job_id: str, metrics: dict[str, Any]) -> None:
         """Remember the newest report of a job."""

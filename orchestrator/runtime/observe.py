@@ -55,7 +55,7 @@ def _group(
 ) -> Devices:
     devices_id = f"{name}/{kind}"
     first = devices[0]
-    reason = why or (f"node {name} is lost: {agent.lost}" if agent.lost else "")
+    reason = why or _closed(name, agent)
     return Devices(
         id=devices_id if not why else f"{devices_id} (unavailable)",
         node=name,
@@ -71,6 +71,16 @@ def _group(
         reason=reason,
         price_per_hour=prices.get(facts.pool, 0.0),
     )
+
+
+def _closed(name: str, agent: Agent) -> str:
+    """Why the whole node takes no work, or ""."""
+    if agent.lost:
+        return f"node {name} is lost: {agent.lost}"
+    if unknown := agent.unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        return f"node {name} runs {unknown[0]}{more}, unknown to this server's database; see `polyfleet doctor`"
+    return ""
 
 
 def pool_view(pool: str, spec: dict[str, Any], nodes: list[tuple[str, Agent]], held: Leased) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import logging
 import queue
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,6 +38,9 @@ class Placements:
     ):
         self._jobs, self._lives, self._launcher, self._follower, self._inbox = jobs, lives, launcher, follower, inbox
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="placements")
+
+    def later(self, function: Callable[..., object], *arguments: Any) -> None:
+        self._threads.submit(function, *arguments)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -7,11 +7,13 @@ from typing import Any
 
 from cluster.catalogue import ray_resource
 from cluster.errors import FleetError
+from orchestrator.runtime.engine import in_time
 
 WAIT_S = 10.0
 LOOK_EVERY_S = 0.005
 PREFIX = "polyfleet-attempt-"
 SMALLEST = 1e-4
+LIMIT_S = 10.0
 """Ray counts in ten-thousandths: shares of a CPU that do not come out even are rounded."""
 
 Resources = dict[str, float]
@@ -23,9 +25,16 @@ def bundle(backend: str, emulated: bool, numbers: int, devices_of_node: int, cpu
     return {"CPU": cpus / max(devices_of_node, 1) * numbers} if resource == "CPU" else {resource: float(numbers)}
 
 
+def _remove(group: Any) -> None:
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(group)
+
+
+@in_time("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_remove)
 def reserve(attempt: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
     """Hold `bundles[i]` on node i until released, whoever lives. Raises FleetError when others hold them."""
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
 
     _await_room(bundles, ray_node_ids)
     selectors = [{"ray.io/node-id": node_id} for node_id in ray_node_ids]
@@ -33,7 +42,7 @@ def reserve(attempt: str, bundles: list[Resources], ray_node_ids: list[str]) -> 
         bundles, strategy="PACK", lifetime="detached", name=PREFIX + attempt, bundle_label_selector=selectors
     )
     if not group.wait(timeout_seconds=WAIT_S):
-        remove_placement_group(group)
+        _remove(group)
         raise _taken(bundles)
     return group
 
@@ -65,18 +74,18 @@ def _taken(bundles: list[Resources]) -> FleetError:
     return FleetError(f"another user of this Ray cluster holds the resources {bundles}", "they are tried again")
 
 
-def release(attempt: str) -> None:
+def give_back(attempt: str) -> None:
     """Give back what `attempt` holds; nothing when it holds nothing. By name: Ray's table keeps all that ever were."""
-    from ray.util.placement_group import get_placement_group, remove_placement_group
+    from ray.util.placement_group import get_placement_group
 
     try:
         group = get_placement_group(PREFIX + attempt)
     except ValueError:
         return
-    remove_placement_group(group)
+    _remove(group)
 
 
-def held() -> dict[str, Any]:
+def list_held() -> dict[str, Any]:
     """attempt -> its placement group, for all of ours that exist in this Ray cluster."""
     from ray._raylet import PlacementGroupID
     from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -86,3 +95,7 @@ def held() -> dict[str, Any]:
         if row["name"].startswith(PREFIX) and row["state"] != "REMOVED":
             groups[row["name"].removeprefix(PREFIX)] = PlacementGroup(PlacementGroupID.from_hex(group_id))
     return groups
+
+
+release = in_time("release devices", LIMIT_S)(give_back)
+held = in_time("list reserved devices", LIMIT_S)(list_held)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster import fleet_record
 from cluster.errors import Conflict, FleetError, UserError
 from cluster.paths import open_private, private_dir, refuse_foreign_folder
 from cluster.processes import ProcessId, age_s, alive, running, start_detached, stop
@@ -59,12 +60,23 @@ def start(
 
 
 def stop_server(home: Path) -> bool:
-    """Ask it to end, then make it. False when none was running. Works on a server of another version too."""
+    """Ask it to end, then make it. False when none was running. Works on a server of another version too.
+
+    Nodes of the fleet that it had to start again are its children, and live on.
+    """
     found = find(home)
     running = [found.process] if found else _unrecorded(home)
-    stop(running, grace_s=STOP_GRACE_S)
+    stop(running, grace_s=STOP_GRACE_S, spare=_nodes())
     record.forget(home)
     return bool(running)
+
+
+def _nodes() -> list[ProcessId]:
+    try:
+        fleet = fleet_record.read()
+    except fleet_record.DamagedRecord:
+        return []
+    return [p.process for p in fleet.processes] if fleet else []
 
 
 def _await_recorded(home: Path) -> ServerRecord | None:

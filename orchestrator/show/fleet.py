@@ -6,6 +6,8 @@ from orchestrator.show.grid import Grid, Stack, facts, grid
 from orchestrator.show.units import size
 
 Data = dict[str, Any]
+ACT_ON = ("error", "warning")
+LINES = 3
 
 
 def pools(fleet: Data) -> Grid:
@@ -123,7 +125,7 @@ def environments(rows: list[Data]) -> Grid:
 
 
 def status(data: Data) -> Stack:
-    """Server, fleet and how many jobs are in which state."""
+    """Server, fleet, how many jobs are in which state; a line for each of the first things that are wrong."""
     server = {
         name: data["server"][name]
         for name in ("running", "socket", "url", "pid", "version", "started_at", "home")
@@ -136,4 +138,8 @@ def status(data: Data) -> Stack:
         parts += ["", data["fleet_note"]]
     if data["jobs"]:
         parts += ["", "jobs: " + ", ".join(f"{count} {state}" for state, count in data["jobs"].items())]
+    if wrong := [f for f in (data.get("health") or {}).get("findings", []) if f["level"] in ACT_ON]:
+        parts += ["", *(f"{f['subject']}: {f['message']}" for f in wrong[:LINES])]
+        if len(wrong) > LINES:
+            parts += [f"and {len(wrong) - LINES} more: `polyfleet doctor`"]
     return Stack(tuple(parts))

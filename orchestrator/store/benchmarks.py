@@ -4,9 +4,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 
-from orchestrator.store.codec import decode, encode
+from orchestrator.store.codec import encode
+from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, readable
 from orchestrator.store.schema import benchmark_lines as table
 from orchestrator.store.writer import Work
 
@@ -21,8 +22,8 @@ WORDS = ("begun", "ended", "baseline")
 class BenchmarkLines:
     """Shares the store's writer: a line is durable when `append` returns. Raises FleetError when it cannot be."""
 
-    def __init__(self, database: "Database", writer: "Writer"):
-        self._database, self._writer = database, writer
+    def __init__(self, database: "Database", writer: "Writer", damage: Damage):
+        self._database, self._writer, self._damage = database, writer, damage
         self._lock = threading.Lock()
         self._counts: dict[str, int] | None = None
 
@@ -37,7 +38,15 @@ class BenchmarkLines:
         """Of one run, oldest first, each with its `seq` and `time`."""
         wanted = select(table).where(table.c.run == run, table.c.seq > after).order_by(table.c.seq)
         with self._database.reading() as connection:
-            return [{**decode(r.data), "seq": r.seq, "time": r.time} for r in connection.execute(wanted)]
+            rows = connection.execute(wanted).all()
+        return [line | {"seq": row.seq, "time": row.time} for row in rows if (line := self._line(row))]
+
+    def _line(self, row: Row[Any]) -> Data | None:
+        try:
+            return data_of(row.data)
+        except Damaged as e:
+            self._damage.add(DamagedRow("benchmark_lines", row.seq, readable(row.run), readable(row.line), str(e)))
+            return None
 
     def cell_counts(self) -> dict[str, int]:
         """Cells of every run; kept in memory, since a planner asks twice a second."""
@@ -56,5 +65,6 @@ class BenchmarkLines:
         with self._database.reading() as connection:
             for row in connection.execute(ends):
                 known = found.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
-                known[row.line] = {**decode(row.data), "time": row.time}
+                if line := self._line(row):
+                    known[row.line] = line | {"time": row.time}
         return [known | {"cells": cells.get(run, 0)} for run, known in found.items() if known["begun"]]

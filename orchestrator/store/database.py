@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
@@ -27,6 +27,7 @@ class Database:
             self._writer, self._readers = _engines(self._url, self._is_sqlite)
             with self._writer.begin() as connection:
                 schema.prepare(connection, self.name)
+                self.identity = str(connection.scalar(select(schema.identity.c.name)))
             self._opened = opened.pop_all()
 
     def connect(self) -> Connection:
@@ -53,6 +54,10 @@ class Database:
         if self._is_sqlite and error.orig is not None:
             return sqlite.trouble(error.orig, sqlite.path_of(self._url))
         return FleetError(f"the job store {self.name} failed: {error.orig}", "check the database server")
+
+    def room(self) -> tuple[int | None, int | None]:
+        """(bytes of the database, bytes free on its disk), or None twice where it is not a file here."""
+        return sqlite.room(sqlite.path_of(self._url)) if self._is_sqlite else (None, None)
 
     def close_readers(self) -> None:
         """Before the writing connection is closed: the last one to go checkpoints, and that must be the writer."""

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +10,11 @@ from typing import Any
 
 from sqlalchemy import Row, Select, select
 
-from cluster.errors import Conflict, UserError
+from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.model import Event
 from orchestrator.store.benchmarks import BenchmarkLines
 from orchestrator.store.codec import decode, encode
+from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, event_of, readable
 from orchestrator.store.database import Database
 from orchestrator.store.schema import events, reports, requests
 from orchestrator.store.writer import Work, Writer
@@ -34,13 +36,34 @@ class Answer:
     status: int = 200
 
 
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """`error` is that of the last write, "" when it went well; `failed_s` how long ago. Sizes are None where the
+    database is not a file here.
+    """
+
+    where: str
+    error: str
+    failed_s: float
+    size_bytes: int | None
+    free_bytes: int | None
+    damage: Damage
+    reports_lost: int
+
+
 class EventStore:
-    """Safe to use from many threads. Raises FleetError when the disk or the database does not do its part."""
+    """Safe to use from many threads. Raises FleetError when the disk or the database does not do its part.
+
+    A row that cannot be read is left out of every answer and named in `damage`. `identity` was drawn when the database
+    was made.
+    """
 
     def __init__(self, url: str):
         self._database = Database(url)
         self._writer = Writer(self._database)
-        self.benchmarks = BenchmarkLines(self._database, self._writer)
+        self.damage = Damage()
+        self.identity = self._database.identity
+        self.benchmarks = BenchmarkLines(self._database, self._writer, self.damage)
         self._stripes = [threading.RLock() for _ in range(STRIPES)]
         self._writer.start()
 
@@ -83,7 +106,14 @@ class EventStore:
                 return self._answer(made, row, stored)
         if known.digest != digest:
             raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
-        return decode(known.body)
+        try:
+            return data_of(known.body)
+        except Damaged as e:
+            self.damage.add(DamagedRow("requests", 0, key[:40], "answer", str(e)))
+            raise FleetError(
+                f"the stored answer to the idempotency key {key[:40]!r} is damaged: it {e}",
+                "look for its job with `polyfleet jobs`; restore the database from a backup",
+            ) from None
 
     def read(self, after: int, limit: int | None = None) -> list[Event]:
         """Events with a number above `after`, oldest first."""
@@ -91,6 +121,13 @@ class EventStore:
 
     def events_of(self, job: str) -> list[Event]:
         return self._events(select(events).where(events.c.job == job), None)
+
+    def state(self) -> StoreState:
+        """Now: what a person has to know of the store."""
+        size_bytes, free_bytes = self._database.room()
+        error, failed_s = self._writer.trouble
+        ago_s = time.monotonic() - failed_s if error else 0.0
+        return StoreState(self._database.name, error, ago_s, size_bytes, free_bytes, self.damage, self.reports_lost)
 
     def wait(self, after: int, timeout_s: float) -> bool:
         """Whether there is an event with a number above `after`, waiting for it up to `timeout_s`."""
@@ -116,14 +153,15 @@ class EventStore:
         """What a job reported, oldest first: the metrics, and seq, epoch, step and time of each."""
         wanted = select(reports).where(reports.c.job == job, reports.c.seq > after).order_by(reports.c.seq).limit(limit)
         with self._database.reading() as connection:
-            return [_report(row) for row in connection.execute(wanted)]
+            rows = connection.execute(wanted).all()
+        return [told for row in rows if (told := self._report(row))]
 
     def last_report(self, job: str) -> Data:
         """The newest metrics of a job, {} when it reported none."""
         newest = select(reports).where(reports.c.job == job).order_by(reports.c.seq.desc()).limit(1)
         with self._database.reading() as connection:
             row = connection.execute(newest).first()
-        return decode(row.data) if row else {}
+        return self._metrics(row) or {} if row else {}
 
     def _answer(self, made: Answer, request: Data | None, stored: Callable[[list[Event]], None]) -> Data:
         rows = [_row(event) for event in made.events]
@@ -143,7 +181,27 @@ class EventStore:
         acknowledged = wanted.where(events.c.seq <= self.last_seq)
         with self._database.reading() as connection:
             rows = connection.execute(acknowledged.order_by(events.c.seq).limit(limit)).all()
-        return [Event(r.job, r.event, r.epoch, r.time, decode(r.data), r.seq) for r in rows]
+        return [event for row in rows if (event := self._event(row))]
+
+    def _event(self, row: Row[Any]) -> Event | None:
+        try:
+            return event_of(row)
+        except Damaged as e:
+            self.damage.add(DamagedRow("events", row.seq, readable(row.job), readable(row.event), str(e)))
+            return None
+
+    def _metrics(self, row: Row[Any]) -> Data | None:
+        try:
+            return data_of(row.data)
+        except Damaged as e:
+            self.damage.add(DamagedRow("reports", row.seq, readable(row.job), "report", str(e)))
+            return None
+
+    def _report(self, row: Row[Any]) -> Data | None:
+        metrics = self._metrics(row)
+        if metrics is None:
+            return None
+        return {**metrics, "seq": row.seq, "epoch": row.epoch, "step": row.step, "time": row.time}
 
 
 def _row(event: Event) -> Data:
@@ -163,7 +221,3 @@ def _text(what: str, text: str, longest: int) -> str:
     if text.isprintable() and len(text) <= longest:
         return text
     raise UserError(f"{what} {text[:40]!r} cannot be stored", f"use at most {longest} printable characters")
-
-
-def _report(row: Row[Any]) -> Data:
-    return {**decode(row.data), "seq": row.seq, "epoch": row.epoch, "step": row.step, "time": row.time}

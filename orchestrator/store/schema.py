@@ -1,5 +1,7 @@
 """The tables. Data is JSON as text: the store never looks inside, so any database will do."""
 
+import secrets
+
 from sqlalchemy import BigInteger, Column, Connection, Double, Index, Integer, MetaData, String, Table, Text, select
 
 from cluster.errors import FleetError
@@ -14,6 +16,11 @@ schema_version = Table("schema_version", metadata, Column("version", Integer, pr
 
 writer = Table("writer", metadata, Column("id", Integer, primary_key=True), Column("token", String(64), nullable=False))
 """One row: who may write. A server puts its token there on opening the store; one that finds another's is replaced."""
+
+identity = Table(
+    "identity", metadata, Column("id", Integer, primary_key=True), Column("name", String(64), nullable=False)
+)
+"""One row: a random name, drawn once. A restored copy keeps it; an emptied or another database has another."""
 
 events = Table(
     "events",
@@ -73,3 +80,5 @@ def prepare(connection: Connection, where: str) -> None:
     metadata.create_all(connection)
     if found is None:
         connection.execute(schema_version.insert().values(version=VERSION))
+    if connection.execute(select(identity.c.name)).scalar() is None:
+        connection.execute(identity.insert().values(id=1, name=secrets.token_hex(16)))

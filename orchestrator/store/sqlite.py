@@ -52,6 +52,21 @@ def engines(url: URL) -> tuple[Engine, Engine]:
     return writer, readers
 
 
+def room(path: Path) -> tuple[int, int]:
+    """(bytes of the database and its log, bytes free on that disk)."""
+    free = os.statvfs(path.parent)
+    files = (path, path.with_name(path.name + "-wal"))
+    return sum(f.stat().st_size for f in files if f.exists()), free.f_bavail * free.f_frsize
+
+
+def _text(data: bytes) -> str | bytes:
+    """SQLite keeps any bytes as text: what is not UTF-8 is not an error of the whole answer, but of its row."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
 def trouble(error: BaseException, path: Path) -> FleetError:
     """What a failed statement means to a person. `error` is SQLite's own."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -75,6 +90,7 @@ def _configure(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
+        connection.text_factory = _text
         for pragma in pragmas:
             connection.execute(pragma).close()
 

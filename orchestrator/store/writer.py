@@ -3,6 +3,7 @@
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class Work:
 
 class Writer(threading.Thread):
     """`last_seq` is of the newest durable event; `committed` is notified when it grows. Reports that did not fit or
-    could not be written are counted in `reports_lost`. After an error, rows above `last_seq` and requests with a
+    could not be written are counted in `reports_lost`. `trouble` is the error of the last write, "" when it went well,
+    and when that was (monotonic). After an error, rows above `last_seq` and requests with a
     `doubtful` key may lie in the database although nobody was told so: readers look past them."""
 
     def __init__(self, database: Database):
@@ -53,6 +55,7 @@ class Writer(threading.Thread):
         self._reports: deque[Row] = deque()
         self._closing = False
         self._connection: Connection | None = None
+        self.trouble: tuple[str, float] = ("", 0.0)
         self.doubtful: set[str] = set()
         self._token = secrets.token_hex(16)
         with database.errors(), database.connect() as connection, connection.begin():
@@ -129,6 +132,7 @@ class Writer(threading.Thread):
 
     def _acknowledge(self, work: list[Work], written: int) -> None:
         first = self.last_seq + 1
+        self.trouble = ("", 0.0)
         with self.committed:
             self.last_seq += written
             self.committed.notify_all()
@@ -139,6 +143,7 @@ class Writer(threading.Thread):
     def _failed(self, work: list[Work], lines: list[Row], error: FleetError) -> None:
         """Nobody is told that it worked, and nothing stays that might have: see `_connected`."""
         log.error("%s", error)
+        self.trouble = (str(error), time.monotonic())
         self.reports_lost += len(lines)
         self.doubtful |= {unit.request["key"] for unit in work if unit.request}
         if self._connection is not None:

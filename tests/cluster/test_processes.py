@@ -113,3 +113,19 @@ def test_a_zombie_is_not_alive():
 
 def test_free_ports_can_be_bound():
     assert 0 < free_port() < 65536
+
+
+def test_what_a_stopped_process_started_for_good_lives_on(tmp_path: Path):
+    """As the nodes that a server had to start again are its children."""
+    starts = (
+        "import subprocess, sys, time, pathlib\n"
+        "node = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)\n"
+        "pathlib.Path('pid').write_text(str(node.pid)); print('started', flush=True); time.sleep(300)\n"
+    )
+    server = sleeper(tmp_path, starts)
+    while "started" not in (tmp_path / "log").read_text():
+        assert alive(server)
+    node = identify(int((tmp_path / "pid").read_text()))
+    stop([server], grace_s=5, spare=[node])
+    assert alive(node) and not alive(server)
+    stop([node])

@@ -127,6 +127,36 @@ def raylet_of() -> Callable[[str], psutil.Process]:
 
 
 @pytest.fixture
+def state_server() -> Callable[[], psutil.Process]:
+    """The process of the head that holds the cluster's state; Ray calls it gcs_server."""
+
+    def find() -> psutil.Process:
+        record = fleet_record.read()
+        assert record is not None
+        [start] = [p for p in record.processes if p.role == "head"]
+        return next(c for c in psutil.Process(start.pid).children(recursive=True) if c.name() == "gcs_server")
+
+    return find
+
+
+@pytest.fixture
+def agent_of(home: Path) -> Callable[[str], psutil.Process]:
+    """The agent of one of our nodes."""
+
+    def find(node: str) -> psutil.Process:
+        folder = str(home / "nodes" / node)
+        for process in psutil.process_iter():
+            try:
+                if process.name().startswith("ray::Agent") and process.environ()["POLYFLEET_NODE_DIR"] == folder:
+                    return process
+            except (psutil.Error, KeyError):
+                continue
+        raise AssertionError(f"no agent of {node} runs")
+
+    return find
+
+
+@pytest.fixture
 def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([Path(sys.executable).with_name("polyfleet"), *words], capture_output=True, text=True)

@@ -1,12 +1,16 @@
 """Things are really killed; the job goes on, once, from its newest checkpoint."""
 
 import json
+import time
 from pathlib import Path
 
 import psutil
 
 from cluster import fleet_record
-from orchestrator import Orchestrator, RunJob, TrainJob
+from orchestrator import Orchestrator, RunJob, TrainJob, client
+
+ANSWERED_S = 2.0
+"""A generous second, on a machine that also runs a fleet and these tests."""
 
 
 def test_a_killed_rank_recovers_on_the_next_candidate_from_the_newest_checkpoint(
@@ -37,8 +41,8 @@ def test_a_killed_server_comes_back_and_adopts_what_runs(fleet: Orchestrator, tr
         assert steps == sorted(set(steps)) and steps[-1] == 40
 
 
-def test_a_killed_node_costs_its_job_nothing_but_time(
-    fleet: Orchestrator, training, fleet_file: Path, until, raylet_of
+def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
+    fleet: Orchestrator, training, until, raylet_of
 ):
     training["recovery"] = {"lease": "4s"}
     job = fleet.submit(TrainJob(**training, resources={"ordered": [{"pool": "right"}, {"pool": "left"}]}))
@@ -48,8 +52,78 @@ def test_a_killed_node_costs_its_job_nothing_but_time(
     view = job.view
     assert [a["pool"] for a in view["attempts"]] == ["right", "left"]
     assert returned["first"] == view["resumed_step"] >= 5
-    with Orchestrator.up(fleet_file) as repaired:
-        assert {n["state"] for n in repaired.inventory()} == {"ready"}
+    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
+    assert ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.doctor()}
+    assert fleet.submit(RunJob(command="true", resources={"pool": "right"})).wait(60).state == "SUCCEEDED"
+
+
+def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_for(
+    fleet: Orchestrator, until, state_server, cli
+):
+    running = fleet.submit(RunJob(command="sleep 8", resources={"pool": "right"}))
+    until(lambda: running.state == "RUNNING")
+    state_server().suspend()
+    try:
+        until(lambda: any("list its nodes for" in f["message"] for f in fleet.doctor()))
+        waiting = fleet.submit(RunJob(command="true", resources={"pool": "left"}))
+        until(lambda: "has not answered" in waiting.view["reason"])
+        with client.connect() as asked:
+            for ask in (asked.jobs, asked.fleet, asked.doctor, asked.health):
+                began = time.monotonic()
+                ask()
+                assert time.monotonic() - began < ANSWERED_S
+            assert asked.health()["controller"]["turn_age_s"] < ANSWERED_S
+        assert "head: Ray's head has not answered for" in cli("status").stdout
+        until(lambda: running.state == "SUCCEEDED")
+    finally:
+        state_server().resume()
+    assert waiting.wait(60).state == "SUCCEEDED" and waiting.view["interruptions"] == 0, waiting.view["attempts"]
+    until(lambda: not [f for f in fleet.doctor() if f["subject"] in ("head", "ray")])
+
+
+def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator, until, agent_of):
+    job = fleet.submit(RunJob(command="sleep 18", resources={"pool": "right"}))
+    until(lambda: job.state == "RUNNING")
+    agent_of("right-0").suspend()
+    assert job.wait(90).state == "SUCCEEDED" and job.view["epoch"] == 1
+    assert any("agent of right-0 did not answer" in f["message"] for f in fleet.doctor())
+
+
+def test_a_fleet_without_its_head_comes_back_and_its_job_goes_on(fleet: Orchestrator, training, until, state_server):
+    training["arguments"] |= {"steps": 150}
+    job = fleet.submit(TrainJob(**training, resources={"pool": "right"}))
+    until(lambda: job.view["checkpoint"])
+    address = fleet.fleet()["address"]
+    state_server().kill()
+    assert job.result(120)["returned"]["first"] >= 5
+    assert fleet.fleet()["address"] != address
+    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
+
+
+def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
+    fleet: Orchestrator, home: Path, until, cli, processes_of
+):
+    job = fleet.submit(RunJob(command="sleep 60", resources={"pool": "right"}))
+    until(lambda: job.state == "RUNNING")
+    assert cli("server", "stop").returncode == 0
+    kept = home / "kept"
+    kept.mkdir()
+    for file in home.glob("polyfleet.db*"):
+        file.rename(kept / file.name)
+    with Orchestrator.connect() as emptied:
+        told = until(lambda: [f for f in emptied.doctor() if f["subject"] == "store" and f["level"] == "error"])
+        assert "was replaced or emptied: 1 attempt of a job it does not know runs" in told[0]["message"]
+        assert f"{job.id}.1.0 on right-0" in told[0]["message"]
+        assert emptied.submit(RunJob(command="true", resources={"pool": "left"})).wait(60).state == "SUCCEEDED"
+        waits = emptied.submit(RunJob(command="true", resources={"pool": "right"}))
+        until(lambda: "unknown to this server's database" in waits.view["reason"])
+    assert processes_of(job.id)
+    assert cli("server", "stop").returncode == 0
+    for file in kept.iterdir():
+        file.replace(home / file.name)
+    with Orchestrator.connect() as restored:
+        assert restored.job(job.id).state == "RUNNING"
+        assert not [f for f in restored.doctor() if f["level"] == "error"]
 
 
 def test_two_at_once_bring_up_one_fleet(fleet: Orchestrator, fleet_file: Path, cli):

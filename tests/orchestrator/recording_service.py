@@ -224,6 +224,9 @@ class RecordingService:
     def doctor(self):
         return self.found
 
+    def health(self):
+        return {"controller": {"turn_age_s": 0.1, "doing": "waiting for messages"}, "findings": self.found}
+
     def store_package(self, sha, data_path):
         self._note("store_package", sha)
         self.packages[sha] = data_path.read_bytes()

@@ -24,3 +24,9 @@ def nodes(service: Service) -> Response:
 def doctor(service: Service) -> Response:
     """Findings: level (info, warning, error), subject, message, remedy, node."""
     return answer(service.doctor())
+
+
+@router.get("/health")
+def health(service: Service) -> Response:
+    """The server itself: age of the controller's last turn, calls that wait, silence of nodes, state of the store."""
+    return answer(service.health())

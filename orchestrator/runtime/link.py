@@ -1,0 +1,132 @@
+"""This process's place in the fleet's Ray cluster: it joins, and parts when that cluster is over. It never waits."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cluster import connect, fleet_record
+from cluster.errors import FleetError
+from cluster.fleet_record import FleetRecord
+from orchestrator.runtime.agents import Agents, first_line
+from orchestrator.runtime.engine import RAY
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 30.0
+LEAVE_S = 30.0
+END_S = 5.0
+AGAIN_S = 1.0
+NO_FLEET = "no fleet is up"
+
+
+class Link:
+    """`fleet` is the record of the cluster we are in, or None. Messages: ("joined", fleet, error or None), ("left",
+    fleet, error or None). Only the controller's thread calls it.
+    """
+
+    def __init__(self, agents: Agents, post: Callable[[tuple[Any, ...]], None]):
+        self._agents, self._post = agents, post
+        self.fleet: FleetRecord | None = None
+        self._under_way = ""
+        self._since_s = 0.0
+        self._failed = ""
+
+    def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
+        """ "" when we are in the recorded fleet's cluster, else why not; what leads there is begun.
+
+        `give_back` returns what we hold of a cluster that is to be left; it may wait.
+        """
+        if self._under_way:
+            return f"{self._under_way}, for {time.monotonic() - self._since_s:.0f} s"
+        if recorded is not None and recorded.state == "leaving":
+            self._leave(recorded, give_back)
+            return "the fleet is leaving"
+        if (reason := _no_cluster(recorded)) or recorded is None:
+            self._part()
+            return reason
+        if self.fleet is not None and self.fleet.address != recorded.address:
+            self._part()
+        if self.fleet is None:
+            self._join(recorded)
+            return self._failed or f"joining the Ray cluster at {recorded.address}"
+        self.fleet = recorded
+        return ""
+
+    def joined(self, fleet: FleetRecord, error: BaseException | None) -> bool:
+        """Whether it worked."""
+        self._under_way, self._since_s = "", time.monotonic()
+        self._failed = "" if error is None else first_line(error)
+        self.fleet = fleet if error is None else None
+        return error is None
+
+    def left(self, fleet: FleetRecord, error: BaseException | None) -> None:
+        """The record says so too, for the `down` that waits for it."""
+        if error is not None:
+            log.warning("leaving %s: %s", fleet.address, first_line(error))
+        self._under_way, self.fleet = "", None
+        self._agents.clear()
+        fleet_record.write(replace(fleet, state="left"))
+
+    def close(self) -> None:
+        """At the server's end; a head that does not answer does not keep it."""
+        if self.fleet is None:
+            return
+        try:
+            RAY.run("part from the cluster", connect.disconnect, END_S)
+        except FleetError as e:
+            log.warning("%s", e)
+
+    def _join(self, fleet: FleetRecord) -> None:
+        if self._failed and time.monotonic() - self._since_s < AGAIN_S:
+            return
+        self._begin(f"joining the Ray cluster at {fleet.address}")
+        self._ask("join the cluster", lambda: _join(fleet), JOIN_S, ("joined", fleet))
+
+    def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
+        self._begin(f"leaving the Ray cluster at {fleet.address}")
+        there = self.fleet is not None
+        self._ask("leave the cluster", lambda: _leave(give_back) if there else None, LEAVE_S, ("left", fleet))
+
+    def _part(self) -> None:
+        """That cluster is over: at once, since Ray ends processes that use it when its head has gone."""
+        if self.fleet is None:
+            return
+        log.info("parting from the Ray cluster at %s", self.fleet.address)
+        address, self.fleet = self.fleet.address, None
+        self._agents.clear()
+        RAY.forget()
+        self._begin(f"parting from the Ray cluster at {address}")
+        self._ask("part from the cluster", connect.disconnect, LEAVE_S, ("parted",))
+
+    def parted(self, error: BaseException | None) -> None:
+        self._under_way = ""
+        if error is not None:
+            log.warning("parting from a cluster: %s", first_line(error))
+
+    def _begin(self, what: str) -> None:
+        self._under_way, self._since_s = what, time.monotonic()
+
+    def _ask(self, name: str, make: Callable[[], Any], limit_s: float, message: tuple[Any, ...]) -> None:
+        """The answer is `message` with None or the error."""
+        RAY.ask(name, make, limit_s, lambda e: self._post((*message, e if isinstance(e, BaseException) else None)))
+
+
+def _no_cluster(fleet: FleetRecord | None) -> str:
+    """Why there is no cluster to be in, or ""."""
+    if fleet is None:
+        return NO_FLEET
+    if fleet.state != "up":
+        return f"the fleet is {fleet.state}"
+    return "the fleet's head is gone" if fleet.headless else ""
+
+
+def _join(fleet: FleetRecord) -> None:
+    connect.prepare(fleet)
+    connect.connect(fleet)
+
+
+def _leave(give_back: Callable[[], None]) -> None:
+    give_back()
+    connect.disconnect()

@@ -1,0 +1,43 @@
+"""The thread that starts again what the embedded fleet has lost. A cluster that others run is theirs to mend."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+
+from cluster.repair import Repairs
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+SWITCH = "POLYFLEET_REPAIR"
+
+
+def wanted(environment: Mapping[str, str] = os.environ) -> bool:
+    """POLYFLEET_REPAIR=off leaves lost nodes as they are, for whoever wants to look at them."""
+    return environment.get(SWITCH, "").lower() not in ("off", "0", "false", "no")
+
+
+class RepairThread(threading.Thread):
+    """`repaired` gets a node and a sentence. `waiting` says by node why a lost one is not started now."""
+
+    def __init__(self, repaired: Callable[[str, str], None]):
+        super().__init__(name="repair", daemon=True)
+        self._repaired = repaired
+        self._closing = threading.Event()
+        self.waiting: Mapping[str, str] = {}
+
+    def run(self) -> None:
+        repairs = Repairs(log.warning)
+        while not self._closing.wait(LOOK_EVERY_S):
+            try:
+                done = repairs.restart_lost()
+            except Exception:
+                log.exception("looking for lost nodes; the next look is in %.0f s", LOOK_EVERY_S)
+                continue
+            self.waiting = done.waiting
+            for node in done.started:
+                self._repaired(node, f"node {node} had ended and was started again")
+
+    def close(self) -> None:
+        self._closing.set()

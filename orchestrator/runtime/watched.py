@@ -1,0 +1,76 @@
+"""The server and its fleet as they are now, gathered for `doctor` and `status` in the thread of whoever asks.
+
+It takes no lock that the controller's thread holds while it waits, and asks neither Ray nor an agent.
+"""
+
+from typing import Any
+
+from cluster.plain import to_plain
+from cluster.vocabulary import Finding
+from orchestrator.runtime import health, poison
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
+from orchestrator.runtime.loop import Runtime
+from orchestrator.runtime.repair import RepairThread
+from orchestrator.store import EventStore
+
+REPAIRS_TOLD_S = 600.0
+NAMED_ROWS = 20
+
+
+class Watched:
+    def __init__(self, store: EventStore, agents: Agents, runtime: Runtime, repair: RepairThread | None):
+        self._store, self._agents, self._runtime, self._repair = store, agents, runtime, repair
+
+    def seen(self) -> Seen:
+        runtime = self._runtime
+        return Seen(
+            self._controller(),
+            self._database(),
+            tuple(RAY.blocked()),
+            RAY.exhausted,
+            tuple(
+                NodeSeen(name, agent.lost, agent.ready, agent.silent_s, tuple(agent.unknown))
+                for name, agent in self._agents.items()
+            ),
+            tuple(runtime.leaks.found()),
+            tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
+            tuple(self._repair.waiting.values()) if self._repair else (),
+            runtime.replaced,
+            self._repairs_here(),
+        )
+
+    def _controller(self) -> ControllerSeen:
+        runtime, pulse = self._runtime, self._runtime.pulse
+        return ControllerSeen(
+            pulse.age_s, pulse.doing, pulse.failing, pulse.failures, runtime.trouble, runtime.trouble_s, runtime.holding
+        )
+
+    def _database(self) -> StoreSeen:
+        now = self._store.state()
+        damaged = tuple(str(row) for row in now.damage.rows[:NAMED_ROWS])
+        return StoreSeen(
+            now.where,
+            now.error,
+            now.failed_s,
+            now.size_bytes,
+            now.free_bytes,
+            damaged,
+            now.damage.count,
+            now.reports_lost,
+        )
+
+    def _repairs_here(self) -> bool:
+        """A cluster that others run is not ours to start."""
+        fleet = self._runtime.fleet
+        return self._repair is not None and (fleet is None or fleet.embedded)
+
+    def findings(self) -> list[tuple[str, Finding]]:
+        """(node or "", finding) about the server itself, its fleet and what jobs wrote."""
+        return [*health.findings(self.seen()), *poison.findings(self._agents.items())]
+
+    def view(self) -> dict[str, Any]:
+        """For `status`: what is seen, and the findings about it."""
+        view: dict[str, Any] = to_plain(self.seen())
+        return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in self.findings()]}

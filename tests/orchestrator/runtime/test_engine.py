@@ -1,0 +1,80 @@
+import threading
+import time
+
+import pytest
+
+from cluster.errors import FleetError
+from orchestrator.runtime.engine import Engine
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def head():
+    """What a call waits for, as for a head that does not answer; it answers at the end of the test."""
+    answers = threading.Event()
+    yield answers
+    answers.set()
+
+
+def until(truth):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (seen := truth()):
+        assert time.monotonic() < deadline, f"last seen {seen!r}"
+        time.sleep(0.005)
+    return seen
+
+
+def test_a_call_returns_and_raises_as_it_would_alone():
+    engine = Engine()
+    assert engine.run("add", lambda: 1 + 1, PATIENCE_S) == 2
+    with pytest.raises(ZeroDivisionError):
+        engine.run("divide", lambda: 1 // 0, PATIENCE_S)
+    assert engine.blocked() == [] and not engine.exhausted
+
+
+def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
+    engine, undone = Engine(), []
+    with pytest.raises(FleetError, match="no answer to reserve"):
+        engine.run("reserve", lambda: head.wait(PATIENCE_S) and "a group", 0.01, undone.append)
+    [late] = engine.blocked()
+    assert late.name == "reserve" and late.waiting_s > 0.01
+    head.set()
+    assert until(lambda: undone) == ["a group"]
+    assert until(lambda: engine.blocked() == [])
+
+
+def test_asking_never_waits_also_when_every_thread_is_blocked(head):
+    engine, answers = Engine(most=2), []
+    for n in range(5):
+        engine.ask(f"call {n}", lambda n=n: head.wait(PATIENCE_S) and n, 0.01, answers.append)
+    until(lambda: len(engine.blocked()) == 5)
+    assert engine.exhausted and answers == []
+    head.set()
+    assert until(lambda: sorted(answers) == [0, 1, 2, 3, 4])
+    assert not engine.exhausted
+
+
+def test_others_go_on_while_one_call_is_blocked(head):
+    engine = Engine(most=2)
+    engine.ask("nodes", lambda: head.wait(PATIENCE_S), 0.01, lambda _: None)
+    assert [engine.run("other", lambda n=n: n, PATIENCE_S) for n in range(50)] == list(range(50))
+
+
+def test_an_error_is_an_answer_too():
+    engine, answers = Engine(), []
+    engine.ask("divide", lambda: 1 // 0, PATIENCE_S, answers.append)
+    assert isinstance(until(lambda: answers)[0], ZeroDivisionError)
+
+
+def test_what_was_asked_of_a_cluster_that_was_left_is_forgotten_and_its_threads_replaced(head):
+    engine, answers = Engine(most=2), []
+    for _ in range(3):
+        engine.ask("nodes", lambda: head.wait(PATIENCE_S), 0.0, answers.append)
+    until(lambda: engine.exhausted)
+    engine.forget()
+    assert engine.blocked() == [] and not engine.exhausted
+    assert engine.run("nodes", lambda: "of the next cluster", PATIENCE_S) == "of the next cluster"
+    head.set()
+    assert engine.run("nodes", lambda: "again", PATIENCE_S) == "again"
+    assert answers == []
