@@ -1,9 +1,9 @@
 """Runs the ranks of one attempt: `python -m workers.attempt.supervisor FOLDER LOCK`, secrets as JSON on standard input.
 
 Standard library only, so that it starts in milliseconds and lives in any environment. It detaches itself, with a
-keeper as its parent, starts what launch.json says, writes the ranks' output to their logs, obeys `stop` and `lease`, and
-writes outcome.json last, when no process of the attempt is left. LOCK is the inherited descriptor of the locked file
-`lock`, held until the end.
+keeper as its parent, starts what launch.json says, writes the ranks' output to their logs, obeys `stop` and `lease`,
+and writes outcome.json last, when no process of the attempt is left. LOCK is the inherited descriptor of the locked
+file `lock`, held until the end.
 """
 
 import json
