@@ -96,17 +96,19 @@ class Agent:
         self._attempts.stop(job, epoch, how)
 
     def watch(self, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> dict[str, Any]:
-        """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key]} at news, else after `timeout_s`.
+        """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key], "poison": {key: {"count",
+        "reason"}}} at news, else after `timeout_s`.
 
-        `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows. Each
-        call renews all leases; so that they hold until the next call, one lasts no longer than a third of the shortest
-        lease.
+        `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows,
+        "poison" those whose ranks wrote what cannot be used. Each call renews all leases; so that they hold until the
+        next call, one lasts no longer than a third of the shortest lease.
         """
         self._heard_s = time.monotonic()
         self._attempts.renew()
         leases = [a.lease_s / 3 for a in self._attempts.live()]
         reports = self._attempts.news(cursors, known, min([timeout_s, *leases]))
-        return {"facts": self._facts_if_due(), "reports": reports, "attempts": self._attempts.known()}
+        told = {"reports": reports, "attempts": self._attempts.known(), "poison": self._attempts.poison()}
+        return {"facts": self._facts_if_due(), **told}
 
     def _facts_if_due(self) -> dict[str, Any] | None:
         now = time.monotonic()

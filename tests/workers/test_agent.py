@@ -71,7 +71,7 @@ def test_an_agent_introduces_its_node(agent, tmp_path):
 
 def test_the_first_watch_tells_the_facts_and_the_next_does_not(agent):
     assert agent.watch({}, {}, 0.0)["facts"]["node"] == "n0"
-    assert agent.watch({}, {}, 0.0) == {"facts": None, "reports": [], "attempts": []}
+    assert agent.watch({}, {}, 0.0) == {"facts": None, "reports": [], "attempts": [], "poison": {}}
 
 
 def test_a_command_runs_to_its_end(agent):

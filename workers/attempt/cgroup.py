@@ -126,7 +126,7 @@ class Group:
 
     def members(self) -> set[int]:
         found = (_text(folder / "cgroup.procs") for folder in (self.path, *self._below()))
-        return {int(pid) for text in found for pid in text.split()}
+        return {int(pid) for text in found for pid in text.split()} - {0}  # 0: somebody outside our pid namespace
 
     def remove(self, timeout_s: float) -> bool:
         """Kill, and remove it with what is below. False while somebody cannot die yet."""

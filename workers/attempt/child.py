@@ -15,7 +15,8 @@ from typing import Any
 
 import workers
 from cluster.errors import PolyfleetError, UserError
-from workers.attempt.records import Shared, read_json, write_json
+from cluster.untrusted import Unreadable, parse_json
+from workers.attempt.records import MOST_RESULT_BYTES, Shared, read_json, write_json
 from workers.attempt.reserve import put
 
 CODE = Path(workers.__file__).parents[1]
@@ -54,13 +55,16 @@ def _run_task(folder: Shared, rank: int) -> dict[str, Any]:
 
 
 def _checked(result: Any) -> Any:
-    """Raises UserError for a result that JSON cannot hold."""
+    """Raises UserError for a result that JSON cannot hold, or that nobody would read."""
     try:
-        json.dumps(result)
-    except (TypeError, ValueError) as e:
-        raise UserError(
-            f"the task's result cannot be written as JSON: {e}", "return numbers, strings, lists and dicts"
-        ) from None
+        text = json.dumps(result).encode()
+        parse_json(text, "the task's result")
+    except (TypeError, ValueError, RecursionError, Unreadable) as e:
+        why = e.why if isinstance(e, Unreadable) else f"cannot be written as JSON: {e}"
+        raise UserError(f"the task's result {why}", "return numbers, strings, lists and dicts") from None
+    if len(text) > MOST_RESULT_BYTES:
+        told = f"the task's result has {len(text) / 2**20:.1f} MiB as JSON, {MOST_RESULT_BYTES >> 20} are the most"
+        raise UserError(told, "write what is large into a file or a checkpoint, and return where it is")
     return result
 
 

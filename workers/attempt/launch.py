@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from cluster.errors import FleetError, UserError
 from cluster.plain import to_plain
-from workers.attempt import cgroup, lease, processes, reserve
+from workers.attempt import cgroup, lease, processes, removal, reserve
 from workers.attempt.environment import rank_environment, supervisor_environment
 from workers.attempt.life import STOP_BYTES
 from workers.attempt.records import Folder, write_json
@@ -45,7 +44,7 @@ def prepare(
     folder: Folder, order: Order, node: str, threads: int, packages: Packages, environ: Mapping[str, str]
 ) -> None:
     """Everything on disk a supervisor needs: the user's files, the order, the launch record, the first lease."""
-    shutil.rmtree(folder.shared, ignore_errors=True)
+    removal.remove(folder.shared)
     folder.shared.parent.mkdir(mode=0o700, exist_ok=True)
     folder.shared.mkdir(mode=0o700)
     folder.works.mkdir(mode=0o700)

@@ -11,6 +11,7 @@ stop              "preempt" or "cancel"
 started           there once every rank has been started
 rank-R.log        `TIME out|err TEXT` lines
 outcome.json      the Outcome, written last
+unreadable        there once ranks have broken what the agent reads of them: {"reason"}
 forgotten         there once the controller has the outcome
 .NAME.reserve     space for NAME, in case the disk is full by then
 
@@ -30,6 +31,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster.untrusted import Unreadable, read_bytes
+
+MOST_RECORD_BYTES = 16 << 20
+MOST_RESULT_BYTES = 4 << 20
 NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.(\d+)\.(\d+)", re.ASCII)
 
 
@@ -80,6 +85,7 @@ class Folder(Shared):
         self.started = path / "started"
         self.outcome = path / "outcome.json"
         self.complaints = path / "supervisor.log"
+        self.unreadable = path / "unreadable"
         self.forgotten = path / "forgotten"
 
     def log(self, rank: int) -> Path:
@@ -107,8 +113,8 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """None when the file is absent or holds no JSON: user code can write into its attempt's folder."""
+    """A record of ours; None when it is absent or cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(read_bytes(path, MOST_RECORD_BYTES))
+    except (Unreadable, FileNotFoundError, ValueError, RecursionError):
         return None

@@ -17,16 +17,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cluster import untrusted
+from cluster.untrusted import Unreadable
 from workers.attempt import lease, life, outcome, processes, reserve
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
-from workers.attempt.records import AttemptId, Folder, parse, read_json, write_json
+from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import Redactor
 
 LOOK_EVERY_S = 0.25
 DRAIN_S = 1.0
 READ_BYTES = 64 << 10
 CANNOT_START = 127
+MOST_FAILURE_BYTES = 1 << 20
+LONGEST_TEXT = 64 << 10
+SHORT_TEXT = 1000
+"""Of a message, where a full disk leaves no more space than the reserve."""
+OF_A_CHILD = ("user", "memory", "internal")
+"""Kinds of failure that a rank tells of itself."""
 SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "lease": 4}
@@ -200,28 +208,44 @@ class Supervisor:
         noted = self.why == "preempt" and outcome.noted_preempted(self.folder.events)
         ended_as = outcome.state(self.why, self.codes, noted)
         failure = (self.failure or self._failure()) if ended_as == "failed" else None
-        result = self.redact.plain(read_json(self.folder.result))
+        result, unreadable = self._result()
+        if ended_as == "succeeded" and unreadable:
+            ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
         peak_bytes = self.group.peak_bytes() if self.group else 0
-        done = outcome.outcome(
-            self.attempt, ended_as, self.codes, failure, result if isinstance(result, dict) else None, peak_bytes
-        )
-        without = done | {"result": {}, "failure": failure and failure | {"traceback": ""}}
+        done = outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes)
+        short = failure and failure | {"traceback": "", "message": failure["message"][:SHORT_TEXT]}
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
-        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=json.dumps(without))
+        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=json.dumps(done | {"result": {}, "failure": short}))
+        for told in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
+            with suppress(OSError):
+                told.unlink()
+
+    def _result(self) -> tuple[dict[str, Any], str]:
+        """What rank 0 returned, and why it cannot be read."""
+        try:
+            found = self.redact.plain(untrusted.read_json(self.folder.result, MOST_RESULT_BYTES))
+        except FileNotFoundError:
+            return {}, ""
+        except Unreadable as e:
+            return {}, f"result.json {e.why}"
+        return (found, "") if isinstance(found, dict) else ({}, "result.json holds no JSON object")
 
     def _failure(self) -> dict[str, Any]:
         """Of the rank that failed first: what its child wrote, else what its exit code and last line tell."""
         number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
-        written, code = self.redact.plain(read_json(self.folder.failure(number))), self.codes[number]
+        code = self.codes[number]
+        try:
+            written = self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES))
+        except (FileNotFoundError, Unreadable):
+            written = None
         if self.group is not None and code == -signal.SIGKILL and self.group.killed_for_memory():
             return outcome.out_of_memory(number, self.launch["node"], self.group.memory_limit_bytes())
         if not isinstance(written, dict):
             return outcome.from_exit(number, self.launch["node"], code, self.logs[number].last_err)
-        with suppress(OSError):  # a full disk: the outcome says it too
-            write_json(self.folder.failure(number), written)
-        told = outcome.failure(number, self.launch["node"], str(written.get("kind")), str(written.get("message")), code)
-        return told | {"traceback": str(written.get("traceback", ""))}
+        kind = written["kind"] if written.get("kind") in OF_A_CHILD else "user"
+        message, trace = (str(written.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
+        return outcome.failure(number, self.launch["node"], kind, message, code) | {"traceback": trace}
 
 
 def _before_exec(parent: int, entrance: int | None) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 import zipfile
 
 import pytest
@@ -162,10 +163,10 @@ def test_checkpoint_folders_are_made_below_the_storage(node):
 
 
 def test_events_arrive_once_each_in_order_and_garbage_is_skipped(node):
-    good = [{"t": 1.5, "rank": 0, "type": "report", "step": step, "loss": 0.5} for step in (1, 2, 3)]
+    good = [{"t": time.time(), "rank": 0, "type": "report", "step": step, "loss": 0.5} for step in (1, 2, 3)]
     bad = ["not json", [1], {}, {"t": "now", "rank": 0, "type": "report"}, {"t": 1, "rank": 0, "type": "checkpoint"}]
     first, second, third = (json.dumps(event) for event in good)
-    lines = [first, "not json", *map(json.dumps, bad), second, third[:20]]
+    lines = [first, *map(json.dumps, bad), "{", second, third[:20]]
     (node.root / "lines").write_text("\n".join(lines))
     node.start(command=("sh", "-c", f"cp {node.root}/lines $POLYFLEET_ATTEMPT_DIR/events.jsonl; echo ready; sleep 600"))
     node.until_printed("ready")
@@ -175,6 +176,7 @@ def test_events_arrive_once_each_in_order_and_garbage_is_skipped(node):
         f.write(third[20:] + "\n")
     (told,) = node.attempts.news({"j.1.0": told["cursor"]}, {"j.1.0": told["phase"]}, 5.0)
     assert told["events"] == good[2:]
+    assert node.attempts.poison()["j.1.0"]["count"] == len(bad) + 1
 
 
 def test_waiting_for_news_ends_as_soon_as_an_attempt_is_started(node):
