@@ -28,11 +28,11 @@ class Hierarchy:
     why_not: str = ""
 
 
-def find(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> Hierarchy:
+def find(environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> Hierarchy:
     """By the variable, else the group this process is in. Nothing is made or changed."""
     if environ.get(ROOT) == "off":
         return Hierarchy(None, f"{ROOT} is off")
-    root = Path(environ[ROOT]) if environ.get(ROOT) else _own(proc)
+    root = Path(environ[ROOT]) if environ.get(ROOT) else _own(top)
     if root is None:
         return Hierarchy(None, "no control groups of version 2 are mounted here")
     if not (os.access(root, os.W_OK) and os.access(root / "cgroup.procs", os.W_OK)):
@@ -40,11 +40,11 @@ def find(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) ->
     return Hierarchy(root)
 
 
-def _own(proc: Path) -> Path | None:
+def _own(top: Path) -> Path | None:
     """The group of this process, without those that Ray makes; the one above, if systemd has handed that to us."""
-    lines = _text(proc / "self/cgroup").splitlines()
+    lines = _text(top / "proc/self/cgroup").splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), None)
-    mounted = _mounted(_text(proc / "self/mountinfo"))
+    mounted = _mounted(_text(top / "proc/self/mountinfo"))
     if own is None or mounted is None:
         return None
     where, shown = mounted
@@ -54,8 +54,9 @@ def _own(proc: Path) -> Path | None:
     if ".." in parts:  # outside of what this container sees
         return None
     rays = next((i for i, part in enumerate(parts) if part.startswith("ray-node")), len(parts))
-    group = Path(where, *parts[:rays])
-    return group.parent if group != Path(where) and _is_ours(group.parent) else group
+    mount = top / where.lstrip("/")
+    group = mount.joinpath(*parts[:rays])
+    return group.parent if group != mount and _is_ours(group.parent) else group
 
 
 def _mounted(mountinfo: str) -> tuple[str, str] | None:
@@ -84,11 +85,11 @@ def name(folder: Path) -> str:
     return f"polyfleet-{folder.name}-{blake2b(str(folder).encode(), digest_size=4).hexdigest()}"
 
 
-def limits(root: Path, environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> dict[str, str]:
+def limits(root: Path, environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> dict[str, str]:
     """Value by file. A bomb of processes and threads leaves half of what the machine, or the group above, can hold to
     others; memory is limited only where the node's variable says so.
     """
-    files = (proc / "sys/kernel/pid_max", proc / "sys/kernel/threads-max", root / "pids.max")
+    files = (top / "proc/sys/kernel/pid_max", top / "proc/sys/kernel/threads-max", root / "pids.max")
     most = [int(text) for file in files if (text := _text(file)).isdigit()]
     asked = {"pids.max": environ.get(PIDS, ""), "memory.max": environ.get(MEMORY, "")}
     usual = {"pids.max": str(min(most) // 2)} if most else {}

@@ -212,14 +212,19 @@ class Supervisor:
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
         peak_bytes = self.group.peak_bytes() if self.group else 0
-        done = outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes)
-        short = failure and failure | {"traceback": "", "message": failure["message"][:SHORT_TEXT]}
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
-        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=json.dumps(done | {"result": {}, "failure": short}))
+        self._tell(outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes))
         for told in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
                 told.unlink()
+
+    def _tell(self, done: dict[str, Any]) -> None:
+        """On a full disk without what the reserve cannot hold."""
+        failure = done["failure"]
+        short = failure and failure | {"traceback": "", "message": failure["message"][:SHORT_TEXT]}
+        shorter = json.dumps(done | {"result": {}, "failure": short})
+        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=shorter)
 
     def _result(self) -> tuple[dict[str, Any], str]:
         """What rank 0 returned, and why it cannot be read."""
