@@ -6,11 +6,11 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst; `cgroup.kill` is t
 
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = "POLYFLEET_CGROUP_ROOT"
 """Names the group to make ours in; "off": make none. Without it they are made in the node's own group."""
@@ -20,8 +20,7 @@ CONTROLLERS = ("memory", "pids")
 SERVICE = "give the node's service `Delegate=yes` (systemd), or its container a control group namespace it may write to"
 
 
-@dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(NamedTuple):
     """Where groups can be made, or `why_not`."""
 
     root: Path | None
@@ -82,7 +81,7 @@ def _is_ours(group: Path) -> bool:
 
 def name(folder: Path) -> str:
     """Of the group for the attempt whose record is `folder`; other nodes of this machine have other folders."""
-    return f"polyfleet-{folder.name}-{blake2b(str(folder).encode(), digest_size=4).hexdigest()}"
+    return f"polyfleet-{folder.name}-{zlib.crc32(str(folder).encode()):08x}"
 
 
 def limits(root: Path, environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> dict[str, str]:
