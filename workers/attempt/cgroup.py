@@ -114,10 +114,10 @@ class Group:
             _write(self.path / file, value)
         return True
 
-    def entrance(self) -> int | None:
-        """A descriptor: who writes "0" to it is in the group from then on, and so is what it starts."""
+    def opened(self) -> int | None:
+        """A descriptor of its folder, to start processes in it."""
         with suppress(OSError):
-            return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return None
 
     def kill(self) -> None:
