@@ -84,7 +84,7 @@ def ended(node, job="j"):
 
 def nothing_is_left(node, groups, *pids):
     node.until(lambda: not any(alive(pid) for pid in pids), f"{pids} are gone")
-    assert groups is None or list(groups.glob("polyfleet-*")) == []
+    node.until(lambda: groups is None or not list(groups.glob("polyfleet-*")), "its control group is removed")
     assert node.reopen().live() == []
 
 

@@ -205,12 +205,12 @@ class Supervisor:
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
         peak_bytes = self.group.peak_bytes() if self.group else 0
-        if self.group is not None and not self.group.remove(life.REMOVE_S):
-            print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
         self._tell(outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes))
         for told in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
                 told.unlink()
+        if self.group is not None and not self.group.remove(life.REMOVE_S):
+            print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
     def _tell(self, done: dict[str, Any]) -> None:
         """On a full disk without what the reserve cannot hold."""

@@ -171,7 +171,7 @@ def test_an_attempt_runs_in_its_own_group_and_its_supervisor_outside(node, group
     assert node.supervisor_pid() not in group.members()
     os.kill(rank, signal.SIGKILL)
     assert node.outcome()["state"] == "failed"
-    assert not its.path.exists()
+    node.until(lambda: not its.path.exists(), "its group is removed")
 
 
 def test_where_the_kernel_refuses_a_group_the_attempt_runs_without(node, monkeypatch):
