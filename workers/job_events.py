@@ -4,7 +4,7 @@ User code can write there too. An event holds what is listed here, in these type
 """
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from cluster.untrusted import LARGEST_INTEGER, Unreadable, parse_json
 
@@ -67,7 +67,7 @@ def _bad_checkpoint(event: dict[str, Any]) -> str:
     return "" if all(_is_number(n) and n >= 0 for n in measured) else "measures its checkpoint in no finite numbers"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     if type(value) is int:
         return abs(value) <= LARGEST_INTEGER
     return type(value) is float and math.isfinite(value)
@@ -81,6 +81,6 @@ def _is_scalar(value: Any) -> bool:
     return value is None or isinstance(value, bool) or _is_number(value) or _is_text(value)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     """Text that UTF-8 can hold."""
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
