@@ -141,19 +141,22 @@ def test_a_supervisor_whose_keeper_is_killed_goes_on_and_ends_as_asked(node, gro
     nothing_is_left(node, groups, supervisor)
 
 
-def test_a_lock_held_by_somebody_else_is_no_sign_of_life(node, groups):
+def test_a_lock_held_by_somebody_else_is_no_sign_of_life(node, groups, tmp_path):
     node.start(command=("sh", "-c", "echo ready; exec sleep 600"))
     node.until_printed("ready")
     supervisor, keeper = recorded(node)
-    code = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
-    stranger = [sys.executable, "-c", code + "sys.stdin.read()", str(node.folder().lock)]
-    with subprocess.Popen(stranger, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    code = "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); "
+    code += "open(sys.argv[2], 'w').write('x'); time.sleep(600)"
+    holder = subprocess.Popen([sys.executable, "-c", code, node.folder().lock, tmp_path / "held"])
+    try:
         os.kill(supervisor, 9)
-        assert holder.stdout.readline() == "held\n"
+        node.until_file(tmp_path / "held")
         node.reopen()
         assert ended(node)["state"] == "lost"
         assert lease.is_held(node.folder().lock)
-        holder.stdin.close()
+    finally:
+        holder.kill()
+        holder.wait()
     nothing_is_left(node, groups, keeper)
 
 

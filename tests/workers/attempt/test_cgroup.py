@@ -149,16 +149,19 @@ def group():
     assert made.remove(20.0)
 
 
-def test_a_group_dies_as_one_with_its_groups_below(group):
+def test_a_group_dies_as_one_with_its_groups_below(node, group):
     (group.path / "below").mkdir()
-    with subprocess.Popen(["sh", "-c", "read go; setsid env -i sleep 600 & wait"], stdin=subprocess.PIPE) as shell:
+    shell = subprocess.Popen(["sh", "-c", "read go; setsid env -i sleep 600 & wait"], stdin=subprocess.PIPE)
+    try:
         (group.path / "below" / "cgroup.procs").write_text(str(shell.pid))
         shell.stdin.write(b"\n")
-        shell.stdin.flush()
-        while len(group.members()) < 2:
-            os.sched_yield()
+        shell.stdin.close()
+        node.until(lambda: len(group.members()) == 2, "both are in the group")
         assert group.remove(20.0)
-        assert shell.wait() == -signal.SIGKILL
+        assert shell.wait(20) == -signal.SIGKILL
+    finally:
+        shell.kill()
+        shell.wait()
     assert group.members() == set()
 
 
