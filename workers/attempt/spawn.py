@@ -69,7 +69,7 @@ def _become(
         os.chdir(folder)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
             signal.signal(number, signal.SIG_DFL)
-        os.execvpe(command[0], command, environ)  # noqa: S606 - a shell runs only where the job asks for one
+        os.execvpe(command[0], list(command), environ)  # noqa: S606 - a shell runs only where the job asks for one
     except OSError as e:
         os.write(says, str(e.errno or errno.EIO).encode())
     except (ValueError, TypeError):  # a zero byte in an argument or a variable

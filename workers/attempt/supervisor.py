@@ -6,6 +6,7 @@ and writes outcome.json last, when no process of the attempt is left. LOCK is th
 file `lock`, held until the end.
 """
 
+import errno
 import json
 import os
 import selectors
@@ -22,12 +23,13 @@ from workers.attempt import lease, life, outcome, processes, reserve, spawn
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
-from workers.attempt.redaction import Redactor
+from workers.attempt.redaction import NAMES, Redactor
 
 LOOK_EVERY_S = 0.25
 DRAIN_S = 1.0
 READ_BYTES = 64 << 10
 CANNOT_START = 127
+TOO_LONG = "its command, env and secrets are longer than the system takes: 128 KiB each on Linux, together about 2 MiB"
 MOST_FAILURE_BYTES = 1 << 20
 LONGEST_TEXT = 64 << 10
 SHORT_TEXT = 1000
@@ -111,13 +113,15 @@ class Supervisor:
     def _start(self, rank: dict[str, Any], group: int | None) -> None:
         """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group."""
         number, me = rank["rank"], os.getpid()
-        self.logs[number] = RankLog(self.folder.log(number), self.redact)
-        environ = rank["environment"] | self.secrets
+        named = {NAMES: ",".join(self.secrets)} if self.secrets else {}
+        environ = rank["environment"] | self.secrets | named
+        self.logs[number] = RankLog(self.folder.log(number), self.redact, self.launch["log_limit_bytes"])
         try:
             it = spawn.start(rank["command"], environ, rank["folder"], group, lambda: _before_exec(me))
         except OSError as e:
             self.codes[number] = CANNOT_START
-            message = f"rank {number} could not start {rank['command'][0]!r}: {e.strerror}"
+            why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
+            message = f"rank {number} could not start {rank['command'][0][:200]!r}: {why}"
             self.failure = outcome.failure(number, self.launch["node"], "start", message, CANNOT_START)
             self._end("failed")
             return
@@ -234,7 +238,8 @@ class Supervisor:
         number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
         code = self.codes[number]
         try:
-            written = self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES))
+            said = untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES)
+            written = self.redact.plain(said, keys=False)
         except (FileNotFoundError, Unreadable):
             written = None
         if self.group is not None and code == -signal.SIGKILL and self.group.killed_for_memory():

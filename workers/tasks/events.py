@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from workers.attempt.redaction import Redactor
 from workers.attempt.reserve import is_full
 
 RESERVED = frozenset({"t", "rank", "type"})
@@ -20,8 +21,9 @@ class Events:
     A full disk ends no training: reports are lost, other events are written with the next one.
     """
 
-    def __init__(self, path: Path | None, rank: int):
+    def __init__(self, path: Path | None, rank: int, redact: Redactor | None = None):
         self._path = path
+        self._redact = redact or Redactor(())
         self._rank = rank
         self._late: list[bytes] = []
         self._cut_off = False
@@ -34,7 +36,7 @@ class Events:
 
     def write(self, kind: str, **fields: Any) -> bool:
         """`kind` is report, checkpoint, phase or note; `fields` is plain data. False while the disk is full."""
-        event = {"t": time.time(), "rank": self._rank, "type": kind, **fields}
+        event = {"t": time.time(), "rank": self._rank, "type": kind, **self._clean(kind, fields)}
         if self._path is None:
             self.kept.append(event)
             return True
@@ -64,3 +66,10 @@ class Events:
             os.close(descriptor)
         self._cut_off = written < len(line)
         return not self._cut_off
+
+    def _clean(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Without secrets. What we say ourselves stays: a secret such as "home" costs no checkpoint."""
+        if kind == "checkpoint":
+            return fields
+        names = {name: self._redact(name) if kind == "report" and name != "step" else name for name in fields}
+        return {names[name]: self._redact.plain(value) for name, value in fields.items()}
