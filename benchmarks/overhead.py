@@ -162,7 +162,7 @@ class Measurement:
         store = EventStore(f"sqlite:///{paths.home() / 'limit.db'}")
         with server.connect() as client, Orchestrator.connect() as o:
             cases = [
-                *limits.cases(self.samples, paths.home(), client.url, store),
+                *limits.cases(self.samples, paths.home(), Path(server_record.read(paths.home()).socket), store),
                 partial(self._timed, "inventory.rest", client.nodes),
                 partial(self._timed, "inventory.python", o.inventory),
                 partial(self._timed, "inventory.discovery", discover),

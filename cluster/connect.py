@@ -3,9 +3,11 @@ once.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+from cluster import listeners
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from cluster.ray_node import SETTINGS, token_environment
@@ -33,10 +35,16 @@ def prepare(record: FleetRecord) -> None:
         del os.environ[name]
     os.environ.update({k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"})
     os.environ.update(token_environment(Path(record.token_path)))
+    if (raylet := sys.modules.get("ray._raylet")) is not None:
+        raylet.AuthenticationTokenLoader.instance().reset_cache()  # it keeps the token of the fleet before
 
 
 def connect(record: FleetRecord) -> None:
-    """Join. `prepare` must have run before anything imported ray. Raises FleetError when the head does not answer."""
+    """Join. `prepare` must have run, before anything imported ray. Raises FleetError when the head does not answer, and
+    when another user listens where the head of an embedded fleet should.
+    """
+    if record.embedded:
+        listeners.refuse_foreign(record.address)
     import ray
 
     from cluster.ray_hook import stay_on_loopback

@@ -3,28 +3,42 @@
 It outlives whoever started it and is stopped by the process ids in fleet.json. Ray listens on loopback only.
 """
 
-import fcntl
+import os
+import secrets
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from cluster import environments, fleet_record, tokens
+from cluster import environments, fleet_record, locking, tokens
 from cluster.connect import foreign_token
-from cluster.errors import Conflict, FleetError, SpecError
+from cluster.errors import Conflict, FleetError, SpecError, UserError
 from cluster.fleet_record import FleetRecord
-from cluster.paths import home, private_dir
-from cluster.processes import alive, free_port
-from cluster.raylets import await_started, keep_logs, start_head, start_worker, stop_all, stop_unrecorded, storage_of
+from cluster.paths import home, open_private, umask
+from cluster.processes import free_port
+from cluster.raylets import (
+    AUTHENTICATION,
+    TEMPORARY,
+    await_started,
+    forget_tokens,
+    keep_logs,
+    make_storage,
+    start_head,
+    start_worker,
+    stop_all,
+    stop_unrecorded,
+)
 from cluster.spec import FleetSpec
 from cluster.version import VERSION
 
 Progress = Callable[[str], None]
+REPAIR = b"repair"
+REPAIR_S = 60.0
+"""`up` and `down` wait so long for a repair by the server, which `down` ends first."""
 
 
 def up(
@@ -41,19 +55,16 @@ def up(
     Raises Conflict when another fleet is up here, FleetError when a node does not start (its log's end is in the
     message).
     """
-    with _one_at_a_time():
+    with one_at_a_time():
         current = _current(progress)
         if current is not None and current.pools != _plain_pools(spec):
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
         _make_storages(spec)
         interpreters = {name: environments.create(pool.environment, progress) for name, pool in spec.pools.items()}
         if current is not None:
-            return _start_workers(current, spec, interpreters, found, progress)
+            return _start_workers(replace(current, found=dict(found)), spec, interpreters, progress)
         try:
-            progress("starting the head")
-            record = start_head(_new_record(spec, left_out))
-            await_started(record.processes[0])
-            return _start_workers(record, spec, interpreters, found, progress)
+            return start_all(_new_record(spec, left_out, found), spec, interpreters, progress)
         except BaseException:
             if (begun := fleet_record.read()) is not None:
                 keep_logs(begun)
@@ -63,7 +74,7 @@ def up(
 
 def down(progress: Progress) -> list[str]:
     """Stop every process of the recorded fleet and remove its temporary files. Returns the nodes stopped."""
-    with _one_at_a_time():
+    with one_at_a_time():
         try:
             record = fleet_record.read()
         except fleet_record.DamagedRecord as e:
@@ -82,7 +93,7 @@ def attach(address: str, progress: Progress) -> FleetRecord:
 
     Raises FleetError when there is none: without a token anybody who reaches Ray's port runs code as its user.
     """
-    with _one_at_a_time():
+    with one_at_a_time():
         if (current := _current(progress)) is not None and current.address != address:
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
         _answers(address)
@@ -117,13 +128,16 @@ def record() -> FleetRecord | None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    private_dir(home())
-    with (home() / "fleet.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict("another `polyfleet up` or `down` is at work here", "wait for it to end") from None
+def one_at_a_time(what: bytes = b"") -> Iterator[None]:
+    """Hold this home's fleet. Raises Conflict where somebody else does: at once, but for a repair after REPAIR_S."""
+    deadline = time.monotonic() + (0 if what == REPAIR else REPAIR_S)
+    with open_private(home() / "fleet.lock") as lock:
+        while not locking.take(lock):
+            if os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR or time.monotonic() > deadline:
+                raise Conflict("another `polyfleet up` or `down` is at work here", "wait for it to end")
+            time.sleep(0.05)
+        os.ftruncate(lock.fileno(), 0)
+        os.pwrite(lock.fileno(), what, 0)
         yield
 
 
@@ -147,53 +161,79 @@ def _make_storages(spec: FleetSpec) -> None:
     """Raises SpecError before anything starts."""
     for name, pool in spec.pools.items():
         try:
-            private_dir(storage_of(name, pool))
+            make_storage(name, pool)
+        except UserError as e:
+            raise SpecError(f"pools.{name}.storage", e.message, e.remedy) from None
         except OSError as e:
             remedy = "name a folder this machine can make, or leave it out"
             raise SpecError(f"pools.{name}.storage", f"{e.filename}: {e.strerror}", remedy) from None
 
 
-def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]]) -> FleetRecord:
-    token = tokens.ensure(home() / "ray-token")
-    # Unix socket paths end at 107 bytes and Ray appends some 70: the folder's name has to be short.
-    temp_dir = tempfile.mkdtemp(prefix="pf-", dir="/tmp")
-    record = FleetRecord(
+def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Mapping[str, int]) -> FleetRecord:
+    """With a token of its own: whoever learnt that of an earlier fleet has nothing."""
+    forget_tokens()
+    token = tokens.ensure(home() / f"{AUTHENTICATION}-{secrets.token_hex(4)}")
+    new = FleetRecord(
         name=spec.name,
         state="starting",
-        address=f"127.0.0.1:{free_port()}",
+        address="",
         version=VERSION,
         started_s=time.time(),
         token_path=str(token),
-        temp_dir=temp_dir,
         pools=_plain_pools(spec),
         left_out=tuple((pool, why) for pool, why in left_out),
+        found=dict(found),
+        umask=umask(),
     )
     try:
-        fleet_record.write(record)
+        return successor(new)
+    except OSError:
+        token.unlink()
+        raise
+
+
+def successor(record: FleetRecord) -> FleetRecord:
+    """The same fleet without a process yet, at an address and in a folder of its own; written down."""
+    # Unix socket paths end at 107 bytes: the folder's name has to be short.
+    temp_dir = tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp")
+    address = f"127.0.0.1:{free_port()}"
+    new = replace(record, state="starting", address=address, temp_dir=temp_dir, processes=())
+    try:
+        fleet_record.write(new)
     except OSError:
         Path(temp_dir).rmdir()
         raise
-    return record
+    return new
+
+
+def start_all(
+    record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
+) -> FleetRecord:
+    """The head and every node of a new record. Raises FleetError for the first that does not start."""
+    progress("starting the head")
+    record = start_head(record)
+    await_started(record.processes[0])
+    return _start_workers(record, spec, interpreters, progress)
+
+
+def declared(spec: FleetSpec) -> dict[str, tuple[str, int]]:
+    """Pool and number of each node, by the node's name."""
+    return {f"{name}-{number}": (name, number) for name, pool in spec.pools.items() for number in range(pool.nodes)}
 
 
 def _start_workers(
-    record: FleetRecord,
-    spec: FleetSpec,
-    interpreters: Mapping[str, Path],
-    found: Mapping[str, int],
-    progress: Progress,
+    record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
 ) -> FleetRecord:
     """Start the declared nodes that do not live, all at once, and wait for them."""
-    living = {p.node for p in record.processes if alive(p.process)}
-    declared = [(name, number) for name, pool in spec.pools.items() for number in range(pool.nodes)]
-    missing = [(name, number) for name, number in declared if f"{name}-{number}" not in living]
+    living = {p.node for p in record.living()}
+    missing = {node: place for node, place in declared(spec).items() if node not in living}
     if missing:
-        progress(f"starting {', '.join(f'{name}-{number}' for name, number in missing)}")
-    for name, number in missing:
-        record = start_worker(record, spec, (name, number), interpreters[name], found)
-    started = [p for p in record.processes if p.node not in living]
-    with ThreadPoolExecutor(max_workers=len(started) or 1) as threads:
-        list(threads.map(await_started, started))
+        progress(f"starting {', '.join(missing)}")
+    for place in missing.values():
+        record = start_worker(record, spec, place, interpreters[place[0]])
+    for process in record.processes:
+        if process.node in missing:
+            await_started(process)
     record = replace(record, state="up")
     fleet_record.write(record)
     return record

@@ -69,7 +69,7 @@ def create(wanted: "str | Recipe | EnvironmentSpec", progress: Progress = lambda
     recipe = cpu_builds.chosen(recipe)
     folder = _folder(recipe)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        paths.cache_dir(folder.parent.name)
         with exclusive(_lock_file(folder), lambda: progress("another process makes this environment: waiting")) as lock:
             if not _complete(folder):
                 _sweep(folder.parent)

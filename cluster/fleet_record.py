@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
-from cluster.paths import home, private_dir, write_private
+from cluster.paths import home, private_dir, refuse_foreign_folder, write_private
 from cluster.plain import from_plain, to_plain
 from cluster.processes import ProcessId, alive
 
@@ -23,13 +23,13 @@ class DamagedRecord(UserError):
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """One `ray start` of ours. `role` is head or worker."""
+    """One `ray start` of ours. `role` is head or worker, `created` as in ProcessId."""
 
     role: str
     node: str
     pool: str
     pid: int
-    created: float
+    created: str | float
 
     @property
     def process(self) -> ProcessId:
@@ -40,7 +40,9 @@ class NodeProcess:
 class FleetRecord:
     """`state` is starting, up, stopping, leaving or left; `pools` holds each PoolSpec as plain data.
 
-    `left_out` pairs a pool that cannot exist here with the reason.
+    `temp_dir` is ours alone; Ray's own folder lies in it. `left_out` pairs a pool that cannot exist here with the
+    reason. `found` counts this machine's accelerators by backend. `umask` is that of who brought the fleet up: jobs
+    write files as they would in their shell.
     """
 
     name: str
@@ -54,6 +56,17 @@ class FleetRecord:
     processes: tuple[NodeProcess, ...] = ()
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: tuple[tuple[str, str], ...] = ()
+    found: dict[str, int] = field(default_factory=dict)
+    umask: int = 0o022
+
+    @property
+    def ray_dir(self) -> Path:
+        """Ray opens every folder it makes to everybody: its own lies in one that is closed."""
+        return Path(self.temp_dir) / "r"
+
+    def cwd(self, node: str) -> Path:
+        """Where the node's processes work; those that have changed their title are known by it."""
+        return Path(self.temp_dir) / "n" / node
 
     @property
     def embedded(self) -> bool:
@@ -73,7 +86,8 @@ def path() -> Path:
 
 
 def read() -> FleetRecord | None:
-    """The record of this home, or None when no fleet was brought up."""
+    """The record of this home, or None when no fleet was brought up. Raises UserError for another user's home."""
+    refuse_foreign_folder(home())
     try:
         return from_plain(FleetRecord, json.loads(path().read_text()))
     except FileNotFoundError:

@@ -7,14 +7,14 @@ import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextmanager
 def exclusive(path: Path, when_taken: Callable[[], None]) -> Iterator[int]:
     """Hold `path`; where somebody else does, say so by `when_taken` and wait. Yields the descriptor to hand on."""
     with path.open("w") as file:
-        if not _taken(file):
+        if not take(file):
             when_taken()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
@@ -24,7 +24,7 @@ def exclusive(path: Path, when_taken: Callable[[], None]) -> Iterator[int]:
 def if_free(path: Path) -> Iterator[int | None]:
     """Hold `path` and yield its descriptor, or yield None at once where somebody else holds it."""
     with path.open("w") as file:
-        yield file.fileno() if _taken(file) else None
+        yield file.fileno() if take(file) else None
 
 
 def is_held(path: Path) -> bool:
@@ -33,7 +33,8 @@ def is_held(path: Path) -> bool:
         return descriptor is None
 
 
-def _taken(file: IO[str]) -> bool:
+def take(file: IO[Any]) -> bool:
+    """Hold the open `file` until it is closed; False where somebody else holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,10 +1,12 @@
 """Starting and stopping the Ray nodes of an embedded fleet: written down first, waited for, stopped by process id."""
 
 import json
+import os
 import shutil
+import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,8 @@ import psutil
 from cluster import code, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
-from cluster.paths import home, private_dir
-from cluster.processes import ProcessId, alive, free_port, reap, start_detached, stop
+from cluster.paths import home, private_dir, storage_dir
+from cluster.processes import ProcessId, alive, free_port, identify, own, reap, running, start_detached, stop
 from cluster.ray_hook import SOCKETS
 from cluster.ray_node import head_command, node_environment, resource_counts, worker_command
 from cluster.spec import FleetSpec, PoolSpec
@@ -23,19 +25,21 @@ from cluster.spec import FleetSpec, PoolSpec
 START_TIMEOUT_S = 120.0
 STARTED_MARK = b"Ray runtime started"
 GRACE_S = 5.0
+TEMPORARY = "pf-"
+"""How the names of fleets' temporary folders begin."""
+AUTHENTICATION = "ray-token"
+"""What the name of a token file of Ray begins with."""
 
 
 def start_head(record: FleetRecord) -> FleetRecord:
-    """The cluster's state lies in RocksDB under the fleet's temporary folder: a killed state server can come back."""
+    """The cluster's state lies in RocksDB under the fleet's temporary folder."""
     port = int(record.address.rpartition(":")[2])
-    command = head_command(Path(sys.executable), port, Path(record.temp_dir))
+    command = head_command(Path(sys.executable), port, record.ray_dir)
     state = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{record.temp_dir}/gcs"}
     return _launch(record, NodeProcess("head", "head", "", 0, 0.0), command, state)
 
 
-def start_worker(
-    record: FleetRecord, spec: FleetSpec, place: tuple[str, int], interpreter: Path, found: Mapping[str, int]
-) -> FleetRecord:
+def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, int], interpreter: Path) -> FleetRecord:
     """Node number `place[1]` of pool `place[0]`, from the pool's own interpreter, with explicit labels and counts."""
     name, node = place[0], f"{place[0]}-{place[1]}"
     pool = spec.pools[name]
@@ -45,9 +49,13 @@ def start_worker(
         "polyfleet.io/backend": pool.backend,
         "polyfleet.io/environment": pool.environment_name,
     } | pool.labels
-    counts = resource_counts(pool.backend, found.get(pool.backend, pool.devices), cpu_count(), pool.emulated)
+    devices = record.found.get(pool.backend, pool.devices)
+    counts = resource_counts(pool.backend, devices, cpu_count(), pool.emulated)
     command = worker_command(interpreter, record.address, labels, counts)
-    return _launch(record, NodeProcess("worker", node, name, 0, 0.0), command, _variables(name, spec.pools, node))
+    # Never 0o002: what a job writes may be its group's to change, but not everybody's.
+    umask = {"POLYFLEET_UMASK": f"{record.umask | 0o002:03o}"}
+    variables = _variables(name, spec.pools, node) | umask
+    return _launch(record, NodeProcess("worker", node, name, 0, 0.0), command, variables)
 
 
 def cpu_count() -> int:
@@ -68,7 +76,7 @@ def _variables(name: str, pools: Mapping[str, PoolSpec], node: str) -> dict[str,
         "POLYFLEET_ENVIRONMENT": pool.environment_name,
         "POLYFLEET_DEVICES": str(pool.devices),
         "POLYFLEET_NODE_DIR": str(private_dir(home() / "nodes" / node)),
-        "POLYFLEET_STORAGE": str(private_dir(storage_of(name, pool))),
+        "POLYFLEET_STORAGE": str(make_storage(name, pool)),
         "POLYFLEET_NEIGHBOURS": json.dumps(neighbours),
         "POLYFLEET_POOL_VARIABLES": ",".join(pool.env),
     } | pool.env
@@ -79,13 +87,18 @@ def storage_of(name: str, pool: PoolSpec) -> Path:
     return Path(pool.storage) if pool.storage else home() / "storage" / name
 
 
+def make_storage(name: str, pool: PoolSpec) -> Path:
+    """Raises UserError for a named folder that cannot be one, OSError for one that cannot be made."""
+    return storage_dir(storage_of(name, pool)) if pool.storage else private_dir(storage_of(name, pool))
+
+
 def _launch(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
-    sockets = {SOCKETS: f"{record.temp_dir}/{node.node}"}
+    sockets = {SOCKETS: f"{record.ray_dir}/{node.node}"}
     env = node_environment(Path(record.token_path), code.export(), ports, sockets | dict(variables))
     log = log_of(node.node)
     log.unlink(missing_ok=True)
-    process = start_detached(command, env=env, cwd=Path(record.temp_dir), log=log)
+    process = start_detached(command, env=env, cwd=private_dir(record.cwd(node.node)), log=log)
     others = tuple(p for p in record.processes if p.node != node.node)
     started = replace(node, pid=process.pid, created=process.created)
     record = replace(record, processes=(*others, started))
@@ -104,19 +117,26 @@ def await_started(node: NodeProcess) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while STARTED_MARK not in log.read_bytes():
         if not alive(node.process):
-            raise FleetError(f"node {node.node} did not start: {_tail(log)}", f"see {log} and ray-session/ beside it")
+            raise FleetError(
+                f"node {node.node} did not start: {last_words(log)}", f"see {log} and ray-session/ beside it"
+            )
         if time.monotonic() > deadline:
-            raise FleetError(f"node {node.node} is not up after {START_TIMEOUT_S:.0f} s: {_tail(log)}", f"see {log}")
+            raise FleetError(
+                f"node {node.node} is not up after {START_TIMEOUT_S:.0f} s: {last_words(log)}", f"see {log}"
+            )
         time.sleep(0.05)
 
 
-def _tail(log: Path, lines: int = 5) -> str:
-    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:]) or "it printed nothing"
+def last_words(log: Path, lines: int = 5) -> str:
+    try:
+        return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:]) or "it printed nothing"
+    except OSError as e:
+        return f"its log {log} cannot be read: {e.strerror}"
 
 
 def keep_logs(record: FleetRecord) -> None:
     """Of a fleet that did not start: Ray's own logs, before its temporary folder goes."""
-    found = Path(record.temp_dir) / "session_latest" / "logs"
+    found = record.ray_dir / "session_latest" / "logs"
     kept = home() / "logs" / "ray-session"
     shutil.rmtree(kept, ignore_errors=True)
     if found.is_dir():
@@ -124,62 +144,97 @@ def keep_logs(record: FleetRecord) -> None:
 
 
 def stop_all(record: FleetRecord) -> None:
-    """Attempts first: they may save. Then workers, so that none reports a lost head; then what a killed parent left
-    behind; the record goes last.
-    """
+    """The record goes last."""
     with suppress(OSError):  # a full disk must not keep a fleet up
         fleet_record.write(replace(record, state="stopping"))
+    stop_processes(record)
+    if record.embedded:
+        forget_tokens()
+    fleet_record.forget()
+
+
+def stop_processes(record: FleetRecord) -> None:
+    """Attempts first: they may save. Then workers, so that none reports a lost head; then what a killed parent left
+    behind.
+    """
     stop(_supervisors(), GRACE_S)
-    stop([p.process for p in record.processes if p.role != "head"], GRACE_S)
+    # A node takes leave of its head, in vain where that is gone.
+    stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     if record.embedded:
-        _kill_strays(record.temp_dir)
-        shutil.rmtree(record.temp_dir, ignore_errors=True)
-    reap()
-    fleet_record.forget()
+        stop_strays(Path(record.temp_dir))
+        remove_temporary(Path(record.temp_dir))
+    reap(p.process for p in record.processes)
+
+
+def forget_tokens() -> None:
+    """Of fleets that ended: call it where no embedded fleet of this home lives."""
+    for path in home().glob(f"{AUTHENTICATION}*"):
+        path.unlink(missing_ok=True)
 
 
 def stop_unrecorded() -> int:
     """Without a record: what was started with this home's Ray token, and its folders. Returns how many processes."""
     stop(_supervisors(), GRACE_S)
-    found = [process for process in psutil.process_iter(["environ", "cwd", "create_time"]) if _has_our_token(process)]
-    stop([ProcessId(process.pid, process.info["create_time"]) for process in found], GRACE_S)
-    for folder in {Path(process.info["cwd"] or "") for process in found}:
-        if folder.name.startswith("pf-"):
-            shutil.rmtree(folder, ignore_errors=True)
+    found = {process: cwd for process, cwd in _rays_own() if _has_our_token(process)}
+    stop(list(found), GRACE_S)
+    for folder in {temporary for cwd in found.values() if (temporary := _temporary_of(cwd))}:
+        stop_strays(folder)
+        remove_temporary(folder)
+    forget_tokens()
     fleet_record.forget()
     return len(found)
 
 
-def _has_our_token(process: psutil.Process) -> bool:
-    return (process.info["environ"] or {}).get("RAY_AUTH_TOKEN_PATH") == str(home() / "ray-token")
+def stop_strays(folder: Path) -> None:
+    """Ray processes that work in `folder` or below: their parent died before it could stop them."""
+    stop([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)], 0.0)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove a fleet's folder, unless it is a link or somebody else's by now."""
+    with suppress(OSError):
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary_of(cwd: Path) -> Path | None:
+    """The fleet's folder that a node's process works in; older versions had all nodes work in that folder itself."""
+    return next((folder for folder in (cwd, *cwd.parents) if folder.name.startswith(TEMPORARY)), None)
+
+
+def _rays_own() -> Iterator[tuple[ProcessId, Path]]:
+    """Ray's processes of our own user, with the folder each works in."""
+    for process in own():
+        with suppress(psutil.Error):
+            found = identify(process.pid)
+            if _is_rays(process.cmdline()):
+                yield found, Path(process.cwd())
+
+
+def _is_rays(words: list[str]) -> bool:
+    """What runs decides, not what stands in its arguments: `tail -f` of Ray's log is none of Ray's processes."""
+    program, first = [*words, "", ""][:2]
+    if Path(program).name in ("raylet", "gcs_server"):
+        return "/ray/core/src/ray/" in program
+    if Path(program).name.startswith("python"):
+        return words[1:3] == ["-m", "ray.scripts.scripts"] or ("/ray/" in first and first.endswith(".py"))
+    return program.startswith("ray::")  # the title that Ray gives its Python processes
+
+
+def _has_our_token(process: ProcessId) -> bool:
+    with suppress(psutil.Error):
+        named = psutil.Process(process.pid).environ().get("RAY_AUTH_TOKEN_PATH", "")
+        return named.startswith(str(home() / AUTHENTICATION))
+    return False
 
 
 def _supervisors() -> list[ProcessId]:
     """Of attempts on this home's nodes. A SIGTERM lets their ranks save; they take the ranks along when they go."""
-    nodes = str(home() / "nodes")
-    found = []
-    for process in psutil.process_iter(["cmdline", "create_time"]):
-        words = process.info["cmdline"] or ()
-        if "workers.attempt.supervisor" in words and any(word.startswith(nodes) for word in words):
-            found.append(ProcessId(process.pid, process.info["create_time"]))
-    return found
-
-
-def _kill_strays(temp_dir: str) -> None:
-    """Ray processes whose parent died before it could stop them still name the fleet's folder, or work in it."""
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        named = temp_dir in " ".join(process.info["cmdline"] or ()) or process.info["cwd"] == temp_dir
-        if named and process.pid != psutil.Process().pid:
-            for member in (*_children(process), process):
-                try:
-                    member.kill()
-                except psutil.NoSuchProcess:
-                    continue
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+    nodes = home() / "nodes"
+    return [
+        process
+        for process, words in running("workers.attempt.supervisor")
+        if words and Path(words[0]).is_relative_to(nodes)
+    ]

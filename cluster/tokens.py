@@ -1,10 +1,15 @@
-"""Secrets of this machine: made once, 256 bits, mode 0600, never printed."""
+"""Secrets of this machine: 256 bits, mode 0600, never printed.
 
+Beside a token that is made anew at each start lies `NAME.made`, the SHA-256 of what we made: a token without one was
+written by its user, and is kept.
+"""
+
+import hashlib
 import os
 import secrets
 from pathlib import Path
 
-from cluster.paths import private_dir
+from cluster.paths import private_dir, write_private
 
 
 def ensure(path: Path) -> Path:
@@ -25,5 +30,26 @@ def ensure(path: Path) -> Path:
     return path
 
 
+def rotate(path: Path) -> Path:
+    """Replace the token by a new one, unless its user wrote it. One process at a time: the caller holds a lock.
+
+    The record comes first and names the old token too: a crash between the two files leaves either one known as ours.
+    """
+    private_dir(path.parent)
+    record = path.with_name(f"{path.name}.made")
+    old = [_digest(read(path))] if path.exists() else []
+    if old and not (record.exists() and old[0] in record.read_text().split()):
+        path.chmod(0o600)
+        return path
+    token = secrets.token_hex(32)
+    write_private(record, "\n".join([*old, _digest(token)]))
+    write_private(path, token)
+    return path
+
+
 def read(path: Path) -> str:
     return path.read_text().strip()
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

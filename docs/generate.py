@@ -78,7 +78,9 @@ def rest() -> Iterator[str]:
     document = make_app(cast(Facade, None), "").openapi()
     yield from ("# REST", "", MADE, "")
     yield from (
-        "On loopback. Every request but `GET /healthz` needs `Authorization: Bearer TOKEN`, the home's file `token`; "
+        "On the Unix socket `server.sock` in the home (`http://localhost/…` there), and on a loopback port if the "
+        "server was started with `polyfleet server start --port N`. "
+        "Every request but `GET /healthz` needs `Authorization: Bearer TOKEN`, the home's file `token`; "
         "requests that change something need `Content-Type: application/json` (`application/zip` for packages). "
         "The OpenAPI document is at `/openapi.json`, behind the token like all else.",
         "",
@@ -86,16 +88,26 @@ def rest() -> Iterator[str]:
         "",
     )
     codes = (
-        (401, "no token, or a wrong one"),
+        (401, "no token, or a wrong one: the server makes a new one at each start, unless you wrote the file"),
         (404, "no such job, checkpoint, package or path"),
         (409, "the same idempotency key with another body"),
         (413, "body over 1 MiB (packages: 512 MiB)"),
         (415, "another content type than the one above"),
-        (421, "a Host other than 127.0.0.1 and localhost with this port"),
+        (421, "a Host other than 127.0.0.1 and localhost (on a port: with this port)"),
         (422, "a field is wrong; `field` names it"),
-        (503, "the fleet cannot serve now"),
+        (503, "the fleet cannot serve now; with `Retry-After`: 512 streams are open, the most at a time"),
     )
     yield from table(("status", "means"), codes)
+    yield from (
+        "Connections: a request's head must be complete within 10 s, a body may not pause for 30 s nor come slower "
+        "than 1 KiB/s, and at most 256 connections that have not shown the token exist at a time; one more closes the "
+        "oldest. Whole numbers are within 64 bits.",
+        "",
+        "A port is not proof of who listens there. Before you send the token to one, ask `GET /healthz?challenge=HEX` "
+        "with random digits and compare `proof`, as the Python client does; the socket needs no such check where its "
+        "folder is yours and has mode 0700.",
+        "",
+    )
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             yield from route(document, f"{method.upper()} {path}", operation)

@@ -37,7 +37,7 @@ def connect(home: Path | None = None, *, start: bool = True, progress: Progress 
         raise FleetError("no server is running", "start it with `polyfleet server start`")
     server = server or daemon.start(home, progress=progress)
     refuse_other_version(server)
-    return Client(server.url, token.read(home), home, progress)
+    return Client(server.address, token.read(home), home, progress)
 
 
 def refuse_other_version(server: ServerRecord) -> None:
@@ -137,13 +137,23 @@ class Client(Transport):
             if (server := daemon.find(self._home)) is None:
                 continue
             refuse_other_version(server)
-            self.join(server.url, token.read(self._home))
             try:
+                self.join(server.address, token.read(self._home))
                 self.version()
             except Unreachable:
                 continue
             return
         raise error
+
+    def _renewed(self) -> bool:
+        """A server that was started anew has a new token, at the same place."""
+        if self._home is None or (server := daemon.find(self._home)) is None:
+            return False
+        if (fresh := token.read(self._home)) == self._token:
+            return False
+        refuse_other_version(server)
+        self.join(server.address, fresh)
+        return True
 
     def cancel(self, ref: str) -> Data:
         return self.post(f"/v1/jobs/{segment(ref)}/cancel", {})

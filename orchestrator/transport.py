@@ -1,17 +1,32 @@
-"""How requests reach the server, and how its errors come back as the classes they were."""
+"""How requests reach the server, and how its errors come back as the classes they were.
+
+The token leaves only on a connection whose other end was looked at: a Unix socket in a folder that only we can enter,
+of a process of ours; or a TCP port of ours that proved that it knows the token.
+"""
 
 import json
+import os
+import ssl
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
+from cluster import listeners
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
+from orchestrator.server import proof, sockets
+from orchestrator.server.record import UNIX
 
 Data = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 PATIENT = httpx.Timeout(None, connect=5.0)
+HTTP_PORT = 80
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OURS = frozenset({os.geteuid()})
+REMEDY = "`polyfleet server status` shows whether it runs; its log is logs/server.log"
 BY_NAME = {e.__name__: e for e in (NotFound, Conflict, UserError, FleetError)}
 BY_STATUS = {404: NotFound, 409: Conflict, 503: FleetError}
 
@@ -25,18 +40,69 @@ class BrokenConnection(Unreachable):
 
 
 class Transport:
-    """One server, one token. Raises PolyfleetError subclasses and nothing of httpx."""
+    """One server, one token. Raises PolyfleetError subclasses and nothing of httpx.
+
+    `url` is `unix:` and the path of a socket, or the URL of a TCP port. Raises Unreachable, FleetError.
+    """
 
     def __init__(self, url: str, token: str):
-        self.url, self._http = url, _connection(url, token)
+        self._open(url, token)
 
     def join(self, url: str, token: str) -> None:
-        """Speak to this server from now on."""
+        """Speak to this server from now on. Raises as the constructor does."""
         self.close()
-        self.url, self._http = url, _connection(url, token)
+        self._open(url, token)
 
     def close(self) -> None:
         self._http.close()
+        self._leave()
+
+    def _open(self, url: str, token: str) -> None:
+        self.url, self._token, self._leave = url, token, _nothing
+        uds = None
+        if url.startswith(UNIX):
+            uds = self._enter(Path(url.removeprefix(UNIX)))
+        self._http = _connection(url, token, uds)
+
+    def _enter(self, path: Path) -> str:
+        """The path to connect to. Its folder stays open until we close, or are forgotten."""
+        try:
+            folder = sockets.open_folder(path)
+        except OSError as e:
+            raise Unreachable(f"the server at {self.url} cannot be reached: {e.strerror}", REMEDY) from None
+        self._leave = weakref.finalize(self, os.close, folder)
+        return sockets.through(folder, path)
+
+    def _renewed(self) -> bool:
+        """Whether there is another token by now, and we use it from now on."""
+        return False
+
+    def _look(self, event: str, info: Data) -> None:
+        """Told by httpcore of each step of a request: who is at the other end of a new connection, before it is sent
+        anything. Raises Unreachable.
+        """
+        if event not in ("connection.connect_unix_socket.complete", "connection.connect_tcp.complete"):
+            return
+        stream = info["return_value"]
+        try:
+            if reason := self._foreign(stream):
+                raise Unreachable(f"what listens at {self.url} {reason}; nothing was sent", REMEDY)
+        except BaseException:
+            stream.close()
+            raise
+
+    def _foreign(self, stream: Any) -> str:
+        """Why the other end is not our server; "" when it is."""
+        if self.url.startswith(UNIX):
+            uid = sockets.peer_uid(stream.get_extra_info("socket"))
+            return "" if uid in (None, os.geteuid()) else "is of another user"
+        url = urlsplit(self.url)
+        port = url.port or HTTP_PORT
+        if url.hostname in LOOPBACK and (listeners.owners(port) or OURS) != OURS:
+            return "is of another user"
+        if not proof.knows_token(stream, port, self._token):
+            return "is not this home's server: it did not prove that it knows the token"
+        return ""
 
     def get(self, path: str, **params: Any) -> Data:
         answer: Data = self.call("GET", path, params=given(**params))
@@ -51,20 +117,28 @@ class Transport:
         return answer
 
     def call(self, method: str, path: str, **options: Any) -> Any:
-        try:
-            response = self._http.request(method, path, **options)
-        except httpx.HTTPError as e:
-            raise _unreachable(self.url, e) from e
-        except UnicodeEncodeError as e:
-            raise _not_text(e) from None
+        response = self._sent(method, path, **options)
+        if response.status_code == 401 and "content" not in options and self._renewed():
+            response = self._sent(method, path, **options)
         if response.is_error:
             raise error_from(response.status_code, response.content)
         return response.json() if response.content else None
 
+    def _sent(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, extensions={"trace": self._look}, **options)
+        except httpx.HTTPError as e:
+            raise _unreachable(self.url, e) from e
+        except UnicodeEncodeError as e:
+            raise _not_text(e) from None
+
     def events(self, method: str, path: str, **options: Any) -> Iterator[tuple[str, Any]]:
         """(event name, data) of a stream of server-sent events. An `error` event is raised."""
         try:
-            with self._http.stream(method, path, timeout=PATIENT, **options) as response:
+            extensions = {"trace": self._look}
+            with self._http.stream(method, path, timeout=PATIENT, extensions=extensions, **options) as response:
+                if response.status_code == 401 and self._renewed():
+                    raise BrokenConnection("the server was started anew meanwhile", REMEDY)
                 if response.is_error:
                     raise error_from(response.status_code, response.read())
                 name = ""
@@ -83,9 +157,19 @@ class Transport:
             raise _not_text(e) from None
 
 
-def _connection(url: str, token: str) -> httpx.Client:
-    # trust_env off: a proxy from the environment must see neither loopback traffic nor the token
-    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT, trust_env=False)
+def _connection(url: str, token: str, uds: str | None) -> httpx.Client:
+    return httpx.Client(
+        base_url="http://localhost" if uds else url,
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=TIMEOUT,
+        trust_env=False,  # a proxy from the environment must see neither loopback traffic nor the token
+        # There is no TLS: a context that trusts nobody saves reading the system's certificates.
+        transport=httpx.HTTPTransport(uds=uds, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)),
+    )
+
+
+def _nothing() -> None:
+    """What closing a TCP transport has to close besides."""
 
 
 def _not_text(error: UnicodeEncodeError) -> UserError:
@@ -95,12 +179,11 @@ def _not_text(error: UnicodeEncodeError) -> UserError:
 
 
 def _unreachable(url: str, error: httpx.HTTPError) -> Unreachable:
-    remedy = "`polyfleet server status` shows whether it runs; its log is logs/server.log"
     if isinstance(error, httpx.TimeoutException):
-        return Unreachable(f"the server at {url} did not answer in time", remedy)
+        return Unreachable(f"the server at {url} did not answer in time", REMEDY)
     if isinstance(error, httpx.ConnectError):
-        return Unreachable(f"the server at {url} cannot be reached: {error}", remedy)
-    return BrokenConnection(f"the connection to the server at {url} broke: {error or type(error).__name__}", remedy)
+        return Unreachable(f"the server at {url} cannot be reached: {error}", REMEDY)
+    return BrokenConnection(f"the connection to the server at {url} broke: {error or type(error).__name__}", REMEDY)
 
 
 def error_from(status: int, content: bytes) -> PolyfleetError:

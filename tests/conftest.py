@@ -1,10 +1,14 @@
 """What holds for every process that a test starts."""
 
 import getpass
+import json
 import os
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +55,66 @@ def needs_native():
             pytest.skip(f"{backend.kind} has no native {dtype} here")
 
     return need
+
+
+NOBODY = 65534
+
+
+class SecondUser:
+    """Another user of this machine, without rights of ours."""
+
+    uid = NOBODY
+
+    def does(self, act: Callable[[], Any]) -> Any:
+        """What `act` returns, as JSON has it, when that user calls it; or the name of the error it raises."""
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                said = act()
+            except BaseException as e:
+                said = type(e).__name__
+            os.write(writing, json.dumps(said).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as f:
+            said = f.read()
+        os.waitpid(child, 0)
+        return json.loads(said)
+
+
+@pytest.fixture
+def shell() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """`shell(words, user=None)`: a shell whose command line is `words`, alike with any other program's. `-s` is among
+    them. `lives(shell)` in tests asks it; it is ended with the test.
+    """
+    started = []
+
+    def start(words: list[str], user: int | None = None, cwd: Path = Path("/")) -> "subprocess.Popen[str]":
+        given = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(words, executable="/bin/sh", cwd=cwd, **pipes, **given))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def nobody() -> SecondUser:
+    if os.geteuid() != 0:
+        pytest.skip("a second user can only be acted by root")
+    return SecondUser()
+
+
+@pytest.fixture(scope="module")
+def open_place() -> Iterator[Path]:
+    """A folder that every user can pass, as `/home/user` often is; pytest's are closed to others by one above."""
+    folder = Path(tempfile.mkdtemp(prefix="open-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

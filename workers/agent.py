@@ -5,6 +5,7 @@ that never stopped. Arguments and results are plain data. Without Ray it is an o
 """
 
 import logging
+import os
 import socket
 import sys
 import threading
@@ -49,6 +50,8 @@ class Agent:
         backend: str | None = None,
     ):
         self._place = place(node, pool, backend, node_dir, storage)
+        if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
+            os.umask(int(mask, 8))
         private_dir(self._place.node_dir)
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")

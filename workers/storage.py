@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from cluster.errors import FleetError, NotFound, UserError
-from cluster.paths import private_dir
+from cluster.paths import storage_dir
 
 LARGEST_PIECE_BYTES = 8 << 20
 INCOMING = ".incoming-"
@@ -23,7 +23,7 @@ class Storage:
     """All paths are relative to `root`, with `/`."""
 
     def __init__(self, root: Path):
-        self.root = private_dir(root)
+        self.root = storage_dir(root)
 
     def read(self, path: str, offset: int, limit_bytes: int) -> bytes:
         """At most `limit_bytes`, and at most 8 MiB; b"" at the end."""

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from parts.samples import Samples
 
 from orchestrator.core.model import Event
+from orchestrator.server import sockets
 from orchestrator.store import EventStore
 
 BLOCK = b"x" * 4096
@@ -27,14 +27,14 @@ def command(samples: Samples, case: str, argv: list[str], env: dict[str, str] | 
         raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stderr.decode()[-2000:]}")
 
 
-def cases(samples: Samples, folder: Path, url: str, store: EventStore) -> list[Callable[[], None]]:
-    """`folder` and `store` lie on the disk to be measured; `url` is the server's."""
+def cases(samples: Samples, folder: Path, socket: Path, store: EventStore) -> list[Callable[[], None]]:
+    """`folder` and `store` lie on the disk to be measured; `socket` is the server's."""
     return [
         lambda: command(samples, "limit.exec", [TRUE]),
         lambda: command(samples, "limit.python", [sys.executable, "-c", "pass"]),
         lambda: _fsync(samples, folder / "block"),
         lambda: _event(samples, store),
-        lambda: _http(samples, urlsplit(url).port),
+        lambda: _http(samples, socket),
     ]
 
 
@@ -51,9 +51,10 @@ def _event(samples: Samples, store: EventStore) -> None:
         store.append([Event("job", "started", 1, time.time(), {})])
 
 
-def _http(samples: Samples, port: int | None) -> None:
+def _http(samples: Samples, socket: Path) -> None:
     with samples.timing("limit.http"):
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = sockets.connect(socket, timeout_s=10)
         connection.request("GET", "/healthz")
         connection.getresponse().read()
         connection.close()

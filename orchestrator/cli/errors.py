@@ -73,3 +73,6 @@ def _keep_traceback(error: BaseException) -> Path | str:
     except OSError as e:
         traceback.print_exception(error)
         return f"the lines above: {e.filename} cannot be written ({e.strerror})"
+    except PolyfleetError as e:
+        traceback.print_exception(error)
+        return f"the lines above: {e.message}"

@@ -11,7 +11,12 @@ app = typer.Typer(help="Start, stop and look at the server.", no_args_is_help=Tr
 
 @app.command()
 def start(
-    port: Annotated[int, typer.Option(help="Loopback port; 0: any free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Listen on this loopback port too; 0: any free one. By default only a Unix socket.", min=0, max=65535
+        ),
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Start the server, unless it runs."""
@@ -22,10 +27,11 @@ def start(
     if running is None:
         with waiting("starting the server"):
             running = daemon.start(home(), port)
-    elif port not in (0, running.port):
+    elif port is not None and port != running.port and not (port == 0 and running.port):
         from cluster.errors import Conflict
 
-        raise Conflict(f"the server runs already, on port {running.port}", "`polyfleet server stop` first")
+        where = f"on port {running.port}" if running.port else "without a TCP port"
+        raise Conflict(f"the server runs already, {where}", "`polyfleet server stop` first")
     _show(output)
 
 
@@ -54,7 +60,9 @@ def state() -> dict[str, Any]:
     found = daemon.find(home())
     answer: dict[str, Any] = {"running": found is not None, "home": str(home()), "log": str(daemon.log_path(home()))}
     if found is not None:
-        answer |= {"url": found.url, "pid": found.pid, "version": found.version, "started_at": found.started_at}
+        where = {"socket": found.socket, "url": found.url}
+        answer |= {name: value for name, value in where.items() if value}
+        answer |= {"pid": found.pid, "version": found.version, "started_at": found.started_at}
     return answer
 
 

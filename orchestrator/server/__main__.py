@@ -6,13 +6,14 @@ from pathlib import Path
 
 from cluster.errors import PolyfleetError
 from cluster.paths import home
-from orchestrator.server.serve import log_to_stderr, serve
+from orchestrator.server.log import log_to_stderr
+from orchestrator.server.serve import serve
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.server")
     parser.add_argument("--home", type=Path, default=home(), help="where state and token are kept")
-    parser.add_argument("--port", type=int, default=0, help="loopback port; 0: any free one")
+    parser.add_argument("--port", type=int, help="a loopback port as well; 0: any free one")
     arguments = parser.parse_args()
     log_to_stderr()
     from orchestrator.service import Service

@@ -62,7 +62,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(PolyfleetError)
     async def known(request: Request, error: PolyfleetError) -> Response:
-        return answer(error_body(error), status_of(error))
+        response = answer(error_body(error), status_of(error))
+        if (retry_after_s := getattr(error, "retry_after_s", None)) is not None:
+            response.headers["Retry-After"] = str(retry_after_s)
+        return response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cluster.version import VERSION
 from orchestrator.server import answers
 from orchestrator.server.facade import Facade
 from orchestrator.server.guard import Guard
+from orchestrator.server.proof import proof
 from orchestrator.server.routes import benchmarks, changes, checkpoints, fleet, jobs, packages, schema, server
 
 
@@ -42,10 +44,11 @@ def make_app(
         separate_input_output_schemas=False,
     )
     app.state.service = service
+    app.state.prove = partial(proof, token)
     app.state.home = home or paths.home()
     app.state.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     app.state.stopping = threading.Event()
-    app.state.stream_threads = None
+    app.state.streams = None
     app.state.stop = stop or app.state.stopping.set
     for part in (server, fleet, jobs, changes, packages, checkpoints, benchmarks, schema):
         app.include_router(part.router)

@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
-from cluster import tokens
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.paths import private_dir
-from cluster.processes import ProcessId, alive, start_detached, stop
-from orchestrator.server import record, token
+from cluster.paths import open_private, private_dir, refuse_foreign_folder
+from cluster.processes import ProcessId, age_s, alive, running, start_detached, stop
+from orchestrator.server import record, sockets, token
 from orchestrator.server.record import ServerRecord
 
 START_TIMEOUT_S = 90.0
@@ -31,15 +28,21 @@ Progress = Callable[[str], None]
 
 
 def find(home: Path) -> ServerRecord | None:
-    """The living server of this home. A record whose process is gone, or is another one by now, counts as none."""
+    """The living server of this home. A record whose process is gone, or is another one by now, counts as none.
+
+    Raises UserError for another user's home: its record would lead our token to a port of theirs.
+    """
+    refuse_foreign_folder(home)
     found = record.read(home)
     return found if found and alive(found.process) else None
 
 
 def start(
-    home: Path, port: int = 0, *, progress: Progress | None = None, command: Sequence[str] = COMMAND
+    home: Path, port: int | None = None, *, progress: Progress | None = None, command: Sequence[str] = COMMAND
 ) -> ServerRecord:
-    """The server of this home, started if there is none: two callers at once get the same one. Port 0: any free one.
+    """The server of this home, started if there is none: two callers at once get the same one.
+
+    It listens on the home's Unix socket, and on a TCP port too unless `port` is None (0: any free one).
 
     Raises UserError when `port` is taken or the token is open to others, Conflict when a server runs that is nowhere
     recorded, FleetError when it does not answer; the message has the end of its log.
@@ -48,7 +51,8 @@ def start(
     with _one_starter(home):
         if (running := find(home) or _await_recorded(home)) is not None:
             return running
-        _refuse_taken(port)
+        if port is not None:
+            _refuse_taken(port)
         if progress:
             progress("starting the server")
         return _spawn(home, port, command)
@@ -68,7 +72,7 @@ def _await_recorded(home: Path) -> ServerRecord | None:
     while strays := _unrecorded(home):
         if (running := find(home)) is not None:
             return running
-        if time.time() - strays[0].created > STARTING_S:
+        if age_s(strays[0]) > STARTING_S:
             raise Conflict(
                 f"a server of {home} runs as process {strays[0].pid}, but {home / record.NAME} does not say where",
                 "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
@@ -78,13 +82,8 @@ def _await_recorded(home: Path) -> ServerRecord | None:
 
 
 def _unrecorded(home: Path) -> list[ProcessId]:
-    """Processes that serve this home, whatever its record says."""
-    wanted = {"orchestrator.server", "--home", str(home)}
-    return [
-        ProcessId(process.pid, process.info["create_time"])
-        for process in psutil.process_iter(["cmdline", "create_time", "status"])
-        if wanted <= set(process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+    """Processes of our own user that serve this home, whatever its record says."""
+    return [process for process, words in running("orchestrator.server") if words[:2] == ["--home", str(home)]]
 
 
 def _refuse_taken(port: int) -> None:
@@ -103,21 +102,20 @@ def log_path(home: Path) -> Path:
 
 @contextmanager
 def _one_starter(home: Path) -> Iterator[None]:
-    with (home / "server-start.lock").open("w") as lock:
+    with open_private(home / "server-start.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _spawn(home: Path, port: int, command: Sequence[str]) -> ServerRecord:
+def _spawn(home: Path, port: int | None, command: Sequence[str]) -> ServerRecord:
     record.forget(home)
-    tokens.ensure(home / "token")
     log = log_path(home)
     private_dir(log.parent)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_suffix(".log.1"))
     said_before = log.stat().st_size if log.exists() else 0
     child = start_detached(
-        [*command, "--home", str(home), "--port", str(port)],
+        [*command, "--home", str(home), *(["--port", str(port)] if port is not None else [])],
         env=os.environ | {"POLYFLEET_HOME": str(home)},
         cwd=private_dir(home / "server-cwd"),
         log=log,
@@ -141,8 +139,9 @@ def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int) -> 
 
 
 def _answers(server: ServerRecord) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("localhost", timeout=5)
     try:
+        connection.sock = sockets.connect(Path(server.socket), timeout_s=5)
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
     except OSError:

@@ -50,7 +50,7 @@ class Guard:
                 421,
                 "Misdirected",
                 "this server answers for 127.0.0.1 and localhost only",
-                "use the url of `polyfleet status`",
+                "use what `polyfleet server status` shows: http://localhost on its socket, or its url",
             )
         if (scope["method"], scope["path"]) in PUBLIC:
             return None
@@ -61,12 +61,19 @@ class Guard:
                 "no valid token",
                 "send `Authorization: Bearer <content of the file token in the home>`",
             )
+        _trust(scope)
         return _content_type_refusal(scope) or _length_refusal(scope)
 
     def _knows(self, authorization: bytes | None) -> bool:
         scheme, _, token = (authorization or b"").partition(b" ")
         given = hashlib.sha256(token.strip()).digest()
         return hmac.compare_digest(given, self._digest) and scheme.lower() == b"bearer"
+
+
+def _trust(scope: Scope) -> None:
+    """Tell the connection, where there is one: it counts no longer among those without a token."""
+    if (connection := scope.get("state", {}).get("connection")) is not None:
+        connection.trusted()
 
 
 def body_limit_bytes(scope: Scope) -> int:
@@ -80,10 +87,12 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _host_is_ours(scope: Scope) -> bool:
-    port = scope["server"][1]
+    port = scope["server"][1]  # None: a Unix socket
     host = (_header(scope, b"host") or b"").lower()
     names = (b"127.0.0.1", b"localhost")
-    return host in [b"%s:%d" % (name, port) for name in names] or (port == HTTP_PORT and host in names)
+    if port in (None, HTTP_PORT) and host in names:
+        return True
+    return port is not None and host in [b"%s:%d" % (name, port) for name in names]
 
 
 def _content_type_refusal(scope: Scope) -> Refusal | None:

@@ -9,22 +9,34 @@ from cluster.paths import write_private
 from cluster.processes import ProcessId
 
 NAME = "server.json"
-KINDS = {"pid": int, "created": int | float, "port": int, "version": str, "started_at": str}
+KINDS = {"pid": int, "created": str | int | float, "port": int, "version": str, "started_at": str, "socket": str}
+UNIX = "unix:"
+"""Begins the address of a Unix socket; others are URLs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """`created` is the process's start time: with it a recycled pid is told apart. `started_at` is ISO 8601, UTC."""
+    """`created` is the process's start, as in ProcessId: a recycled pid has another. `started_at` is ISO 8601, UTC.
+
+    `port` 0: it has no TCP port. `socket` "": a server of an earlier version, which has no Unix socket.
+    """
 
     pid: int
-    created: float
+    created: str | float
     port: int
     version: str
     started_at: str
+    socket: str = ""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """ "" without a TCP port."""
+        return f"http://127.0.0.1:{self.port}" if self.port else ""
+
+    @property
+    def address(self) -> str:
+        """Where clients of this machine speak to it."""
+        return f"{UNIX}{self.socket}" if self.socket else self.url
 
     @property
     def process(self) -> ProcessId:

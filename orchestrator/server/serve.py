@@ -1,13 +1,14 @@
-"""The server's process: one per home, on loopback, gone cleanly on SIGTERM, Ctrl-C or `POST /v1/shutdown`."""
+"""The server's process: one per home, on its Unix socket and, if asked, a loopback port.
+
+It ends cleanly on SIGTERM, Ctrl-C or `POST /v1/shutdown`.
+"""
 
 import fcntl
-import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -18,8 +19,9 @@ from cluster.errors import Conflict, UserError
 from cluster.paths import private_dir
 from cluster.processes import identify
 from cluster.version import VERSION
-from orchestrator.server import record
+from orchestrator.server import record, sockets, token
 from orchestrator.server.app import make_app
+from orchestrator.server.connections import ACCEPTED_AT_ONCE, BACKLOG, protocol, raise_file_limit
 from orchestrator.server.facade import Facade
 from orchestrator.server.record import ServerRecord
 from orchestrator.server.transfers import forget_unfinished
@@ -27,32 +29,42 @@ from orchestrator.server.transfers import forget_unfinished
 DRAIN_S = 3
 
 
-def serve(home: Path, port: int, make_service: Callable[[Path], Facade]) -> None:
-    """Serve until told to end. Raises Conflict when this home has a server already, UserError when `port` is taken."""
+def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) -> None:
+    """Serve until told to end: on the home's Unix socket, and on a TCP port unless `port` is None (0: any free one).
+
+    Raises Conflict when this home has a server already, UserError when `port` is taken or the user's token is none.
+    """
     os.umask(0o077)
     os.environ["POLYFLEET_HOME"] = str(private_dir(home))
-    with _only_one(home), listener(port) as listening:
-        token = tokens.read(tokens.ensure(home / "token"))
+    raise_file_limit()
+    with ExitStack() as held:
+        held.enter_context(_only_one(home))
+        tokens.rotate(home / token.NAME)
+        secret = token.read(home)
+        listening, path = held.enter_context(sockets.listener(home))
+        tcp = [] if port is None else [held.enter_context(listener(port))]
         forget_unfinished(home)
         service = make_service(home)
         try:
-            _run(service, token, home, listening)
+            _run(service, secret, home, path, [listening, *tcp])
         finally:
             record.forget(home)
+            path.unlink(missing_ok=True)  # now: closing may take so long that we are killed
             service.close()
 
 
-def _run(service: Facade, token: str, home: Path, listening: socket.socket) -> None:
+def _run(service: Facade, token: str, home: Path, path: Path, listening: list[socket.socket]) -> None:
     app = make_app(service, token, home=home, stop=lambda: server.end())
     found = identify(os.getpid())
-    answering = ServerRecord(found.pid, found.created, listening.getsockname()[1], VERSION, app.state.started_at)
+    port = next((s.getsockname()[1] for s in listening if s.family == socket.AF_INET), 0)
+    answering = ServerRecord(found.pid, found.created, port, VERSION, app.state.started_at, str(path))
     server = _Server(
         server_config(app), on_answering=lambda: record.write(home, answering), on_ending=app.state.stopping.set
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again once it has ended: these make that harmless, and serve until it has begun
         signal.signal(number, lambda *_: server.end())
-    server.run(sockets=[listening])
+    server.run(sockets=listening)
 
 
 def server_config(app: FastAPI) -> uvicorn.Config:
@@ -60,7 +72,8 @@ def server_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=protocol(),
+        backlog=ACCEPTED_AT_ONCE,
         ws="none",
         log_config=None,
         access_log=False,
@@ -80,6 +93,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)  # uvicorn's setting is both: how many wait, and how many asyncio takes at once
         self._on_answering()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -109,11 +124,3 @@ def listener(port: int) -> Iterator[socket.socket]:
             raise UserError(f"port {port} cannot be used: {e}", "choose another with --port, or leave it out") from None
         s.listen(128)
         yield s
-
-
-def log_to_stderr() -> None:
-    """Times in UTC; daemon.py sends stderr to logs/server.log."""
-    logging.Formatter.converter = time.gmtime
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)sZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
-    )

@@ -1,12 +1,13 @@
 """Server-sent events over a plain streaming response, and the polls that feed them.
 
-The service's methods block, so each call runs in a thread. Streams have threads of their own: many open logs must not
-keep `GET /v1/jobs` waiting.
+The service's methods block, so each call runs in a thread; a stream that waits holds none. Streams have threads of
+their own, and few: many open logs must not keep `GET /v1/jobs` waiting.
 """
 
-import json
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,27 +15,119 @@ import anyio
 import anyio.to_thread
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from cluster.errors import PolyfleetError, SpecError
+from cluster.errors import FleetError, PolyfleetError, SpecError
+from cluster.untrusted import Unreadable, parse_json
 from orchestrator.server.answers import error_body, status_of, to_json, unforeseen
 from orchestrator.server.facade import Data, Facade
 
 HEARTBEAT_S = 15.0
 POLL_S = (0.2, 1.0)
 CHANGES_WAIT_S = 2.0
-STREAM_THREADS = 256
+LOOK_S = 0.5
+"""A wait in the store ends after this, so that it follows those who have begun to wait meanwhile."""
+STREAM_THREADS = 16
+PAGE_THREADS = 64
+MOST_STREAMS = 512
+LOG_POLLS_PER_S = 50
+"""What idle logs share: with many, each is looked at less often than POLL_S has it."""
 PAGE_BYTES = 1 << 20
+Item = tuple[str, Any] | None
 T = TypeVar("T")
 
 
-async def blocking(request: Request, call: Callable[..., T], *arguments: Any) -> T:
-    """`call` in a thread of the streams. A client that leaves does not wait for it."""
+class TooManyStreams(FleetError):
+    """As many are open as the server serves at a time."""
+
+    retry_after_s = 10
+
+    def __init__(self, most: int):
+        super().__init__(f"{most} streams are open, the most at a time", "end some of them, or ask again in 10 s")
+        self.args = (most,)
+
+
+class Streams:
+    """What the streams of one server share. Belongs to one event loop; made on first use in it."""
+
+    def __init__(self, service: Facade):
+        self.service = service
+        self.open = self.logs = 0
+        self._threads = anyio.CapacityLimiter(STREAM_THREADS)
+        self._page_threads = anyio.CapacityLimiter(PAGE_THREADS)
+        self._reader_thread = anyio.CapacityLimiter(1)
+        self._head = 0
+        self._waiting: dict[asyncio.Future[Data], int] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def call(self, method: Callable[..., T], *arguments: Any, page: bool = False) -> T:
+        """`method` in a thread of the streams, or of those who ask for one `page`: streams do not keep them waiting.
+
+        A client that leaves does not wait for it.
+        """
+        threads = self._page_threads if page else self._threads
+        return await anyio.to_thread.run_sync(partial(method, *arguments), limiter=threads, abandon_on_cancel=True)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Raises TooManyStreams."""
+        if self.open >= MOST_STREAMS:
+            raise TooManyStreams(MOST_STREAMS)
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+    async def changes(self, after: int, timeout_s: float) -> Data:
+        """Events past `after`, as soon as there are any; else none, after `timeout_s`."""
+        found = await self.call(self.service.changes, after, 0.0, page=True)
+        return found if found["events"] or timeout_s == 0 else await self.next_changes(after, timeout_s)
+
+    async def next_changes(self, after: int, timeout_s: float) -> Data:
+        """The same for one who has read all there was: one reader waits for everybody."""
+        if after < self._head:  # it fell behind: nobody else waits until it has read its share
+            return await self.call(self.service.changes, after, 0.0)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = after
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read())
+        try:
+            news: Data = await asyncio.wait_for(future, timeout_s)
+            return news
+        except TimeoutError:
+            return {"events": [], "last": after}
+        finally:
+            self._waiting.pop(future, None)
+
+    async def _read(self) -> None:
+        while self._waiting:
+            wait = partial(self.service.changes, min(self._waiting.values()), LOOK_S)
+            try:
+                found = await anyio.to_thread.run_sync(wait, limiter=self._reader_thread)
+            except Exception as e:
+                for future in self._take(-1):
+                    future.set_exception(e)
+                return
+            if found["events"]:
+                self._head = max(self._head, found["last"])
+                for future, after in self._take(found["last"]).items():
+                    news = [e for e in found["events"] if e["seq"] > after]
+                    future.set_result({"events": news, "last": found["last"]})
+
+    def _take(self, last: int) -> "dict[asyncio.Future[Data], int]":
+        """Who waits for anything up to number `last` (-1: everybody); they wait no longer."""
+        taken = {f: after for f, after in self._waiting.items() if not f.done() and (last < 0 or after < last)}
+        self._waiting = {f: after for f, after in self._waiting.items() if f not in taken}
+        return taken
+
+
+def streams(request: Request) -> Streams:
     state = request.app.state
-    if state.stream_threads is None:  # a limiter belongs to the event loop it was made in
-        state.stream_threads = anyio.CapacityLimiter(STREAM_THREADS)
-    return await anyio.to_thread.run_sync(
-        partial(call, *arguments), limiter=state.stream_threads, abandon_on_cancel=True
-    )
+    if state.streams is None:
+        state.streams = Streams(state.service)
+    found: Streams = state.streams
+    return found
 
 
 def event(name: str, data: Any) -> bytes:
@@ -42,8 +135,13 @@ def event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {to_json(data, ascii_only=True)}\n\n".encode()
 
 
-def events(request: Request, source: AsyncIterator[tuple[str, Any] | None]) -> StreamingResponse:
-    """Sends what `source` yields as (event name, data), None being "nothing yet". An error becomes the last event."""
+def events(request: Request, source: AsyncIterator[Item]) -> StreamingResponse:
+    """Sends what `source` yields as (event name, data), None being "nothing yet". An error becomes the last event.
+
+    Raises TooManyStreams.
+    """
+    counted = ExitStack()
+    counted.enter_context(streams(request).counted())
 
     async def body() -> AsyncIterator[bytes]:
         last = time.monotonic()
@@ -62,29 +160,43 @@ def events(request: Request, source: AsyncIterator[tuple[str, Any] | None]) -> S
             yield event("error", unforeseen(e)["error"] | {"status": 500})
             raise
 
-    return StreamingResponse(body(), media_type="text/event-stream")
+    return _Counted(body(), counted)
+
+
+class _Counted(StreamingResponse):
+    """A stream that is counted until it has ended, also when its client left before it began."""
+
+    def __init__(self, body: AsyncIterator[bytes], counted: ExitStack):
+        super().__init__(body, media_type="text/event-stream")
+        self._counted = counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await super().__call__(scope, receive, send)
 
 
 def cursor_from(text: str) -> dict[str, int]:
     """A cursor as the client got it, JSON in a query parameter. Raises SpecError."""
     try:
-        cursor = json.loads(text or "{}")
-        return {str(key): int(value) for key, value in cursor.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise SpecError("cursor", "not a cursor", "send back the `cursor` of the answer before, as JSON") from None
+        cursor = parse_json((text or "{}").encode(), "cursor", deepest=1)
+        if all(type(value) is int and value >= 0 for value in cursor.values()):
+            return dict(cursor)
+    except (Unreadable, UnicodeEncodeError, AttributeError):
+        pass
+    raise SpecError("cursor", "not a cursor", "send back the `cursor` of the answer before, as JSON")
 
 
 class Logs:
     """The log of one job from a cursor on, page by page."""
 
     def __init__(self, request: Request, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):
-        self.request, self.ref, self.rank, self.epoch, self.cursor = request, ref, rank, epoch, cursor
-        self.service: Facade = request.app.state.service
-        self.ended = False
+        self.streams, self.ref, self.rank, self.epoch, self.cursor = streams(request), ref, rank, epoch, cursor
+        self.service = self.streams.service
+        self.ended = self.following = False
 
     async def check(self) -> None:
         """Raises NotFound before a stream has begun: afterwards the status is sent and cannot be changed."""
-        await blocking(self.request, self.service.job, self.ref)
+        await self.streams.call(self.service.job, self.ref, page=True)
 
     async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
         return await self._lines(self.service.logs, self.cursor, limit_bytes)
@@ -94,11 +206,21 @@ class Logs:
         return await self._lines(self.service.logs_tail, count)
 
     async def _lines(self, ask: Callable[..., Data], *arguments: Any) -> list[Data]:
-        answer = await blocking(self.request, ask, self.ref, self.rank, self.epoch, *arguments)
+        asked = (self.ref, self.rank, self.epoch, *arguments)
+        answer = await self.streams.call(ask, *asked, page=not self.following)
         self.cursor, self.ended = answer["cursor"], answer["ended"]
         return list(answer["lines"])
 
-    async def follow(self, tail: int | None) -> AsyncIterator[tuple[str, Any] | None]:
+    async def follow(self, tail: int | None) -> AsyncIterator[Item]:
+        self.streams.logs += 1
+        self.following = True
+        try:
+            async for item in self._follow(tail):
+                yield item
+        finally:
+            self.streams.logs -= 1
+
+    async def _follow(self, tail: int | None) -> AsyncIterator[Item]:
         if tail is not None and (lines := await self.tail(tail)):
             yield "log", {"lines": lines, "cursor": self.cursor}
         wait_s = POLL_S[0]
@@ -107,18 +229,21 @@ class Logs:
             wait_s = POLL_S[0] if lines else min(wait_s * 1.3, POLL_S[1])
             yield ("log", {"lines": lines, "cursor": self.cursor}) if lines else None
             if self.ended and not lines:
-                yield "end", {"state": (await blocking(self.request, self.service.job, self.ref))["state"]}
+                yield "end", {"state": (await self.streams.call(self.service.job, self.ref))["state"]}
                 return
             if not lines:
-                await anyio.sleep(wait_s)
+                await anyio.sleep(max(wait_s, self.streams.logs / LOG_POLLS_PER_S))
 
 
-async def follow_changes(request: Request, after: int) -> AsyncIterator[tuple[str, Any] | None]:
-    service: Facade = request.app.state.service
+async def follow_changes(request: Request, after: int) -> AsyncIterator[Item]:
+    """First what there is, page by page; then what comes."""
+    shared, behind = streams(request), True
     while True:
-        found = await blocking(request, service.changes, after, CHANGES_WAIT_S)
+        read = shared.call(shared.service.changes, after, 0.0) if behind else shared.next_changes(after, CHANGES_WAIT_S)
+        found = await read
         after = found["last"]
         for change in found["events"]:
             yield "change", change
         if not found["events"]:
+            behind = False
             yield None

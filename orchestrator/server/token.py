@@ -7,6 +7,8 @@ from cluster import tokens
 from cluster.errors import UserError
 
 NAME = "token"
+SHORTEST = 32
+"""`GET /healthz` tells an HMAC under the token to everybody, who must not find it by trying."""
 ANEW = "`polyfleet server stop`, remove that file, then the same again: a new one is made"
 
 
@@ -25,6 +27,8 @@ def read(home: Path) -> str:
         raise UserError(f"the token {path} cannot be read: {e}", ANEW) from None
     if not (token.isascii() and token.isalnum()):
         raise UserError(f"{path} holds no token", ANEW)
+    if len(token) < SHORTEST:
+        raise UserError(f"the token {path} has {len(token)} characters, fewer than {SHORTEST}", ANEW)
     return token
 
 

@@ -126,7 +126,7 @@ def status(data: Data) -> Stack:
     """Server, fleet and how many jobs are in which state."""
     server = {
         name: data["server"][name]
-        for name in ("running", "url", "pid", "version", "started_at", "home")
+        for name in ("running", "socket", "url", "pid", "version", "started_at", "home")
         if name in data["server"]
     }
     parts: list[Grid | str] = [facts({"server": "running" if server.pop("running") else "not running"} | server)]

@@ -1,16 +1,21 @@
 """What is kept on disk about a fleet, and how its nodes are started."""
 
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cluster import fleet_record, tokens
+from cluster import embedded, fleet_record, tokens
 from cluster.connect import foreign_token, prepare
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
+from cluster.paths import private_dir
 from cluster.ray_node import head_command, inherited, node_environment, resource_counts, worker_command
+from cluster.raylets import stop_all
+from cluster.spec import parse_fleet
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +52,38 @@ def test_many_makers_at_once_agree_on_one_token_of_mode_0600(tmp_path: Path):
     assert len(set(seen)) == 1 and len(seen[0]) == 64
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["token"]
+
+
+def test_each_fleet_has_a_token_of_its_own_which_goes_with_it(home: Path):
+    spec = parse_fleet({"name": "f", "pools": {"p": {"backend": "cpu"}}})
+    private_dir(home)
+    (home / "ray-token").write_text("of an earlier version")
+    first = embedded._new_record(spec, (), {})
+    second = embedded._new_record(spec, (), {})
+    assert [p.name for p in home.glob("ray-token*")] == [Path(second.token_path).name]
+    assert first.token_path != second.token_path and stat.S_IMODE(Path(second.token_path).stat().st_mode) == 0o600
+    for made in (first, second):
+        stop_all(made)
+    assert list(home.glob("ray-token*")) == []
+
+
+def test_a_token_of_ours_is_made_anew_and_that_of_the_user_is_kept(tmp_path: Path):
+    path = tokens.rotate(tmp_path / "token")
+    first = tokens.read(path)
+    assert tokens.read(tokens.rotate(path)) != first and len(first) == 64
+    assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {0o600}
+    path.write_text("w" * 40 + "\n")
+    assert tokens.read(tokens.rotate(path)) == "w" * 40
+    path.unlink()
+    assert tokens.read(tokens.rotate(path)) not in (first, "w" * 40)
+
+
+def test_a_token_stays_ours_when_making_the_next_one_broke_off(tmp_path: Path):
+    path = tokens.rotate(tmp_path / "token")
+    first = path.read_text()
+    tokens.rotate(path)
+    path.write_text(first)  # as a crash leaves it: the record of the new token is written, the token itself is not
+    assert tokens.read(tokens.rotate(path)) != first
 
 
 def test_a_token_file_that_others_can_read_is_closed(tmp_path: Path):
@@ -93,3 +130,18 @@ def test_connecting_drops_variables_of_other_clusters(monkeypatch: pytest.Monkey
     import os
 
     assert "RAY_ADDRESS" not in os.environ and os.environ["RAY_AUTH_TOKEN_PATH"] == "/token"
+
+
+def test_ray_forgets_the_token_of_the_fleet_before(tmp_path: Path):
+    script = """
+import sys
+from cluster.connect import prepare
+from cluster.fleet_record import FleetRecord
+for path in sys.argv[1:]:
+    prepare(FleetRecord("f", "up", "127.0.0.1:1", "0", 1.0, path))
+    from ray._raylet import AuthenticationTokenLoader
+    print(AuthenticationTokenLoader.instance().get_token_for_http_header()["authorization"])
+"""
+    paths = [tokens.ensure(tmp_path / name) for name in ("first", "second")]
+    told = subprocess.run([sys.executable, "-c", script, *map(str, paths)], capture_output=True, text=True, timeout=60)
+    assert told.stdout.split()[1::2] == [tokens.read(path) for path in paths]

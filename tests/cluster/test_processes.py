@@ -1,11 +1,24 @@
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 
-from cluster.processes import alive, free_port, identify, start_detached, stop
+from cluster.processes import ProcessId, age_s, alive, free_port, identify, running, start_detached, stop
+
+ROOT = Path(__file__).parents[2]
+STEPPED = """
+import sys
+from pathlib import Path
+import psutil
+from cluster.processes import ProcessId, age_s, alive
+process = ProcessId(int(sys.argv[1]), sys.argv[2])
+print(psutil.Process(process.pid).create_time() - float(sys.argv[3]), alive(process), age_s(process) < 60)
+"""
+"""Said by a process that sees another boot time, as every one does after a step of the clock."""
 
 
 def sleeper(tmp_path: Path, code: str = "import time; time.sleep(300)") -> object:
@@ -21,11 +34,57 @@ def test_a_detached_process_leads_a_session_of_its_own_and_writes_to_its_log(tmp
 
 def test_a_process_of_another_start_time_is_not_the_same(tmp_path: Path):
     process = sleeper(tmp_path)
-    stranger = replace(process, created=process.created - 60)
+    boot, _, ticks = str(process.created).rpartition(":")
+    stranger = replace(process, created=f"{boot}:{int(ticks) - 6000}")
     assert alive(process) and not alive(stranger)
     assert stop([stranger]) == 0 and alive(process)
     stop([process])
     assert not alive(process)
+
+
+def test_a_step_of_the_clock_makes_no_process_another(tmp_path: Path):
+    """The kernel tells start times as ticks since boot, and the boot time by the clock: that is what a step moves."""
+    process = sleeper(tmp_path)
+    lines = Path("/proc/stat").read_text().splitlines()
+    boot_s = int(next(line for line in lines if line.startswith("btime")).split()[1])
+    (tmp_path / "stat").write_text(Path("/proc/stat").read_text().replace(f"btime {boot_s}", f"btime {boot_s - 3600}"))
+    mounted = f'mount --bind {tmp_path}/stat /proc/stat && exec "$@"'
+    told = [str(process.pid), str(process.created), str(psutil.Process(process.pid).create_time())]
+    command = ["unshare", "--mount", "sh", "-c", mounted, "sh", sys.executable, "-c", STEPPED, *told]
+    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    stop([process])
+    if "unshare" in said.stderr or "mount" in said.stderr:
+        pytest.skip(f"needs the right to mount: {said.stderr.strip()}")
+    assert said.stdout.split() == ["-3600.0", "True", "True"], said.stderr
+
+
+def test_a_record_of_an_older_version_holds_epoch_seconds(tmp_path: Path):
+    process = sleeper(tmp_path)
+    created_s = psutil.Process(process.pid).create_time()
+    assert alive(ProcessId(process.pid, created_s)) and not alive(ProcessId(process.pid, created_s - 60))
+    stop([process])
+
+
+def test_a_process_is_as_old_as_it_is_and_not_older_once_it_is_gone(tmp_path: Path):
+    process = sleeper(tmp_path)
+    assert 0.0 <= age_s(process) < 60.0
+    stop([process])
+    psutil.Process(process.pid).wait(10)
+    assert age_s(process) == 0.0
+
+
+def test_a_module_is_running_where_python_runs_it_and_not_where_it_is_named(tmp_path: Path):
+    (tmp_path / "idle.py").write_text("import sys; sys.stdin.read()")
+    words = [[sys.executable, "-s", "-m", "idle", "a", "b"], [sys.executable, "-c", "input()", "-m", "idle"]]
+    words.append(["sh", "-s", "-m", "idle"])
+    started = [
+        subprocess.Popen(given, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) for given in words
+    ]
+    found = [(process.pid, arguments) for process, arguments in running("idle")]
+    for process in started:
+        process.kill()
+        process.communicate()
+    assert found == [(started[0].pid, ["a", "b"])]
 
 
 def test_stop_takes_the_whole_family_even_who_ignores_sigterm(tmp_path: Path):

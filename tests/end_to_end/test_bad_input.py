@@ -101,7 +101,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("up", "-f", "other.yaml"), 2, "fleet 'test' is up at 127.0.0.1:"),
     (("up", "-f", "backend.yaml"), 2, "pools.a.backend: unknown backend 'nvidiaa' (in backend.yaml)\n  did you mean"),
     (("up", "-f", "absent.yaml"), 2, "cannot read absent.yaml"),
-    (("server", "start", "--port", "1"), 2, "the server runs already, on port "),
+    (("server", "start", "--port", "1"), 2, "the server runs already, without a TCP port"),
 ]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -188,7 +188,7 @@ def test_a_job_that_never_ran_says_so(whole_fleet: Orchestrator, polyfleet: Cli)
     [
         (
             "token",
-            lambda text: "wrong",
+            lambda text: "wrong" * 8,
             2,
             "the server does not know the token of this home\n  `polyfleet server stop`",
         ),

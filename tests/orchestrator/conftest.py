@@ -17,7 +17,7 @@ import uvicorn
 from cluster import tokens
 from cluster.processes import identify
 from cluster.version import VERSION
-from orchestrator.server import record
+from orchestrator.server import record, sockets
 from orchestrator.server.app import make_app
 from orchestrator.server.record import ServerRecord
 from orchestrator.server.serve import listener, server_config
@@ -39,10 +39,15 @@ class Live:
 
     home: Path
     port: int
+    socket: Path
     token: str
     service: Any
     app: Any
     stopped: threading.Event
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.socket}"
 
     @property
     def url(self) -> str:
@@ -61,19 +66,21 @@ class Stage:
 
     app: Any = None
     port = 0
+    socket = Path()
 
     async def __call__(self, scope, receive, send):
         await self.app(scope, receive, send)
 
 
 @pytest.fixture(scope="session")
-def stage():
+def stage(tmp_path_factory):
     stage = Stage()
-    with listener(0) as listening:
+    folder = tmp_path_factory.mktemp("stage")
+    with listener(0) as listening, sockets.listener(folder) as (unix, stage.socket):
         stage.port = listening.getsockname()[1]
         server = uvicorn.Server(server_config(stage))
         server.config.lifespan = "off"
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening, unix]})
         thread.start()
         wait_for(lambda: server.started)
         yield stage
@@ -90,8 +97,9 @@ def live(tmp_path, recording, monkeypatch, stage):
     service, stopped = recording.RecordingService(), threading.Event()
     stage.app = make_app(service, token, home=home, stop=stopped.set)
     own = identify(os.getpid())
-    record.write(home, ServerRecord(own.pid, own.created, stage.port, VERSION, "2026-11-20T23:14:53Z"))
-    yield Live(home, stage.port, token, service, stage.app, stopped)
+    where = (stage.port, VERSION, "2026-11-20T23:14:53Z", str(stage.socket))
+    record.write(home, ServerRecord(own.pid, own.created, *where))
+    yield Live(home, stage.port, stage.socket, token, service, stage.app, stopped)
     stage.app.state.stopping.set()
     service.release.set()
 

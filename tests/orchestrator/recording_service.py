@@ -402,11 +402,12 @@ def benchmark_lines(run, request):
 
 
 if __name__ == "__main__":
-    from orchestrator.server.serve import log_to_stderr, serve
+    from orchestrator.server.log import log_to_stderr
+    from orchestrator.server.serve import serve
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--home", type=Path)
-    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--port", type=int)
     log_to_stderr()
     given = parser.parse_args()
     serve(given.home, given.port, RecordingService)

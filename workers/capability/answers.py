@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.catalogue.precision import FLOATS
-from cluster.paths import home
+from cluster.errors import UserError
+from cluster.paths import home, private_dir
 from workers.discovery import cpu
 from workers.discovery.machine import Machine
 from workers.discovery.versions import versions
@@ -45,10 +46,10 @@ def add(stem: str, name: str, value: Any) -> None:
     path = _path(stem)
     part = path.with_suffix(f".{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_dir(path.parent)
         part.write_text(json.dumps(found))
         part.replace(path)
-    except OSError:
+    except (OSError, UserError):
         part.unlink(missing_ok=True)
 
 

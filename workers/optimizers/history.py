@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from cluster.paths import home
+from cluster.errors import UserError
+from cluster.paths import home, private_dir
 
 MOST_BYTES = 1 << 20
 LAST = 20
@@ -20,12 +21,12 @@ def remember(kind: str, torch: str, name: str, speedup: float) -> None:
     """One line, in one write: several processes may remember at once. A full disk costs the line, not the result."""
     line = json.dumps({"kind": kind, "torch": torch, "pass": name, "speedup": round(speedup, 4)}) + "\n"
     try:
-        path().parent.mkdir(parents=True, exist_ok=True)
+        private_dir(path().parent)
         with path().open("a") as file:
             file.write(line)
         if path().stat().st_size > MOST_BYTES:
             _forget_older_half()
-    except OSError:
+    except (OSError, UserError):
         return
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 
 from orchestrator.server.answers import answer
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import BenchmarkOrder
+from orchestrator.server.routes.bodies import LARGEST, BenchmarkOrder
 
 router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
 
@@ -30,7 +30,7 @@ def run(ref: str, service: Service) -> Response:
 
 
 @router.get("/{ref}/lines")
-def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0)] = 0) -> Response:
+def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LARGEST)] = 0) -> Response:
     """What was measured, oldest first, from number `after` on: the lines that reports are made of."""
     return answer(service.benchmark_lines(ref, after))
 

@@ -8,10 +8,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
+LARGEST = 2**63 - 1
+"""The largest whole number a parameter may have: what databases hold."""
 
 
 def bounded(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` itself. Raises ValueError: deeper than 32, over 20,000 values, or a number JSON has not."""
+    """`data` itself. Raises ValueError: deeper than 32, over 20,000 values, a number JSON has not, or one beyond 64
+    bits.
+    """
     level: list[Any] = [data]
     seen = depth = 0
     while level:
@@ -22,6 +26,8 @@ def bounded(data: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_VALUES:,} values")
         if any(isinstance(value, float) and not math.isfinite(value) for value in level):
             raise ValueError("NaN and Infinity are not JSON")
+        if any(isinstance(value, int) and abs(value) > LARGEST for value in level):
+            raise ValueError("a whole number is beyond 64 bits")
         level = [inner for value in level for inner in _inside(value)]
     return data
 

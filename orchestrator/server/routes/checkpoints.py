@@ -1,8 +1,8 @@
 """Checkpoints in the pools' storage."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.server.answers import answer
 from orchestrator.server.facade import Facade
@@ -27,7 +27,7 @@ def show(ref: str, service: Service) -> Response:
 
 
 @router.get("/plan")
-def plan(ref: str, to_kind: str, service: Service, count: int = 1) -> Response:
+def plan(ref: str, to_kind: str, service: Service, count: Annotated[int, Query(ge=1, le=1_000_000)] = 1) -> Response:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether it fits."""
     return answer(service.checkpoint_plan(ref, to_kind, count))
 

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from orchestrator.core.states import State
 from orchestrator.server.answers import answer
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import Question, Submission
+from orchestrator.server.routes.bodies import LARGEST, Question, Submission
 from orchestrator.server.streams import Logs, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
-Rank = Annotated[int | None, Query(ge=0, description="only this rank")]
-Epoch = Annotated[int | None, Query(ge=0, description="only this attempt; by default all")]
+Rank = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this rank")]
+Epoch = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this attempt; by default all")]
 Tail = Annotated[
     int | None,
     Query(ge=0, le=100_000, description="only the last so many lines there are now, whatever `cursor` says"),
@@ -70,7 +70,7 @@ def history(ref: str, service: Service) -> Response:
 
 
 @router.get("/jobs/{ref}/reports")
-def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0)] = 0) -> Response:
+def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LARGEST)] = 0) -> Response:
     """What the job's code reported with `ctx.report`, from number `after` on."""
     return answer(service.reports(ref, after))
 

@@ -1,20 +1,30 @@
 """The server itself: alive, which version, end."""
 
 import os
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from cluster.version import VERSION
 from orchestrator.server.answers import answer
+from orchestrator.server.proof import CHALLENGE
 from workers.messages import PROTOCOL
 
 router = APIRouter(tags=["server"])
 
 
 @router.get("/healthz")
-def health() -> Response:
-    """That it answers, and nothing else. The only path that needs no token."""
-    return answer({"ok": True})
+async def health(
+    request: Request,
+    challenge: Annotated[str, Query(pattern=CHALLENGE, description="a random number in hexadecimal digits")] = "",
+) -> Response:
+    """That it answers. The only path that needs no token.
+
+    With a `challenge` also `proof`: HMAC-SHA256 of PORT:CHALLENGE (port 0: the Unix socket) under the HMAC-SHA256 of
+    "polyfleet: this listener knows the token" under the token. A client compares before it sends the token to a port.
+    """
+    proof = {"proof": request.app.state.prove(request.scope["server"][1], challenge)} if challenge else {}
+    return answer({"ok": True} | proof)
 
 
 @router.get("/v1/version")

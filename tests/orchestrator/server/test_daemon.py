@@ -111,7 +111,7 @@ def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_si
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         home.mkdir()
         own = identify(bystander.pid)
-        record.write(home, ServerRecord(own.pid, own.created - 100, 1, "0", "2026"))
+        record.write(home, ServerRecord(own.pid, f"{own.created}0", 1, "0", "2026"))
         assert daemon.find(home) is None
         assert daemon.stop_server(home) is False
         assert start(home).pid != bystander.pid
@@ -138,14 +138,13 @@ def test_a_damaged_record_counts_as_none(home, text):
 
 
 def test_a_server_whose_record_is_lost_is_named_and_stopped(home, monkeypatch):
-    """`python -c CODE orchestrator.server --home H` looks like a server of that home from outside."""
     monkeypatch.setattr(daemon, "STARTING_S", 0.0)
-    words = [sys.executable, "-c", "input()", "orchestrator.server", "--home", str(home)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as lost:
-        with pytest.raises(Conflict, match=rf"runs as process {lost.pid}, but .*server\.json does not say where"):
-            start(home)
-        assert daemon.stop_server(home) is True
-        assert lost.wait(10) == -signal.SIGTERM
+    lost = daemon.start(home)
+    (home / "server.json").unlink()
+    with pytest.raises(Conflict, match=rf"runs as process {lost.pid}, but .*server\.json does not say where"):
+        start(home)
+    assert daemon.stop_server(home) is True
+    assert not alive(lost.process)
     assert start(home).pid != lost.pid
 
 
@@ -196,5 +195,12 @@ def test_a_token_others_may_read_is_refused_with_what_to_do(home):
 
 def test_the_record_is_json_with_the_documented_keys(home):
     server = start(home)
-    assert set(json.loads((home / "server.json").read_text())) == {"pid", "created", "port", "version", "started_at"}
+    assert set(json.loads((home / "server.json").read_text())) == {
+        "pid",
+        "created",
+        "port",
+        "version",
+        "started_at",
+        "socket",
+    }
     assert replace(server) == record.read(home)

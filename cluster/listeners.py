@@ -1,0 +1,50 @@
+"""Who listens on a port of this machine: a port number says nothing of who took it."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from cluster.errors import FleetError
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LISTEN = "0A"
+HERE = frozenset({"127.0.0.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"})  # noqa: S104 - these take connections to loopback too
+LOCAL, STATE, UID = 1, 3, 7
+"""Columns of the tables (Linux, Documentation/networking/proc_net_tcp.rst)."""
+
+
+def owners(port: int) -> frozenset[int] | None:
+    """User ids of those who listen on `port` where a connection to loopback may end; None where the system does not
+    tell.
+    """
+    if not TABLES[0].exists():
+        return None
+    rows = [line.split() for table in TABLES if table.exists() for line in table.read_text().splitlines()[1:]]
+    return frozenset(int(r[UID]) for r in rows if r[STATE] == LISTEN and _is_here(r[LOCAL], port))
+
+
+def refuse_foreign(address: str) -> None:
+    """Raises FleetError when another user listens at `address` (HOST:PORT of this machine): what we send, a token
+    first of all, is not for them.
+    """
+    port = int(address.rpartition(":")[2])
+    found = owners(port)
+    if found and found != {os.geteuid()}:
+        others = ", ".join(str(uid) for uid in sorted(found - {os.geteuid()}))
+        raise FleetError(
+            f"port {port} is held by another user (uid {others}), not by us; nothing was sent there",
+            "`polyfleet down`, then the same again: another port is chosen",
+        )
+
+
+def _is_here(local: str, port: int) -> bool:
+    host, _, number = local.partition(":")
+    return int(number, 16) == port and _address(host) in HERE
+
+
+def _address(text: str) -> str:
+    """Of 0100007F: words of 32 bits, each as the machine stores it."""
+    words = [bytes.fromhex(text[i : i + 8]) for i in range(0, len(text), 8)]
+    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)

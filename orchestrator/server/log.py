@@ -1,0 +1,41 @@
+"""The server's log: times in UTC, and no sentence more than once in ten seconds where outsiders cause it."""
+
+import logging
+import time
+
+EVERY_S = 10.0
+KINDS = 100
+OUTSIDERS = ("asyncio", "uvicorn.error")
+"""Loggers whose messages whoever can connect causes, as often as they like."""
+
+
+class Rarely(logging.Filter):
+    """Lets the first line of its kind pass, then one each EVERY_S, which tells how many were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = repr(record.exc_info[1])[:200] if record.exc_info else ""
+        kind, now = str(record.msg).partition("\n")[0] + error, time.monotonic()
+        last, left_out = self._seen.get(kind, (-EVERY_S, 0))
+        if now - last < EVERY_S:
+            self._seen[kind] = (last, left_out + 1)
+            return False
+        if len(self._seen) > KINDS:
+            self._seen.clear()
+        self._seen[kind] = (now, 0)
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} times more since)"
+        return True
+
+
+def log_to_stderr() -> None:
+    """daemon.py sends stderr to logs/server.log."""
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)sZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    for name in OUTSIDERS:
+        logging.getLogger(name).addFilter(Rarely())
