@@ -8,8 +8,6 @@ PolyfleetError          what happened, with numbers, and what to do next
 └── FleetError          the fleet cannot serve now (no head, no disk, no node): exit code 3, HTTP 503
 """
 
-from difflib import get_close_matches
-
 MOST_NAMED, CLOSE_NAMED = 100, 10
 
 
@@ -54,6 +52,8 @@ class FleetError(PolyfleetError):
 
 def nearest(word: str, valid: "list[str] | tuple[str, ...]") -> str:
     """The remedy for an unknown word: the closest valid one first, then all of them, or the closest of very many."""
+    from difflib import get_close_matches  # here: supervisors of attempts start with this file, and never need it
+
     close = get_close_matches(word, valid, n=1, cutoff=0.5)
     if len(valid) > MOST_NAMED:
         some = get_close_matches(word, valid, n=CLOSE_NAMED, cutoff=0.0)

@@ -6,11 +6,11 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst; `cgroup.kill` is t
 
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = "POLYFLEET_CGROUP_ROOT"
 """Names the group to make ours in; "off": make none. Without it they are made in the node's own group."""
@@ -20,19 +20,18 @@ CONTROLLERS = ("memory", "pids")
 SERVICE = "give the node's service `Delegate=yes` (systemd), or its container a control group namespace it may write to"
 
 
-@dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(NamedTuple):
     """Where groups can be made, or `why_not`."""
 
     root: Path | None
     why_not: str = ""
 
 
-def find(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> Hierarchy:
+def find(environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> Hierarchy:
     """By the variable, else the group this process is in. Nothing is made or changed."""
     if environ.get(ROOT) == "off":
         return Hierarchy(None, f"{ROOT} is off")
-    root = Path(environ[ROOT]) if environ.get(ROOT) else _own(proc)
+    root = Path(environ[ROOT]) if environ.get(ROOT) else _own(top)
     if root is None:
         return Hierarchy(None, "no control groups of version 2 are mounted here")
     if not (os.access(root, os.W_OK) and os.access(root / "cgroup.procs", os.W_OK)):
@@ -40,11 +39,11 @@ def find(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) ->
     return Hierarchy(root)
 
 
-def _own(proc: Path) -> Path | None:
+def _own(top: Path) -> Path | None:
     """The group of this process, without those that Ray makes; the one above, if systemd has handed that to us."""
-    lines = _text(proc / "self/cgroup").splitlines()
+    lines = _text(top / "proc/self/cgroup").splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), None)
-    mounted = _mounted(_text(proc / "self/mountinfo"))
+    mounted = _mounted(_text(top / "proc/self/mountinfo"))
     if own is None or mounted is None:
         return None
     where, shown = mounted
@@ -54,8 +53,9 @@ def _own(proc: Path) -> Path | None:
     if ".." in parts:  # outside of what this container sees
         return None
     rays = next((i for i, part in enumerate(parts) if part.startswith("ray-node")), len(parts))
-    group = Path(where, *parts[:rays])
-    return group.parent if group != Path(where) and _is_ours(group.parent) else group
+    mount = top / where.lstrip("/")
+    group = mount.joinpath(*parts[:rays])
+    return group.parent if group != mount and _is_ours(group.parent) else group
 
 
 def _mounted(mountinfo: str) -> tuple[str, str] | None:
@@ -81,14 +81,14 @@ def _is_ours(group: Path) -> bool:
 
 def name(folder: Path) -> str:
     """Of the group for the attempt whose record is `folder`; other nodes of this machine have other folders."""
-    return f"polyfleet-{folder.name}-{blake2b(str(folder).encode(), digest_size=4).hexdigest()}"
+    return f"polyfleet-{folder.name}-{zlib.crc32(str(folder).encode()):08x}"
 
 
-def limits(root: Path, environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> dict[str, str]:
+def limits(root: Path, environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> dict[str, str]:
     """Value by file. A bomb of processes and threads leaves half of what the machine, or the group above, can hold to
     others; memory is limited only where the node's variable says so.
     """
-    files = (proc / "sys/kernel/pid_max", proc / "sys/kernel/threads-max", root / "pids.max")
+    files = (top / "proc/sys/kernel/pid_max", top / "proc/sys/kernel/threads-max", root / "pids.max")
     most = [int(text) for file in files if (text := _text(file)).isdigit()]
     asked = {"pids.max": environ.get(PIDS, ""), "memory.max": environ.get(MEMORY, "")}
     usual = {"pids.max": str(min(most) // 2)} if most else {}
@@ -114,10 +114,10 @@ class Group:
             _write(self.path / file, value)
         return True
 
-    def entrance(self) -> int | None:
-        """A descriptor: who writes "0" to it is in the group from then on, and so is what it starts."""
+    def opened(self) -> int | None:
+        """A descriptor of its folder, to start processes in it."""
         with suppress(OSError):
-            return os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return None
 
     def kill(self) -> None:
@@ -126,7 +126,7 @@ class Group:
 
     def members(self) -> set[int]:
         found = (_text(folder / "cgroup.procs") for folder in (self.path, *self._below()))
-        return {int(pid) for text in found for pid in text.split()}
+        return {int(pid) for text in found for pid in text.split()} - {0}  # 0: somebody outside our pid namespace
 
     def remove(self, timeout_s: float) -> bool:
         """Kill, and remove it with what is below. False while somebody cannot die yet."""

@@ -9,6 +9,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import workers
 from cluster.errors import PolyfleetError, UserError
 from cluster.untrusted import Unreadable, parse_json
 from workers.attempt.records import MOST_RESULT_BYTES, Shared, read_json, write_json
+from workers.attempt.reserve import put
 
 CODE = Path(workers.__file__).parents[1]
 OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
@@ -31,13 +33,14 @@ def main() -> int:
     try:
         result = _run_task(folder, rank)
         if rank == 0:
-            write_json(folder.result, _checked(result))
+            put(folder.result, json.dumps(_checked(result)))
     except SystemExit as e:
         return _exit_code(e)
     except BaseException as e:
         failure = describe(e, rank)
         print(failure["traceback"] or failure["message"], file=sys.stderr)  # noqa: T201 - the rank's log is its stderr
-        write_json(folder.failure(rank), failure)
+        with suppress(OSError):  # a full disk: the supervisor then has the exit code, and the last line of our stderr
+            write_json(folder.failure(rank), failure)
         return INTERRUPTED if isinstance(e, KeyboardInterrupt) else 1
     return 0
 

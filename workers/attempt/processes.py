@@ -57,7 +57,7 @@ def die_with(parent: int) -> None:
 @cache
 def boot() -> str:
     """A name of this run of the machine; "" where the system has none."""
-    return _read(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
+    return _read("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
 def identify(pid: int) -> Process | None:
@@ -75,7 +75,7 @@ def stat(pid: int) -> Stat | None:
     """None for a zombie, and for one that is gone."""
     if not LINUX:
         return _stat_by_psutil(pid)
-    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=20)
     if not fields or fields[0] in (b"Z", b"X"):
         return None
     return Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"T", b"t"))
@@ -104,7 +104,8 @@ def tree(roots: Collection[int], folder: Path, session: Process | None = None) -
     children: dict[int, list[int]] = {}
     for pid, process in seen.items():
         children.setdefault(process.parent, []).append(pid)
-    todo = [pid for pid, it in seen.items() if pid in roots or _is_of(session, it) or _is_marked(pid, folder)]
+    mark = f"\0{MARK}={folder}\0".encode()
+    todo = [pid for pid, it in seen.items() if pid in roots or _is_of(session, it) or _is_marked(pid, mark)]
     found: set[int] = set()
     while todo:
         pid = todo.pop()
@@ -153,20 +154,21 @@ def _living() -> dict[int, Stat]:
     return {pid: found for pid in pids if (found := stat(pid))}
 
 
-def _is_marked(pid: int, folder: Path) -> bool:
+def _is_marked(pid: int, mark: bytes) -> bool:
     if LINUX:
-        return f"\0{MARK}={folder}\0".encode() in b"\0" + _read(Path(f"/proc/{pid}/environ"))
+        return mark in b"\0" + _read(f"/proc/{pid}/environ")
     import psutil
 
     try:
-        return bool(psutil.Process(pid).environ().get(MARK) == str(folder))
+        return bool(f"\0{MARK}={psutil.Process(pid).environ().get(MARK)}\0".encode() == mark)
     except psutil.Error:
         return False
 
 
-def _read(path: Path) -> bytes:
-    """b"" for a process that is gone, or another user's."""
+def _read(path: str) -> bytes:
+    """b"" for a process that is gone, or another user's. Unbuffered: it is called for every process there is."""
     try:
-        return path.read_bytes()
+        with open(path, "rb", buffering=0) as f:  # noqa: PTH123 - half as long
+            return f.read()
     except OSError:
         return b""

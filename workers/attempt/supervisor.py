@@ -10,7 +10,6 @@ import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 
 from cluster import untrusted
 from cluster.untrusted import Unreadable
-from workers.attempt import lease, life, outcome, processes, reserve
+from workers.attempt import lease, life, outcome, processes, reserve, spawn
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
@@ -31,6 +30,8 @@ READ_BYTES = 64 << 10
 CANNOT_START = 127
 MOST_FAILURE_BYTES = 1 << 20
 LONGEST_TEXT = 64 << 10
+SHORT_TEXT = 1000
+"""Of a message, where a full disk leaves no more space than the reserve."""
 OF_A_CHILD = ("user", "memory", "internal")
 """Kinds of failure that a rank tells of itself."""
 SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -50,7 +51,6 @@ class Supervisor:
         self.by_group = self.launch["task"] == "run"
         self.logs: dict[int, RankLog] = {}
         self.running: dict[int, int] = {}  # rank by pid
-        self.children: list[subprocess.Popen[bytes]] = []
         self.codes: dict[int, int] = {}
         self.failure: dict[str, Any] | None = None
         self.culprit: int | None = None  # the rank that failed first
@@ -96,40 +96,34 @@ class Supervisor:
         """Unless the lease has passed by now: then others may have taken over, and the agent given us up."""
         if self.lease.passed():
             self._end("lease")
-        entrance = None
+        group = None
         if self.group is not None and self.group.make(self.launch["limits"]):
-            entrance = self.group.entrance()
+            group = self.group.opened()
         for rank in self.launch["ranks"]:
             if not self.why:
-                self._start(rank, entrance)
-        if entrance is not None:
-            os.close(entrance)
+                self._start(rank, group)
+        if group is not None:
+            os.close(group)
         if not self.why:
             with suppress(OSError):  # a full disk: the agent then shows it as starting
                 reserve.put(self.folder.started, f"{time.time():.3f}")
 
-    def _start(self, rank: dict[str, Any], entrance: int | None) -> None:
-        """One rank in a process group of its own, which the kernel kills if we die. `entrance` is Group.entrance's."""
+    def _start(self, rank: dict[str, Any], group: int | None) -> None:
+        """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group."""
         number, me = rank["rank"], os.getpid()
         self.logs[number] = RankLog(self.folder.log(number), self.redact)
+        environ = rank["environment"] | self.secrets
         try:
-            child = subprocess.Popen(
-                rank["command"], env=rank["environment"] | self.secrets, cwd=rank["folder"], process_group=0,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                preexec_fn=lambda: _before_exec(me, entrance),
-            )  # fmt: skip
-        except (OSError, subprocess.SubprocessError) as e:
+            it = spawn.start(rank["command"], environ, rank["folder"], group, lambda: _before_exec(me))
+        except OSError as e:
             self.codes[number] = CANNOT_START
-            message = f"rank {number} could not start {rank['command'][0]!r}: {getattr(e, 'strerror', None) or e}"
+            message = f"rank {number} could not start {rank['command'][0]!r}: {e.strerror}"
             self.failure = outcome.failure(number, self.launch["node"], "start", message, CANNOT_START)
             self._end("failed")
             return
-        self.children.append(child)
-        self.running[child.pid] = number
-        for stream, pipe in (("out", child.stdout), ("err", child.stderr)):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                self.selector.register(pipe, selectors.EVENT_READ, (number, stream))
+        self.running[it.pid] = number
+        for stream, descriptor in (("out", it.out), ("err", it.err)):
+            self.selector.register(descriptor, selectors.EVENT_READ, (number, stream))
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for output or a signal, and take one piece of each stream: a rank that floods cannot starve the rest."""
@@ -142,7 +136,8 @@ class Supervisor:
             if data:
                 self.logs[number].feed(stream, data)
             else:
-                self.selector.unregister(key.fileobj)
+                self.selector.unregister(key.fd)
+                os.close(key.fd)
                 self.logs[number].end(stream)
 
     def _reap(self) -> None:
@@ -210,14 +205,19 @@ class Supervisor:
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
         peak_bytes = self.group.peak_bytes() if self.group else 0
-        done = outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes)
-        without = done | {"result": {}, "failure": failure and failure | {"traceback": ""}}
-        if self.group is not None and not self.group.remove(life.REMOVE_S):
-            print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
-        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=json.dumps(without))
+        self._tell(outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes))
         for told in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
                 told.unlink()
+        if self.group is not None and not self.group.remove(life.REMOVE_S):
+            print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
+
+    def _tell(self, done: dict[str, Any]) -> None:
+        """On a full disk without what the reserve cannot hold."""
+        failure = done["failure"]
+        short = failure and failure | {"traceback": "", "message": failure["message"][:SHORT_TEXT]}
+        shorter = json.dumps(done | {"result": {}, "failure": short})
+        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=shorter)
 
     def _result(self) -> tuple[dict[str, Any], str]:
         """What rank 0 returned, and why it cannot be read."""
@@ -246,14 +246,9 @@ class Supervisor:
         return outcome.failure(number, self.launch["node"], kind, message, code) | {"traceback": trace}
 
 
-def _before_exec(parent: int, entrance: int | None) -> None:
-    """In the new child: die with the supervisor, be in the control group if the kernel lets us, and start with the
-    signals a program expects.
-    """
+def _before_exec(parent: int) -> None:
+    """In the new child: die with the supervisor, and start with the signals a program expects."""
     processes.die_with(parent)
-    if entrance is not None:
-        with suppress(OSError):
-            os.write(entrance, b"0")
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

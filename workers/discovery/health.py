@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import psutil
 
 from cluster.vocabulary import Device, Finding
+from workers.attempt import cgroup
 from workers.discovery.limits import cores, memory
 from workers.discovery.machine import Machine
 from workers.discovery.versions import TorchBuild, torch_build
@@ -22,7 +23,7 @@ HARMLESS_XIDS = frozenset({13, 31, 43, 45})
 
 
 def health(devices: Sequence[Device], machine: Machine) -> list[Finding]:
-    return [*_limits(machine), *_xids(machine, devices), *old_drivers(devices, torch_build())]
+    return [*_limits(machine), *_groups(machine), *_xids(machine, devices), *old_drivers(devices, torch_build())]
 
 
 def _limits(machine: Machine) -> list[Finding]:
@@ -38,6 +39,15 @@ def _limits(machine: Machine) -> list[Finding]:
         message = f"{total / 2**30:.1f} of {whole / 2**30:.1f} GiB of memory may be used: a control group limits it"
         told.append(Finding("info", "limits", message, "raise the container's memory limit if that is too little"))
     return told
+
+
+def _groups(machine: Machine) -> list[Finding]:
+    """Attempts end without them too, but for one that knows how they are found and how they are killed."""
+    found = cgroup.find(machine.environ, machine.root)
+    if found.root is not None or not machine.text("proc/self/cgroup"):
+        return []
+    message = f"attempts here cannot be limited, measured or killed as a control group each: {found.why_not}"
+    return [Finding("info", "control groups", message, cgroup.SERVICE)]
 
 
 def _xids(machine: Machine, devices: Sequence[Device]) -> list[Finding]:

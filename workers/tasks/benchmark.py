@@ -55,7 +55,7 @@ def main(context: Context) -> Data:
         here = session.describe()
         session.close()
     if context.stop.seen:
-        context.events.write("note", preempted=True)
+        context.events.preempted()
     rows = [_row(case, facts, blocks[case]) for case, facts in opened.items()]
     for row in rows:
         _say(_sentence(row))

@@ -2,20 +2,29 @@
 
 import json
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from workers.attempt.reserve import is_full
 
 RESERVED = frozenset({"t", "rank", "type"})
 """Keys every event has."""
 
 
 class Events:
-    """Appends to the attempt's events.jsonl. Without a file (tests, notebooks) the events are only kept, in `kept`."""
+    """Appends to the attempt's events.jsonl. Without a file (tests, notebooks) the events are only kept, in `kept`.
+
+    A full disk ends no training: reports are lost, other events are written with the next one.
+    """
 
     def __init__(self, path: Path | None, rank: int):
         self._path = path
         self._rank = rank
+        self._late: list[bytes] = []
+        self._cut_off = False
         self.kept: list[dict[str, Any]] = []
 
     @property
@@ -23,15 +32,35 @@ class Events:
         """The attempt's."""
         return self._path.parent if self._path else None
 
-    def write(self, kind: str, **fields: Any) -> None:
-        """`kind` is report, checkpoint, phase or note; `fields` is plain data."""
+    def write(self, kind: str, **fields: Any) -> bool:
+        """`kind` is report, checkpoint, phase or note; `fields` is plain data. False while the disk is full."""
         event = {"t": time.time(), "rank": self._rank, "type": kind, **fields}
         if self._path is None:
             self.kept.append(event)
-            return
-        line = json.dumps(event, allow_nan=False, separators=(",", ":")) + "\n"
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            return True
+        line = json.dumps(event, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        todo, self._late = [*self._late, line], []
+        while todo and self._append(self._path, todo[0]):
+            todo.pop(0)
+        self._late = [text for text in todo if text is not line or kind != "report"]
+        return not todo
+
+    def preempted(self) -> None:
+        """Tell that this rank stops early because it was asked to; on a full disk its exit code says so."""
+        if not self.write("note", preempted=True):
+            sys.exit(128 + signal.SIGTERM)
+
+    def _append(self, path: Path, line: bytes) -> bool:
+        """A line that the disk had space for only half of is ended before the next one."""
+        line = b"\n" + line if self._cut_off else line
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(descriptor, line.encode())
+            written = os.write(descriptor, line)
+        except OSError as e:
+            if not is_full(e):
+                raise
+            return False
         finally:
             os.close(descriptor)
+        self._cut_off = written < len(line)
+        return not self._cut_off

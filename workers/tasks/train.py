@@ -14,7 +14,7 @@ def main(context: Context) -> dict[str, Any]:
         returned = function(context)
         context.backend.synchronize()
     if context.stop.seen:
-        context.events.write("note", preempted=True)
+        context.events.preempted()
     result: dict[str, Any] = {
         "last_step": context.last_step,
         "metrics": context.last_report,
