@@ -46,6 +46,10 @@ class Follower:
         """One ended watch of a node."""
         self._agents.heard(node, answer.get("facts"))
         if "poison" in answer and (agent := self._agents.get(node)) is not None:
+            for key in answer["poison"].keys() - agent.poison.keys():
+                log.warning(
+                    "attempt %s on %s wrote what cannot be used: %s", key, node, answer["poison"][key]["reason"]
+                )
             agent.poison = answer["poison"]
         for report in answer["reports"]:
             try:

@@ -46,6 +46,7 @@ class Attempt:
         self._cut = False
         self._paused_until_s = 0.0
         self._looked_s = 0.0
+        self._troubles = 0
 
     @property
     def outcome(self) -> dict[str, Any] | None:
@@ -55,7 +56,7 @@ class Attempt:
                 self._ended = read_outcome(self.folder.outcome, self.id)
             except Unreadable as e:
                 self._spoil_by("outcome.json", e)
-                self._no_outcome = found
+                self._no_outcome = None if e.passing else found
         if self._ended is None or not self.unreadable:
             return self._ended
         failure = outcome.failure(0, "", "unreadable", self.unreadable)
@@ -121,9 +122,15 @@ class Attempt:
 
     def _spoil_by(self, name: str, error: Unreadable) -> None:
         if error.passing:
-            log.error("attempt %s: %s cannot be read now: %s", self.id, name, error.why)
+            self.trouble(f"{name} {error.why}")
         else:
             self.spoil(f"{name} {error.why}")
+
+    def trouble(self, why: str) -> None:
+        """The node cannot look at this attempt now. The 1st, 2nd, 4th, 8th, … time is logged."""
+        self._troubles += 1
+        if self._troubles & (self._troubles - 1) == 0:
+            log.error("attempt %s cannot be looked at now: %s (%d times)", self.id, why, self._troubles)
 
     @property
     def poison(self) -> dict[str, Any] | None:

@@ -40,7 +40,6 @@ class Attempts:
         self._changed = threading.Condition(threading.RLock())
         self._attempts = {a.id: a for a in self._on_disk()}
         self._renewed_s = 0.0
-        self._troubles = 0
 
     def _on_disk(self) -> Iterator[Attempt]:
         """What an agent before us left: running attempts are adopted by knowing them."""
@@ -215,9 +214,7 @@ class Attempts:
                 return None
             return attempt.report(cursor, known, lines, size)
         except OSError as e:  # of the node: no space, no descriptors
-            self._troubles += 1
-            if self._troubles & (self._troubles - 1) == 0:
-                LOG.error("attempt %s cannot be looked at now: %s (%d times)", attempt.id, e, self._troubles)
+            attempt.trouble(str(e))
         except Exception as e:
             LOG.exception("attempt %s", attempt.id)
             attempt.spoil(f"what its ranks wrote cannot be followed: {e!r}")

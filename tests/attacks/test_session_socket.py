@@ -1,0 +1,113 @@
+"""Whoever sits behind a benchmark session's address: the agent that asks is answered in time, or gives up."""
+
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from cluster.errors import FleetError, UserError
+from workers.benchmark.serving import ADDRESS, ask
+
+HANG_S = 20.0
+
+
+@pytest.fixture
+def answering(tmp_path):
+    """answering(talk): whoever connects is given to `talk`. Returns nothing; the address is in tmp_path."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "s"))
+    listening.listen()
+    done = threading.Event()
+
+    def begin(talk):
+        def serve():
+            asking, _ = listening.accept()
+            with asking:
+                try:
+                    asking.recv(1000)
+                    talk(asking, done)
+                except OSError:
+                    return
+
+        (tmp_path / ADDRESS).write_text(json.dumps({"socket": str(tmp_path / "s")}))
+        threading.Thread(target=serve, daemon=True).start()
+
+    yield begin
+    done.set()
+    listening.close()
+
+
+def asked(folder, timeout_s=0.5):
+    """What asking raises, within the hang limit."""
+    found = []
+
+    def run():
+        try:
+            found.append(ask(folder, {"do": "describe"}, timeout_s))
+        except Exception as e:
+            found.append(e)
+
+    asking = threading.Thread(target=run, daemon=True)
+    asking.start()
+    asking.join(HANG_S)
+    assert found, f"asking hung for {HANG_S:.0f} s"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        os.mkfifo,
+        os.mkdir,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text('{"socket": 7}'),
+        lambda path: path.write_text('{"socket": "/etc/passwd"}'),
+        lambda path: path.write_text(json.dumps({"socket": "a\0b"})),
+        lambda path: path.write_text(json.dumps({"socket": "/x" * 500})),
+        lambda path: path.write_text(json.dumps({"socket": "x" * 9000})),
+    ],
+)
+def test_an_address_that_is_none_is_an_answer_that_does_not_come(tmp_path, put):
+    put(tmp_path / ADDRESS)
+    assert isinstance(asked(tmp_path), FleetError)
+
+
+def drip(asking, done):
+    while not done.is_set():
+        asking.sendall(b" ")
+        time.sleep(0.02)
+
+
+def flood(asking, done):
+    while not done.is_set():
+        asking.sendall(b"x" * (1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("talk", "why"),
+    [
+        (lambda asking, done: done.wait(HANG_S), "timed out"),
+        (drip, "timed out"),
+        (flood, "is longer than|timed out"),
+        (lambda asking, done: None, "ended amid a call"),
+        (lambda asking, done: asking.sendall(b"[" * 100_000 + b"\n"), "is nested"),
+        (lambda asking, done: asking.sendall(b'{"result": NaN}\n'), "not a number"),
+        (lambda asking, done: asking.sendall(b"[]\n"), "neither a result nor an error"),
+    ],
+)
+def test_an_answer_is_bounded_in_time_size_and_depth(tmp_path, answering, talk, why):
+    answering(talk)
+    error = asked(tmp_path)
+    assert isinstance(error, FleetError)
+    assert any(part in error.message for part in why.split("|"))
+
+
+def test_an_error_of_any_shape_is_told_as_text(tmp_path, answering):
+    answering(lambda asking, done: asking.sendall(b'{"error": {"a": 1}}\n'))
+    error = asked(tmp_path)
+    assert isinstance(error, UserError)
+    assert error.message == "{'a': 1}"
