@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,8 +21,10 @@ DEEPEST = 32
 """Nested lists and objects; ours have less than ten."""
 LARGEST_INTEGER = 2**63 - 1
 """What SQL databases and JavaScript's readers of our JSON can hold at most."""
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[{\]}]")
+_PIECE_BYTES = 1 << 20
+_STRING = re.compile(rb'"[^"]*"')
+_OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
+_STEP = [1 if bracket in b"[{" else -1 for bracket in range(256)]
 
 
 class Unreadable(UserError):
@@ -57,14 +60,18 @@ def opened(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
 
 def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
     """All of a regular file. Raises Unreadable, also when it holds more than `limit_bytes`; FileNotFoundError."""
-    with opened(path, dir_fd=dir_fd) as descriptor, os.fdopen(os.dup(descriptor), "rb") as f:
+    data = bytearray()
+    with opened(path, dir_fd=dir_fd) as descriptor:
         try:
-            data = f.read(limit_bytes + 1)
+            if os.fstat(descriptor).st_size > limit_bytes:
+                raise _too_long(path, limit_bytes)
+            while piece := os.read(descriptor, min(_PIECE_BYTES, limit_bytes + 1 - len(data))):
+                data += piece
         except OSError as e:
             raise Unreadable(str(path), f"cannot be read: {e.strerror}") from None
-    if len(data) > limit_bytes:
-        raise Unreadable(str(path), f"is longer than the limit of {limit_bytes} bytes")
-    return data
+    if len(data) > limit_bytes:  # it grew, or is of /proc, where sizes are 0
+        raise _too_long(path, limit_bytes)
+    return bytes(data)
 
 
 def read_json(path: Path, limit_bytes: int, *, deepest: int = DEEPEST) -> Any:
@@ -84,11 +91,13 @@ def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
 
 def depth(data: bytes) -> int:
     """How deep the brackets outside of strings are nested, counted without recursion."""
-    deepest = now = 0
-    for bracket in _BRACKETS.findall(_STRING.sub(b"", data)):
-        now += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, now)
-    return deepest
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    telling = unescaped.translate(None, _OTHERS).replace(b'""', b"")  # what is left has brackets between
+    return max(0, max(accumulate(map(_STEP.__getitem__, _STRING.sub(b"", telling).replace(b'"', b""))), default=0))
+
+
+def _too_long(path: Path, limit_bytes: int) -> Unreadable:
+    return Unreadable(str(path), f"is longer than the limit of {limit_bytes} bytes")
 
 
 def _not_finite(word: str) -> NoReturn:
