@@ -81,7 +81,7 @@ def run_in_child(
     """
     request = json.dumps({"verb": verb, "arguments": arguments})
     child = subprocess.Popen(
-        [python, "-m", "workers.checkpoint"],
+        [python, "-P", "-m", "workers.checkpoint"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
