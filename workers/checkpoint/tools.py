@@ -143,7 +143,7 @@ def _lines(descriptor: int, look: Callable[[], None] | None) -> Iterator[bytes]:
             data = os.read(descriptor, 1 << 16)
             held += data
             *lines, rest = held.split(b"\n") if b"\n" in data else (held,)
-            yield from lines
+            yield from map(bytes, lines)
             held = rest
             if not data or len(held) > LARGEST_ANSWER_BYTES:
                 return

@@ -32,14 +32,15 @@ def scan(data: bytes) -> int:
     stack: list[Value] = []
     memo: dict[int, Value] = {}
     count = again = named = 0
+    argument: Any
     for opcode, argument, _ in pickletools.genops(data):
         count, name = count + 1, opcode.name
         if name in _GET:
-            value = memo[int(argument)]
+            value = memo[argument]
             again += value[0]
             stack.append(value)
         elif name in _PUT:
-            at = len(memo) if argument is None else int(argument)
+            at = len(memo) if argument is None else argument
             if at > count:
                 raise Unsound(f"puts value {at} into its memo after {count} instructions")
             memo[at] = stack[-1]

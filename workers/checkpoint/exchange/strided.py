@@ -50,7 +50,7 @@ class Source:
     def read(self, start: int, stop: int, out: memoryview) -> None:
         """Bytes from `start` to `stop`. Raises DamagedCheckpoint where the file ends before."""
         if isinstance(self._found, np.ndarray):
-            out[:] = memoryview(self._found.reshape(-1).view(np.uint8))[start:stop]
+            out[:] = self._found.reshape(-1).view(np.uint8).data[start:stop]
         elif in_order(self._found):
             self._read_at(self._found, start, out)
         else:
@@ -76,7 +76,7 @@ class Source:
         if start % size or stop % size:  # a chunk may end within an element
             cells = np.empty(last - first, laid.dtype)
             _take(laid, first, last, cells)
-            out[:] = memoryview(cells.view(np.uint8))[start - first * size : stop - first * size]
+            out[:] = cells.view(np.uint8).data[start - first * size : stop - first * size]
         else:
             _take(laid, first, last, np.frombuffer(out, laid.dtype))
         with self._lock:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 Take = Callable[[Any, str], Any]
@@ -21,7 +21,7 @@ class WrongType(ValueError):
 
 def taken(kind: type[T], data: Any) -> T:
     """`data` as an instance of the dataclass `kind`. Keys it does not know are left out. Raises WrongType."""
-    made: T = _of_dataclass(kind)(data, kind.__name__)
+    made: T = _of_dataclass(cast(Any, kind))(data, kind.__name__)
     return made
 
 
