@@ -22,7 +22,7 @@ from orchestrator.core.explain import Explanation, explain, never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import TERMINAL, WAITING
-from orchestrator.runtime import observe
+from orchestrator.runtime import observe, poison
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.jobs import Jobs
@@ -181,10 +181,16 @@ class Service:
     def logs(
         self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
     ) -> dict[str, Any]:
+        return self._logs.read(self._logged(ref), rank, epoch, cursor, limit_bytes)
+
+    def logs_tail(self, ref: str, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
+        return self._logs.tail(self._logged(ref), rank, epoch, count)
+
+    def _logged(self, ref: str) -> Record:
         record = self.jobs_table.find(ref)
         if record.attempts:
             self._settle()
-        return self._logs.read(record, rank, epoch, cursor, limit_bytes)
+        return record
 
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
         """Events past `after`, as soon as there are any, else an empty list after `timeout_s`."""
@@ -225,6 +231,7 @@ class Service:
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
+        told += poison.findings(self.agents.items())
         lost = [(name, agent.lost) for name, agent in self.agents.items() if agent.lost]
         return [{"node": name, **to_plain(finding)} for name, finding in told] + [
             {

@@ -11,8 +11,10 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
+from workers.attempt.redaction import Redactor
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import precision_of
+from workers.job_events import LARGEST_STEP
 from workers.tasks.checkpoints import Checkpoints
 from workers.tasks.distributed import Ranks, group
 from workers.tasks.events import RESERVED, Events
@@ -42,6 +44,7 @@ class Context:
         kind: str = "",
         attempt: str = "",
         events_path: Path | None = None,
+        redact: Redactor | None = None,
     ):
         precision_of(precision)  # an unknown word is refused before anything is computed
         self.backend = backend
@@ -52,7 +55,7 @@ class Context:
         self.kind, self.attempt = kind or backend.BACKEND_NAME, attempt
         self.checkpoint_root = checkpoint_root
         self.checkpoint = Checkpoints(self, checkpoint_root, resume_from, keep_checkpoints)
-        self.events = Events(events_path, rank)
+        self.events = Events(events_path, rank, redact)
         self.stop = Stop()
         self.ranks = Ranks(rank, 1)
         self.last_step = 0
@@ -84,6 +87,7 @@ class Context:
             kind=order["kind"],
             attempt=f"{order['job']}.{order['epoch']}",
             events_path=folder / "events.jsonl",
+            redact=Redactor.of_rank(env),
         )
         context.stop.listen()
         context.backend.seed(context.seed + rank)
@@ -140,6 +144,8 @@ class Context:
             raise UserError(
                 f"ctx.report cannot take a metric called {min(taken)!r}", "the event has it already: rename it"
             )
+        if not 0 <= step <= LARGEST_STEP:
+            raise UserError(f"ctx.report was given step {step}", f"count steps from 0 to {LARGEST_STEP}")
         self.last_step = int(step)
         self.last_report = {"step": self.last_step} | {name: metric(name, value) for name, value in metrics.items()}
         self.events.write("report", **self.last_report)
