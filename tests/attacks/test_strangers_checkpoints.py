@@ -472,8 +472,9 @@ def slow_import(storage):
     }
 
 
-def wait_for_reader():
+def wait_for_reader(look=lambda: None):
     for _ in range(600):
+        look()
         if found := [c for c in readers() if c.cpu_times().user > 0.3]:
             return found[0]
         threading.Event().wait(0.05)
@@ -492,7 +493,7 @@ def test_a_tool_that_tells_nothing_ends_with_its_client(storage):
 def test_a_tool_that_nobody_asks_about_ends_by_itself(storage):
     tools = CheckpointTools(storage, "cpu", lambda pool: storage, forget_after_s=3.0)
     number = tools.start("import", slow_import(storage))
-    reader = wait_for_reader()
+    reader = wait_for_reader(lambda: tools.news(number, 0, 0.0))
     reader.wait(timeout=HANGS_S)
     with pytest.raises(UserError, match="the tool was stopped"):
         tools.news(number, 0, 1.0)

@@ -35,7 +35,10 @@ def scan(data: bytes) -> int:
     argument: Any
     for opcode, argument, _ in pickletools.genops(data):
         count, name = count + 1, opcode.name
-        if name in _GET:
+        if name in _CONSTANTS:
+            stack.append(_ONE)
+            named += name == "GLOBAL"
+        elif name in _GET:
             value = memo[argument]
             again += value[0]
             stack.append(value)
@@ -57,6 +60,13 @@ def scan(data: bytes) -> int:
     return count
 
 
+_ONE = (1, 1)
+_CONSTANTS = {
+    opcode.name
+    for opcode in pickletools.opcodes
+    if not opcode.stack_before and opcode.stack_after and opcode.stack_after[0] is not pickletools.markobject
+} - {"GET", "BINGET", "LONG_BINGET"}
+"""Most instructions: they take nothing."""
 _PUT = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
 _GET = {"GET", "BINGET", "LONG_BINGET"}
 
