@@ -61,7 +61,7 @@ class StoredCheckpoints:
         if self.step(path) != path:
             raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
         folder = self._storage.resolve(path)
-        planned: dict[str, Any] = _read("plan", {"path": str(folder), "kind": kind, "count": count}, [folder])
+        planned: dict[str, Any] = _read("plan", {"path": str(folder), "to": kind, "count": count}, [folder])
         return planned
 
     def _relative(self, row: "dict[str, Any]") -> "dict[str, Any]":
