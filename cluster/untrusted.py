@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,9 +22,10 @@ DEEPEST = 32
 """Nested lists and objects; ours have less than ten."""
 LARGEST_INTEGER = 2**63 - 1
 """What SQL databases and JavaScript's readers of our JSON can hold at most."""
-# One that never ends goes to the end of the text, and nothing is tried twice: reading stays linear.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[{\]}]")
+_PIECE_BYTES = 1 << 20
+_STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # one that never ends goes to the end of the text
+_OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
+_STEP = [1 if bracket in b"[{" else -1 for bracket in range(256)]
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _OF_THE_READER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 
@@ -80,14 +82,18 @@ def opened_in(folder: Path, name: str) -> Iterator[int]:
 
 def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
     """All of a regular file. Raises Unreadable, also when it holds more than `limit_bytes`; FileNotFoundError."""
-    with opened(path, dir_fd=dir_fd) as descriptor, os.fdopen(os.dup(descriptor), "rb") as f:
+    data = bytearray()
+    with opened(path, dir_fd=dir_fd) as descriptor:
         try:
-            data = f.read(limit_bytes + 1)
+            if os.fstat(descriptor).st_size > limit_bytes:
+                raise _too_long(path, limit_bytes)
+            while piece := os.read(descriptor, min(_PIECE_BYTES, limit_bytes + 1 - len(data))):
+                data += piece
         except OSError as e:
             raise Unreadable(str(path), f"cannot be read: {e.strerror}", _passing(e)) from None
-    if len(data) > limit_bytes:
-        raise Unreadable(str(path), f"is longer than the limit of {limit_bytes} bytes")
-    return data
+    if len(data) > limit_bytes:  # it grew, or is of /proc, where sizes are 0
+        raise _too_long(path, limit_bytes)
+    return bytes(data)
 
 
 def read_json(path: Path, limit_bytes: int, *, deepest: int = DEEPEST) -> Any:
@@ -112,12 +118,14 @@ def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
 
 
 def depth(data: bytes) -> int:
-    """How deep the brackets outside of strings are nested, counted without recursion and in linear time."""
-    deepest = now = 0
-    for bracket in _BRACKETS.findall(_STRING.sub(b"", data)):
-        now += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, now)
-    return deepest
+    """How deep the brackets outside of strings are nested: without recursion, in linear time, in little memory."""
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    telling = unescaped.translate(None, _OTHERS).replace(b'""', b"")  # what is left has brackets between
+    return max(0, max(accumulate(map(_STEP.__getitem__, _STRING.sub(b"", telling))), default=0))
+
+
+def _too_long(path: Path, limit_bytes: int) -> Unreadable:
+    return Unreadable(str(path), f"is longer than the limit of {limit_bytes} bytes")
 
 
 def _passing(error: Exception) -> bool:

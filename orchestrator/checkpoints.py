@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, nearest
+from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError, nearest
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
@@ -22,6 +22,7 @@ CHUNK_BYTES = 8 << 20
 IN_FLIGHT = 4
 """Chunks on their way at once: so much memory a copy takes, in both nodes together."""
 MANIFEST = "MANIFEST.json"
+LARGEST_MANIFEST_BYTES = 256 << 20
 VERIFY_S = 3600.0
 TOOL_NEWS_S = 2.0
 Progress = Callable[[int, int], None]
@@ -131,6 +132,8 @@ class Checkpoints:
         path = f"{found.path}/{MANIFEST}"
         while not pieces or len(pieces[-1]) == CHUNK_BYTES:
             at = len(pieces) * CHUNK_BYTES
+            if at > LARGEST_MANIFEST_BYTES:
+                raise UserError(f"{path} has more than {LARGEST_MANIFEST_BYTES} bytes", "is it a checkpoint?")
             pieces.append(self._agents.call(reader, "read_file", path, at, CHUNK_BYTES, found.pool))
         return b"".join(pieces)
 

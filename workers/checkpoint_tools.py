@@ -9,8 +9,8 @@ from typing import Any
 from cluster.errors import Conflict, NotFound, PolyfleetError, UserError
 from workers.storage import Storage
 
-FORGET_AFTER_S = 120.0
-"""A tool nobody asks about is ended: its client is gone."""
+FORGET_AFTER_S = 60.0
+"""A tool nobody asks about is ended: its client is gone, or the server is. One that waits asks every 2 s."""
 MOST = 4
 
 
@@ -19,8 +19,9 @@ class CheckpointTools:
     object stores only: a path of the node itself is nobody's to name from afar.
     """
 
-    def __init__(self, storage: Storage, pool: str, readable: Any):
+    def __init__(self, storage: Storage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
         self._storage, self._pool, self._readable = storage, pool, readable
+        self._forget_after_s = forget_after_s
         self._running: dict[str, _Running] = {}
         self._lock = threading.Lock()
 
@@ -29,11 +30,11 @@ class CheckpointTools:
         roots: dict[Path, str] = {}
         resolved = {name: self._resolve(value, roots) for name, value in arguments.items()}
         with self._lock:
-            self._end_forgotten()
+            self._drop_forgotten()
             if sum(not r.done for r in self._running.values()) >= MOST:
                 raise Conflict(f"{MOST} tools run on this node already", "let one finish")
             number = secrets.token_hex(8)
-            self._running[number] = _Running(verb, resolved, roots)
+            self._running[number] = _Running(verb, resolved, roots, self._forget_after_s)
         return number
 
     def news(self, number: str, seen: int, timeout_s: float) -> "dict[str, Any]":
@@ -54,6 +55,7 @@ class CheckpointTools:
         return told
 
     def stop(self, number: str) -> None:
+        """Its process is ended within half a second."""
         with self._lock:
             running = self._running.pop(number, None)
         if running is not None:
@@ -77,10 +79,10 @@ class CheckpointTools:
             return value["uri"]
         return value
 
-    def _end_forgotten(self) -> None:
-        now = time.monotonic()
+    def _drop_forgotten(self) -> None:
+        """Those that ended because nobody asked, or that ended and nobody asked how."""
         for number, running in list(self._running.items()):
-            if now - running.asked_s > FORGET_AFTER_S:
+            if running.forgotten:
                 running.stop()
                 del self._running[number]
 
@@ -100,8 +102,8 @@ class _Stopped(Exception):
 
 
 class _Running:
-    def __init__(self, verb: str, arguments: "dict[str, Any]", roots: "dict[Path, str]"):
-        self.roots = roots
+    def __init__(self, verb: str, arguments: "dict[str, Any]", roots: "dict[Path, str]", forget_after_s: float):
+        self.roots, self._forget_after_s = roots, forget_after_s
         self.result: Any = None
         self.error: PolyfleetError | None = None
         self.done = False
@@ -117,6 +119,10 @@ class _Running:
             self._changed.wait_for(lambda: self._count > seen or self.done, timeout_s)
             return {"progress": self._progress, "seen": self._count, "result": None}
 
+    @property
+    def forgotten(self) -> bool:
+        return time.monotonic() - self.asked_s > self._forget_after_s
+
     def stop(self) -> None:
         self._stopped = True
 
@@ -124,7 +130,7 @@ class _Running:
         from workers.checkpoint.tools import run_in_child
 
         try:
-            self.result = run_in_child(verb, arguments, self._tell)
+            self.result = run_in_child(verb, arguments, self._tell, look=self._end_unwanted)
         except PolyfleetError as e:
             self.error = e
         except _Stopped:
@@ -133,9 +139,12 @@ class _Running:
             self.done = True
             self._changed.notify_all()
 
-    def _tell(self, done: int, total: int) -> None:
-        if self._stopped:  # the child is ended by what this raises
+    def _end_unwanted(self) -> None:
+        """The child is ended by what this raises, also while it tells no progress."""
+        if self._stopped or self.forgotten:
             raise _Stopped
+
+    def _tell(self, done: int, total: int) -> None:
         with self._changed:
             self._progress, self._count = [done, total], self._count + 1
             self._changed.notify_all()

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from cluster.errors import Conflict, NotFound
@@ -31,7 +32,8 @@ class IncomingCheckpoints:
 
         self._close_idle((folder, name))
         stack = ExitStack()
-        incoming = stack.enter_context(Incoming(self._storage.make(folder), name, text))
+        checked = _expected(text)
+        incoming = stack.enter_context(Incoming(self._storage.make(folder), name, text, expected=checked))
         manifest = incoming.manifest
         told: dict[str, Any] = {"arrived": incoming.arrived, "missing": [], "step": manifest.step}
         told |= {"files": len(manifest.files), "bytes": manifest.size_bytes()}
@@ -89,3 +91,22 @@ class _Open:
         self.incoming, self.stack = incoming, stack
         self.lock = threading.Lock()
         self.last_s = time.monotonic()
+
+
+def _expected(text: bytes) -> Any:
+    """What a large manifest says, read by a process with limits of its own; None for a small one, which is read here.
+
+    Raises DamagedCheckpoint.
+    """
+    from workers.checkpoint.format.manifest import LARGEST_BYTES, SMALL_BYTES, DamagedCheckpoint
+    from workers.checkpoint.tools import run_in_child
+    from workers.checkpoint.transfer.incoming import expected_from
+
+    if len(text) <= SMALL_BYTES:
+        return None
+    if len(text) > LARGEST_BYTES:
+        raise DamagedCheckpoint(f"a manifest of {len(text)} bytes, at most {LARGEST_BYTES} are read")
+    with NamedTemporaryFile(prefix="polyfleet-manifest-") as file:
+        file.write(text)
+        file.flush()
+        return expected_from(run_in_child("incoming", {"path": file.name}))

@@ -8,14 +8,22 @@ import time
 from typing import Any
 
 from cluster.errors import PolyfleetError
-from workers.checkpoint.tools import EVERY_S, run
+from workers.checkpoint.tools import EVERY_S, confine, run, too_large
+
+ONLINE = "this system lets no process cut off its network; nothing of the file is run in any case"
 
 
 def main() -> int:
     request = json.loads(sys.stdin.readline())
+    offline = confine(request["verb"], request["arguments"])
     threading.Thread(target=_end_with_reader, daemon=True).start()
     try:
         result = run(request["verb"], request["arguments"], _Teller())
+        if not offline and request["verb"] == "import":
+            result["notes"].append(ONLINE)
+    except (MemoryError, RecursionError):
+        _tell({"error": too_large(request["verb"])})
+        return 1
     except PolyfleetError as e:
         _tell({"error": {"kind": type(e).__name__, "arguments": list(e.args), "message": str(e)}})
         return e.exit_code

@@ -96,6 +96,12 @@ def latest(root: str | Path) -> Latest | None:
     return None
 
 
+def newest(root: str | Path) -> str:
+    """The path of `latest`, "" where there is none."""
+    found = latest(root)
+    return str(found.path) if found else ""
+
+
 def checkpoint_folder(path: str | Path) -> Path:
     """`path` if it is a checkpoint. Raises NotFound with what is there instead."""
     folder = Path(path)

@@ -3,27 +3,36 @@
     python -m workers.checkpoint      reads {"verb", "arguments"} from stdin, writes one JSON object per line:
                                       {"progress": [done_bytes, total_bytes]} …, at last {"result"} or {"error"}
 
-An agent runs it in its pool's environment, the command line in its own. A reader that goes away ends it.
+An agent runs it in its pool's environment, the command line in its own. A reader that goes away ends it. What reads
+files of strangers first sets itself limits.
 """
 
 import json
 import os
+import selectors
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import cluster.errors
 import workers
 import workers.errors
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
+from workers import sandbox
+from workers.checkpoint.format.manifest import LARGEST_BYTES, DamagedCheckpoint
 
 VERBS = {
     "list": "inspect:list_checkpoints",
     "show": "inspect:describe",
+    "check": "inspect:verify",
+    "latest": "inspect:newest",
+    "incoming": "transfer.incoming:expected",
     "verify": "transfer.copying:verify_at",
     "plan": "planning:plan",
     "diff": "diffing:diff",
@@ -35,9 +44,16 @@ VERBS = {
     "import": "exchange.importing:import_here",
     "export": "exchange.exporting:export_checkpoint",
 }
-LONG = ("verify", "diff", "convert", "copy", "import", "export")
+LONG = ("verify", "check", "diff", "convert", "copy", "import", "export")
 """These tell their progress."""
+MANIFESTS = ("list", "show", "plan", "check", "latest", "incoming")
+"""These read manifests only, so memory and time have a limit that suits the largest."""
+BOUNDED = ("import", *MANIFESTS)
+"""These run with the limits of workers/sandbox.py. The others read all bytes of checkpoints, however long it takes."""
 EVERY_S = 0.1
+LOOK_S = 0.5
+LARGEST_ANSWER_BYTES = 1 << 30
+"""An incoming checkpoint's hashes are the longest."""
 CODE = str(Path(workers.__file__).parents[1])
 TOKENS = ("TOKEN", "SECRET", "PASSWORD")
 Progress = Callable[[int, int], None]
@@ -53,39 +69,42 @@ def run(verb: str, arguments: dict[str, Any], progress: Progress | None = None) 
 
 
 def run_in_child(
-    verb: str, arguments: dict[str, Any], progress: Progress | None = None, python: str = sys.executable
+    verb: str,
+    arguments: dict[str, Any],
+    progress: Progress | None = None,
+    python: str = sys.executable,
+    look: Callable[[], None] | None = None,
 ) -> Any:
-    """The same in a process of its own. An error in `progress` ends it; so does the end of this process."""
+    """The same in a process of its own. An error in `progress` ends it; so does the end of this process.
+
+    `look` is called every LOOK_S, also while nothing is told: an error in it ends the child, too.
+    """
     request = json.dumps({"verb": verb, "arguments": arguments})
     child = subprocess.Popen(
-        [python, "-m", "workers.checkpoint"],
+        [python, "-P", "-m", "workers.checkpoint"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env=_environment(),
     )
-    complaints: list[str] = []
-    listener = threading.Thread(target=lambda: complaints.extend(child.stderr or ()), daemon=True)
+    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+    complaints: deque[bytes] = deque(maxlen=1)
+    listener = threading.Thread(target=_listen, args=(child.stderr, complaints), daemon=True)
     listener.start()
     try:
-        assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(request + "\n")  # and left open: its end tells the child that we are gone
-        child.stdin.flush()
-        return _answer(child.stdout, progress)
+        with suppress(BrokenPipeError):  # it ended at once: what it says tells why
+            child.stdin.write(request.encode() + b"\n")  # and left open: its end tells the child that we are gone
+            child.stdin.flush()
+        return _answer(_lines(child.stdout.fileno(), look), progress)
     except _NoAnswerError:
-        child.wait()
         listener.join(1)
-        last = complaints[-1].strip() if complaints else f"exit code {child.returncode}"
-        raise FleetError(
-            f"the process for `{verb}` ended without an answer: {last}", "try again; see memory and disk"
-        ) from None
+        raise _ended(verb, child.wait(), complaints) from None
     finally:
         child.kill()
         child.wait()
         listener.join(1)
         for stream in (child.stdin, child.stdout, child.stderr):
-            if stream is not None:
+            with suppress(BrokenPipeError):
                 stream.close()
 
 
@@ -93,7 +112,44 @@ class _NoAnswerError(Exception):
     pass
 
 
-def _answer(lines: Iterator[str], progress: Progress | None) -> Any:
+def _ended(verb: str, code: int, complaints: deque[bytes]) -> PolyfleetError:
+    if verb in BOUNDED and (reached := sandbox.limit_reached(code)):
+        return workers.errors.CheckpointError(
+            f"`{verb}` was ended: {reached}",
+            "is the file what it claims to be? A sound one may have been busy: try again",
+        )
+    last = complaints[-1].decode(errors="replace").strip() if complaints else f"exit code {code}"
+    return FleetError(
+        f"the process for `{verb}` ended without an answer: {last:.1000}", "try again; see memory and disk"
+    )
+
+
+def _listen(stream: IO[bytes], complaints: deque[bytes]) -> None:
+    with suppress(ValueError):  # closed meanwhile
+        while line := stream.readline(1 << 16):
+            complaints.append(line)
+
+
+def _lines(descriptor: int, look: Callable[[], None] | None) -> Iterator[bytes]:
+    """What a child writes, line by line."""
+    held = bytearray()
+    with selectors.DefaultSelector() as ready:
+        ready.register(descriptor, selectors.EVENT_READ)
+        while True:
+            if look is not None:
+                look()
+            if not ready.select(LOOK_S):
+                continue
+            data = os.read(descriptor, 1 << 16)
+            held += data
+            *lines, rest = held.split(b"\n") if b"\n" in data else (held,)
+            yield from map(bytes, lines)
+            held = rest
+            if not data or len(held) > LARGEST_ANSWER_BYTES:
+                return
+
+
+def _answer(lines: Iterable[bytes], progress: Progress | None) -> Any:
     for line in lines:
         told = json.loads(line)
         if "result" in told:
@@ -105,10 +161,30 @@ def _answer(lines: Iterator[str], progress: Progress | None) -> Any:
     raise _NoAnswerError
 
 
+def confine(verb: str, arguments: dict[str, Any]) -> bool:
+    """Set the limits of this process before it begins with `verb`. Whether its network is cut off, or it needs one."""
+    if any("://" in value for value in arguments.values() if isinstance(value, str)):
+        sandbox.without_privileges()
+        return True
+    offline = sandbox.isolate()
+    if verb in BOUNDED:
+        import_module(f"workers.checkpoint.{VERBS[verb].partition(':')[0]}")
+        sandbox.bound()
+    if verb in MANIFESTS:
+        # A quarter, since text is read into less than ten times its size. Two of them read all bytes, too.
+        sandbox.expect(metadata_bytes=LARGEST_BYTES // 4, data_bytes=1 << 44 if verb in ("check", "latest") else 0)
+    return offline
+
+
+def too_large(verb: str) -> dict[str, Any]:
+    """The error that a process tells whose limit of memory was reached."""
+    message = f"`{verb}` needs more memory than files of this size do"
+    error = workers.errors.CheckpointError(message, "is the file what it claims to be?")
+    return {"kind": "CheckpointError", "arguments": list(error.args), "message": str(error)}
+
+
 def error_from(told: dict[str, Any]) -> PolyfleetError:
     """The error that another process told. Its class is one of ours; any other becomes a FleetError."""
-    from workers.checkpoint.format.manifest import DamagedCheckpoint
-
     kinds = {**vars(cluster.errors), **vars(workers.errors), "DamagedCheckpoint": DamagedCheckpoint}
     kind = kinds.get(str(told["kind"]), FleetError)
     try:

@@ -6,9 +6,11 @@ take to leave a live model untouched when the last chunk turns out to be damaged
 
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -37,6 +39,7 @@ class Reader:
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
         self._proved: set[Chunk] = set()
+        self._places: dict[str, list[tuple[int, int, str]]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -141,13 +144,22 @@ class Reader:
 
     def _inside(self, file: str, start: int, end: int) -> str:
         """The tensors that have bytes from `start` to `end` of `file`, in words."""
-        names = [
-            name
-            for name, tensor in self.manifest.stored().items()
-            for stored in tensor.shards
-            if stored.file == file and stored.offset < end and stored.offset + box_bytes(tensor, stored) > start
-        ]
-        return few(dict.fromkeys(names)) or "no tensor"
+        places = self._places_in().get(file, [])
+        first = bisect_right(places, start, key=lambda place: place[1])
+        touched = takewhile(lambda place: place[0] < end, places[first:])
+        return few(dict.fromkeys(name for _, _, name in touched)) or "no tensor"
+
+    def _places_in(self) -> dict[str, list[tuple[int, int, str]]]:
+        """Where in each file tensors lie: begin, end and name, in order."""
+        if self._places is None:
+            places: dict[str, list[tuple[int, int, str]]] = {}
+            for name, tensor in self.manifest.stored().items():
+                for stored in tensor.shards:
+                    if size_bytes := box_bytes(tensor, stored):
+                        end = stored.offset + size_bytes
+                        places.setdefault(stored.file, []).append((stored.offset, end, name))
+            self._places = {file: sorted(held) for file, held in places.items()}
+        return self._places
 
 
 _scratch = threading.local()

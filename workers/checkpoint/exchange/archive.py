@@ -8,13 +8,17 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
+from workers import sandbox
 from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.values import Storage
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
+from workers.checkpoint.format.words import text_of
 from workers.errors import CheckpointError
 
 AT_ONCE_BYTES = 4 << 20
+LARGEST_DIRECTORY_BYTES = 8 << 20
+"""Of the archive's list of entries: some 90,000 storages, of which zipfile makes ten times as much."""
 _TYPED = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
@@ -35,13 +39,44 @@ class Archive:
             try:
                 with zipfile.ZipFile(window) as archive:
                     self._entries = {info.filename: info for info in archive.infolist()}
+                    self._check_entries(archive.infolist(), window.size_bytes)
                     self._prefix = self._find_prefix()
                     self._check_order(archive)
-                    self.value = symbols.read(archive.read(f"{self._prefix}data.pkl"), str(path), self._storage(file))
-            except (zipfile.BadZipFile, KeyError, NotImplementedError, struct.error) as e:
-                raise CheckpointError(f"{path} is damaged: {e}", "copy it again from its source") from e
+                    window.largest_bytes = symbols.LARGEST_BYTES
+                    pickled = archive.read(self._pickle)
+                    self.value = symbols.read(pickled, str(path), self._storage(file))
+            except (zipfile.BadZipFile, KeyError, NotImplementedError, struct.error, OSError, EOFError) as e:
+                raise CheckpointError(f"{path} is damaged: {e!s:.200}", "copy it again from its source") from e
             for info in self._entries.values():
                 _check_crc(path, file, self._start + self._data_offset(file, info), info)
+
+    @property
+    def pickle_bytes(self) -> int:
+        return self._entries[self._pickle].file_size
+
+    @property
+    def _pickle(self) -> str:
+        return f"{self._prefix}data.pkl"
+
+    def _check_entries(self, entries: list[zipfile.ZipInfo], size_bytes: int) -> None:
+        """Before any is read: torch.save compresses nothing, and each entry has bytes of its own."""
+        for info in entries:
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+                raise CheckpointError(
+                    f"{self.path}: {info.filename:.200} is compressed, which torch.save never does",
+                    "load it with torch and save it again",
+                )
+        if len(self._entries) != len(entries) or sum(info.file_size for info in entries) > size_bytes:
+            raise CheckpointError(
+                f"{self.path} has entries that overlap", "no program writes such a file; do not use it"
+            )
+        if (pickles := [i for i in entries if i.filename.endswith("data.pkl")]) and (
+            pickles[0].file_size > symbols.LARGEST_BYTES
+        ):
+            raise CheckpointError(
+                f"{self.path} has a pickle of {pickles[0].file_size} bytes", f"at most {symbols.LARGEST_BYTES} are read"
+            )
+        sandbox.expect(metadata_bytes=sum(i.file_size for i in pickles), data_bytes=size_bytes)
 
     def _check_magic(self, file: IO[bytes], start: int) -> None:
         if os.pread(file.fileno(), 4, start) != b"PK\x03\x04":
@@ -66,24 +101,28 @@ class Archive:
 
     def _storage(self, file: IO[bytes]) -> Any:
         def persistent(pid: Any) -> Storage:
-            kind, typed, key, device, count = pid[:5]
+            kind, typed, key, device, count = pid[:5] if isinstance(pid, tuple) and len(pid) >= 5 else (None,) * 5
             dtype = _TYPED.get(symbols.name_of(typed).rpartition(".")[2])
-            info = self._entries.get(f"{self._prefix}data/{key}")
-            if kind != "storage" or dtype is None or info is None or not isinstance(count, int):
+            info = self._entries.get(f"{self._prefix}data/{key}") if isinstance(key, str | int) else None
+            if kind != "storage" or dtype is None or info is None or type(count) is not int or type(device) is not str:
                 raise CheckpointError(
-                    f"{self.path} refers to a storage {pid!r:.80} that it does not have", "is it whole?"
+                    f"{self.path} refers to a storage {text_of(key)[:80]} that it does not have", "is it whole?"
                 )
-            if info.compress_type != zipfile.ZIP_STORED or count * DTYPES[dtype].bytes != info.file_size:
+            if count * DTYPES[dtype].bytes != info.file_size:
                 raise CheckpointError(
                     f"{self.path}: storage {key} has {info.file_size} bytes, {count} {dtype} are told"
                 )
             offset = self._start + self._data_offset(file, info)
-            return Storage(str(self.path), offset, info.file_size, dtype, str(device), f"{self.path}:{offset}")
+            return Storage(str(self.path), offset, info.file_size, dtype, device, f"{self.path}:{offset}")
 
         return persistent
 
     def _data_offset(self, file: IO[bytes], info: zipfile.ZipInfo) -> int:
         header = os.pread(file.fileno(), 30, self._start + info.header_offset)
+        if len(header) != 30:
+            raise CheckpointError(
+                f"{self.path} is cut off before {info.filename:.200}", "copy it again from its source"
+            )
         name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
         return int(info.header_offset + 30 + name_bytes + extra_bytes)
 
@@ -95,20 +134,25 @@ def _check_crc(path: Path, file: IO[bytes], offset: int, info: zipfile.ZipInfo) 
         if not data:
             raise CheckpointError(f"{path} is cut off within {info.filename}", "copy it again from its source")
         crc, left = zlib.crc32(data, crc), left - len(data)
-    if info.compress_type == zipfile.ZIP_STORED and crc != info.CRC:
+    if crc != info.CRC:
         raise CheckpointError(
             f"{path}: {info.filename} does not match its CRC-32", "copy it again from its source; its bits have changed"
         )
 
 
 class _Window:
-    """A part of a file as a file of its own."""
+    """A part of a file as a file of its own. `zipfile` reads the list of entries at once, however long it claims to be;
+    `largest_bytes` is what one read may have."""
+
+    largest_bytes = LARGEST_DIRECTORY_BYTES
 
     def __init__(self, file: IO[bytes], start: int, size_bytes: int):
-        self._file, self._start, self._size_bytes, self._at = file, start, size_bytes, 0
+        self._file, self._start, self.size_bytes, self._at = file, start, size_bytes, 0
+        if start < 0 or size_bytes < 0:
+            raise CheckpointError(f"an archive of {size_bytes} bytes from {start} on", "is the file complete?")
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max({0: 0, 1: self._at, 2: self._size_bytes}[whence] + offset, 0)
+        self._at = max({0: 0, 1: self._at, 2: self.size_bytes}[whence] + offset, 0)
         return self._at
 
     def tell(self) -> int:
@@ -118,7 +162,10 @@ class _Window:
         return True
 
     def read(self, count: int = -1) -> bytes:
-        left = max(self._size_bytes - self._at, 0)
-        data = os.pread(self._file.fileno(), left if count < 0 else min(count, left), self._start + self._at)
+        left = max(self.size_bytes - self._at, 0)
+        wanted = left if count < 0 else min(count, left)
+        if wanted > self.largest_bytes:
+            raise zipfile.BadZipFile(f"its list of entries has {wanted} bytes, at most {self.largest_bytes} are read")
+        data = os.pread(self._file.fileno(), wanted, self._start + self._at)
         self._at += len(data)
         return data

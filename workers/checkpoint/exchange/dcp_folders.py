@@ -1,8 +1,11 @@
 """Folders of torch.distributed.checkpoint: `.metadata` is a pickle, and so is the head of every tensor."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cluster.untrusted import Unreadable, read_bytes
+from workers import sandbox
 from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.archive import Archive
 from workers.checkpoint.exchange.optimizers import MOST, is_optimizer
@@ -10,51 +13,90 @@ from workers.checkpoint.exchange.symbols import Call
 from workers.checkpoint.exchange.values import Parts, Plain, Reference
 from workers.errors import CheckpointError
 
+_Place = tuple[Path, int, int]
+"""File, offset and length."""
+
 
 def read_dcp(source: Path, plain: Plain) -> Any:
     """The state dict that was saved. Raises CheckpointError."""
-    metadata = symbols.read((source / ".metadata").read_bytes(), str(source / ".metadata"))
+    where = source / ".metadata"
+    sandbox.expect(metadata_bytes=min(where.stat().st_size, symbols.LARGEST_BYTES))
     try:
-        places = {_index(key): _place(source, value) for key, value in metadata.state["storage_data"].items()}
-        described = metadata.state["state_dict_metadata"]
+        pickled = read_bytes(where, symbols.LARGEST_BYTES)
+    except Unreadable as e:
+        raise CheckpointError(e.message, "is the folder complete?") from None
+    metadata = symbols.read(pickled, str(where))
+    try:
+        places: dict[str, dict[tuple[int, ...], _Place]] = {}
+        for key, value in metadata.state["storage_data"].items():
+            fqn, offset = _index(key)
+            places.setdefault(fqn, {})[offset] = _place(source, value)
+        described = {_text(fqn): meta for fqn, meta in metadata.state["state_dict_metadata"].items()}
         paths = metadata.state.get("planner_data") or {}
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise CheckpointError(f"{source / '.metadata'} is no metadata of DCP: {e!r}", "is it complete?") from None
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as e:
+        raise CheckpointError(f"{where} is no metadata of DCP: {e!r:.200}", "is it complete?") from None
+    _check_apart(where, [place for parts in places.values() for place in parts.values()])
     nested: dict[Any, Any] = {}
     for fqn, meta in described.items():
-        parts = {offset: place for (name, offset), place in places.items() if name == fqn}
+        parts = places.get(fqn, {})
         if meta.what.endswith("BytesStorageMetadata"):
-            value = plain.value(_blob(next(iter(parts.values()))), fqn)
+            value = _blob(next(iter(parts.values())), plain, fqn)
         else:
-            value = _joined(fqn, meta, {offset: plain.value(_blob(p), fqn) for offset, p in parts.items()})
+            value = _joined(fqn, meta, {offset: _blob(place, plain, fqn) for offset, place in parts.items()})
         _put(nested, tuple(paths.get(fqn, (fqn,))), value)
     return _listed(nested)
 
 
+def _check_apart(where: Path, places: "list[_Place]") -> None:
+    """Every item has bytes of its own: else a small file could be read any number of times."""
+    for (file, start, size), (other, after, _) in pairwise(sorted(places)):
+        if file == other and start + size > after:
+            raise CheckpointError(f"{where} has items that overlap in {file.name}", "no program writes such a file")
+
+
 def _index(key: Any) -> tuple[str, tuple[int, ...]]:
     offset = key.state.get("offset")
-    return key.state["fqn"], tuple(offset.arguments[0]) if offset is not None else ()
+    return _text(key.state["fqn"]), _sizes(offset) if offset is not None else ()
 
 
-def _place(source: Path, value: Call) -> tuple[Path, int, int]:
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"a name is a {type(value).__name__}")
+    return value
+
+
+def _sizes(size: Call) -> tuple[int, ...]:
+    """Of a torch.Size."""
+    found = tuple(size.arguments[0])
+    if len(found) > 64 or any(type(n) is not int or not 0 <= n < 2**63 for n in found):
+        raise TypeError("a size has whole numbers")
+    return found
+
+
+def _place(source: Path, value: Call) -> _Place:
     told = value.state
     name = told["relative_path"]
     if not isinstance(name, str) or Path(name).name != name:
         raise CheckpointError(f"{source / '.metadata'} names the file {name!r}", "files of DCP lie beside it")
     if told.get("transform_descriptors"):
         raise CheckpointError(f"{source} is compressed or encrypted", "save it without extensions")
-    return source / name, int(told["offset"]), int(told["length"])
+    numbers = (told["offset"], told["length"])
+    if any(type(n) is not int or not 0 <= n < 2**62 for n in numbers):
+        raise TypeError("offset and length are whole numbers")
+    return source / name, *numbers
 
 
-def _blob(place: tuple[Path, int, int]) -> Any:
-    return Archive(*place).value
+def _blob(place: _Place, plain: Plain, fqn: str) -> Any:
+    archive = Archive(*place)
+    plain.allow(fqn, archive.pickle_bytes)
+    return plain.value(archive.value, fqn)
 
 
 def _joined(fqn: str, meta: Call, parts: dict[tuple[int, ...], Any]) -> Any:
     """A tensor; one that ranks have cut stays in its parts, which the importer writes as shards of one."""
     if len(parts) == 1:
         return next(iter(parts.values()))
-    return Parts(tuple(meta.state["size"].arguments[0]), {k: v for k, v in parts.items() if isinstance(v, Reference)})
+    return Parts(_sizes(meta.state["size"]), {k: v for k, v in parts.items() if isinstance(v, Reference)})
 
 
 def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:

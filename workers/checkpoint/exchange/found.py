@@ -1,23 +1,28 @@
 """What an importer found, whatever it came from: entries whose tensors still lie in files of others."""
 
-import os
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from workers.checkpoint.disk.layout import Piece
 from workers.checkpoint.exchange.optimizers import NoOptimizerError, Told, read_state_dict, why_plain
+from workers.checkpoint.exchange.strided import Source, count_of, in_order, last_of
 from workers.checkpoint.exchange.values import Parts, Reference
 from workers.checkpoint.format import tree
-from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.format.manifest import ENTRY, DamagedCheckpoint, Entry, Stored, TensorEntry, View
+from workers.checkpoint.format.manifest import ENTRY, Entry, Stored, TensorEntry, View
 from workers.checkpoint.format.optimizer_tree import Key
 from workers.errors import CheckpointError
+
+MOST_ENTRIES = 10_000
+"""Models, optimizers and other values that one source holds side by side."""
+EXPANDED = 16
+SMALL_BYTES = 64 << 20
+"""Tensors may be larger than the bytes they are made of: one whose stride is 0 repeats them. All of a source together
+are at most 16 times as large, and this much more."""
 
 
 @dataclass(slots=True)
@@ -68,6 +73,8 @@ class Found:
         self.entries[entry] = Entry("optimizer", "", {"groups": groups, "state": state, **names})
 
     def name_free(self, wanted: str) -> str:
+        if len(self.entries) + len(self.optimizers) + len(self.unfit) > MOST_ENTRIES:
+            raise CheckpointError(f"it holds more than {MOST_ENTRIES} things side by side", "import a part of it")
         name = wanted if ENTRY.fullmatch(wanted) else "extra"
         while name in self.entries or name in self.optimizers or name in self.unfit:
             name += "_"
@@ -106,8 +113,7 @@ class Found:
         if isinstance(value, Reference | Parts):
             return {"$tensor": self._tensor(where, value, role)}
         if isinstance(value, np.ndarray) and tree.portable(value.dtype):
-            while where in self.tensors:  # {"a/b": x, "a": {"b": y}} makes one path twice
-                where += "~"
+            where = self._free(where)
             native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
             self.references[where] = native.reshape(value.shape)
             self.tensors[where] = TensorEntry("array", str(native.dtype), value.shape)
@@ -122,8 +128,7 @@ class Found:
         if id(value) in self._named:
             self.tensors[name] = TensorEntry(role, alias_of=self._named[id(value)])
             return name if role in ("parameter", "buffer") else self._named[id(value)]
-        while name in self.tensors:
-            name += "~"
+        name = self._free(name)
         for part in value.parts.values() if isinstance(value, Parts) else (value,):
             _check_inside(name, part)
         self._named[id(value)] = name
@@ -133,18 +138,53 @@ class Found:
         self.tensors[name] = TensorEntry(role, value.dtype, value.shape, device=device)
         return name
 
+    def _free(self, name: str) -> str:
+        """{"a/b": x, "a": {"b": y}} makes one path twice."""
+        for more in range(100):
+            if f"{name}{'~' * more}" not in self.tensors:
+                return f"{name}{'~' * more}"
+        raise CheckpointError(f"more than 100 tensors are called {name:.200}", "no program writes such a file")
+
+    def check_expanded(self, source: str) -> None:
+        """Raises CheckpointError where tensors claim many times the bytes that the source has for them."""
+        own = {name: found for name, found in self.references.items() if not self.tensors[name].alias_of}
+        parts = [(n, p) for n, f in own.items() for p in (f.parts.values() if isinstance(f, Parts) else (f,))]
+        sizes = {n: 0 for n, _ in parts}
+        held: dict[str, int] = {}
+        for name, part in parts:
+            if isinstance(part, Reference):
+                sizes[name] += count_of(part) * DTYPES[part.dtype].bytes
+                held[part.storage.key] = part.storage.bytes
+        wanted_bytes, held_bytes = sum(sizes.values()), sum(held.values())
+        if wanted_bytes > EXPANDED * held_bytes + SMALL_BYTES:
+            name = max(sizes, key=lambda n: sizes[n])
+            wanted, has = f"{wanted_bytes / 2**20:.0f} MiB", f"{held_bytes / 2**20:.2f}"
+            raise CheckpointError(
+                f"the tensors of {source} would take {wanted} and are made of {has}"
+                f" ({name:.200}: {sizes[name] / 2**20:.0f} MiB);"
+                f" at most {EXPANDED} times as much is written",
+                "save expanded tensors unexpanded, or as they are with .contiguous()",
+            )
+
+    def mapped_bytes(self) -> Iterator[int]:
+        """The address space that each tensor takes while it is read."""
+        for found in self.references.values():
+            for part in found.parts.values() if isinstance(found, Parts) else (found,):
+                if isinstance(part, Reference) and not in_order(part):
+                    yield part.storage.bytes
+
     def tie(self) -> None:
         """Tensors of one storage: the same elements are a tie, a part of a larger one is a view."""
         largest: dict[str, str] = {}
-        whole = {n: r for n, r in self.references.items() if isinstance(r, Reference) and _count(r)}
-        for name, found in sorted(whole.items(), key=lambda item: -_count(item[1])):
+        whole = {n: r for n, r in self.references.items() if isinstance(r, Reference) and count_of(r)}
+        for name, found in sorted(whole.items(), key=lambda item: -count_of(item[1])):
             base = largest.setdefault(found.storage.key, name)
             first = whole[base]
-            if base == name or first.dtype != found.dtype or not _contiguous(first):
+            if base == name or first.dtype != found.dtype or not in_order(first):
                 continue
             if (first.offset, first.shape, first.strides) == (found.offset, found.shape, found.strides):
                 self.tensors[name] = TensorEntry(self.tensors[name].role, alias_of=base)
-            elif first.offset <= found.offset and _last(found) <= _last(first):
+            elif first.offset <= found.offset and last_of(found) <= last_of(first):
                 view = View(found.offset - first.offset, found.strides)
                 self.tensors[name] = TensorEntry(
                     self.tensors[name].role, found.dtype, found.shape, alias_of=base, view=view
@@ -156,71 +196,19 @@ class Found:
 
 def _piece(key: str, found: Any, shape: tuple[int, ...], name: str) -> Piece:
     dtype = DTYPES[name]
-    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.bytes
+    size_bytes = math.prod(shape) * dtype.bytes
     return Piece(
-        key, dtype.code, shape if dtype.safetensors else (size_bytes,), size_bytes, dtype.bytes,
-        partial(read_reference, found),
+        key, dtype.code, shape if dtype.safetensors else (size_bytes,), size_bytes, dtype.bytes, Source(found).read
     )  # fmt: skip
-
-
-def read_reference(found: "Reference | np.ndarray[Any, Any]", start: int, stop: int, out: memoryview) -> None:
-    """Bytes of a tensor in logical order, straight from its file."""
-    if isinstance(found, np.ndarray):
-        out[:] = found.tobytes()[start:stop]
-        return
-    size = DTYPES[found.dtype].bytes
-    descriptor = open_regular(Path(found.storage.file))
-    try:
-        if _contiguous(found):
-            _read_at(found, descriptor, found.offset * size + start, out)
-            return
-        first, last = found.offset, _last(found) + 1
-        block = memoryview(bytearray((last - first) * size))
-        _read_at(found, descriptor, first * size, block)
-        cells = np.frombuffer(block, np.dtype((np.void, size)))
-        strides = tuple(stride * size for stride in found.strides)
-        laid = np.lib.stride_tricks.as_strided(cells, found.shape, strides)
-        out[:] = laid.tobytes()[start:stop]
-    finally:
-        os.close(descriptor)
-
-
-def _read_at(found: Reference, descriptor: int, at: int, out: memoryview) -> None:
-    done = 0
-    while done < len(out):
-        count = os.preadv(descriptor, [out[done:]], found.storage.offset + at + done)
-        if not count:
-            raise DamagedCheckpoint(f"{found.storage.file} ends while it is read")
-        done += count
 
 
 def _check_inside(name: str, found: Reference) -> None:
     if found.dtype not in DTYPES:
         raise CheckpointError(f"{name} has the dtype {found.dtype}", "save it as one that checkpoints hold")
-    if _count(found) and (_last(found) + 1) * DTYPES[found.dtype].bytes > found.storage.bytes:
+    if count_of(found) and (last_of(found) + 1) * DTYPES[found.dtype].bytes > found.storage.bytes:
         raise CheckpointError(
             f"{name} claims elements beyond its storage of {found.storage.bytes} bytes", "is it whole?"
         )
-
-
-def _count(found: Reference) -> int:
-    count = 1
-    for n in found.shape:
-        count *= n
-    return count
-
-
-def _last(found: Reference) -> int:
-    return found.offset + sum((n - 1) * s for n, s in zip(found.shape, found.strides, strict=True))
-
-
-def _contiguous(found: Reference) -> bool:
-    expected = 1
-    for n, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
-        if n != 1 and stride != expected:
-            return False
-        expected *= n
-    return True
 
 
 def _is_float(value: Any) -> bool:

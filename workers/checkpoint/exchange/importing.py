@@ -1,7 +1,7 @@
 """Checkpoints of others become ours: safetensors in place or by links, the rest streamed into shards.
 
-Nothing of theirs is executed, and no tensor is ever whole in memory. Files that hold pickles are read in a child of its
-own, which has neither network nor our tokens.
+Nothing of theirs is executed, and no tensor is ever whole in memory. They are read in a process of its own, which has
+neither network nor our tokens, and limits for memory, time and files (workers/sandbox.py).
 """
 
 import errno
@@ -17,20 +17,20 @@ import xxhash
 
 from cluster.errors import UserError
 from cluster.version import VERSION as POLYFLEET
+from workers import sandbox
 from workers.checkpoint.disk.committing import write_manifest
-from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.files import Files, rounded_up
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.locking import only_writer
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.found import Found
-from workers.checkpoint.exchange.isolated import isolate
 from workers.checkpoint.exchange.reading import format_of, read
 from workers.checkpoint.exchange.values import Reference
 from workers.checkpoint.format import versions
 from workers.checkpoint.format.checks import open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint.format.manifest import FILE, NAME, FileEntry, Manifest, Producer
+from workers.checkpoint.format.manifest import FILE, LARGEST_BYTES, NAME, FileEntry, Manifest, Producer
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 
@@ -54,10 +54,7 @@ def import_checkpoint(
     and states that no optimizer can have. {"path", "format", "step", "tensors", "bytes", "copied_bytes", "entries",
     "notes"}. Raises CheckpointError, NotFound; then nothing was made.
     """
-    kind = format or format_of(Path(source))
-    arguments = {"source": str(source), "root": root and str(root), "format": kind, "step": step, "drop": drop}
-    if kind == "safetensors":
-        return import_here(**arguments, progress=progress)  # type: ignore[arg-type]
+    arguments = {"source": str(source), "root": root and str(root), "format": format, "step": step, "drop": drop}
     told: dict[str, Any] = run_in_child("import", arguments, progress)
     return told
 
@@ -71,15 +68,13 @@ def import_here(
     drop: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """`import_checkpoint` in this process, which is cut off from the network before a pickle is read: for a child."""
+    """`import_checkpoint` in this process, which has set its limits before: for a child (tools.py)."""
     there = Path(source)
     kind = format or format_of(there)
-    cut_off = kind == "safetensors" or isolate()
     if root is None and kind != "safetensors":
         raise UserError(f"{there} cannot become a checkpoint where it is", "name a folder to import into")
     found = read(there, kind, drop)
-    if not cut_off:
-        found.notes.append("this system lets no process cut off its network; nothing of the file is run in any case")
+    found.check_expanded(source)
     number = found.step if step is None else step
     name = f"step-{number:08d}-{os.urandom(4).hex()}"
     if root is None:
@@ -135,6 +130,7 @@ def _into(
 
 def _believed(folder: Path, undo: Callable[[], None]) -> Manifest:
     """What was described, read back with every check a stranger's manifest gets: the files were a stranger's."""
+    sandbox.expect(metadata_bytes=(folder / NAME).stat().st_size)
     try:
         return read_manifest(folder)
     except CheckpointError:
@@ -155,6 +151,7 @@ def _files_of(found: Found) -> list[Path]:
 def _linked(path: Path, to: Path) -> int:
     """Answers how many bytes had to be copied."""
     os.close(open_regular(path))
+    sandbox.expect(data_bytes=path.stat().st_size, file_bytes=path.stat().st_size)
     try:
         os.link(path, to)
         return 0
@@ -167,6 +164,7 @@ def _linked(path: Path, to: Path) -> int:
 
 def _hashed(paths: list[Path], found: Found, step: int, progress: Progress | None) -> Manifest:
     total, done, files = sum(path.stat().st_size for path in paths), 0, {}
+    sandbox.expect(data_bytes=total, file_bytes=LARGEST_BYTES)
     for path in paths:
         digests, size_bytes = [], 0
         with os.fdopen(open_regular(path), "rb", buffering=0) as file:
@@ -196,6 +194,13 @@ def _written(files: Files, aside: Path, found: Found, step: int, progress: Progr
             "free disk space; a small file that claims much may also be hostile",
         )
     layouts = lay_out(pieces, SHARD_BYTES)
+    largest = max([layout.size_bytes for layout in layouts], default=0)
+    sandbox.expect(
+        metadata_bytes=sum(len(layout.header) for layout in layouts),
+        data_bytes=2 * needed_bytes,
+        mapped_bytes=3 * max(found.mapped_bytes(), default=0),
+        file_bytes=max(LARGEST_BYTES, rounded_up(largest)),
+    )
     shards = write_shards(files, aside, layouts, progress=progress)
     places = {
         piece.key: (layout.file, offset)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import NotFound, UserError, nearest
+from cluster.errors import NotFound, PolyfleetError, UserError, nearest
 from workers.checkpoint.exchange.archive import Archive
 from workers.checkpoint.exchange.dcp_folders import read_dcp
 from workers.checkpoint.exchange.found import Found
@@ -55,7 +55,23 @@ def read(source: Path, format: str, drop: bool) -> Found:  # noqa: A002
     }  # fmt: skip
     if format not in known:
         raise UserError(f"format is {format!r}", nearest(format, FORMATS))
-    found, plain = known[format](source)
+    try:
+        return _sound(source, *known[format](source), drop)
+    except PolyfleetError:
+        raise
+    except (MemoryError, RecursionError) as e:
+        said = (
+            "needs much more memory than files of its size do" if isinstance(e, MemoryError) else "is nested too deep"
+        )
+        raise CheckpointError(f"{source} {said}", "is it what it claims to be?") from None
+    except Exception as e:  # a stranger's file may be wrong in any way
+        raise CheckpointError(
+            f"{source} cannot be understood: {type(e).__name__}: {e!s:.200}", "is the file complete?"
+        ) from e
+
+
+def _sound(source: Path, found: Found, plain: Plain, drop: bool) -> Found:
+    """`found`, with its optimizers and ties, once nothing in it is refused."""
     if plain.refused and not drop:
         where, what = next(iter(plain.refused.items()))
         raise CheckpointError(
@@ -110,12 +126,18 @@ def _reference(path: Path, name: str, held: Held, size_bytes: int) -> Reference:
 
 def _torch(source: Path) -> tuple[Found, Plain]:
     found, plain = Found(), Plain()
-    value = plain.value(Archive(source).value, source.name)
+    value = _value(source, plain)
     _take(found, value)
     if isinstance(value, dict):
         step = value.get("global_step", value.get("step", 0))
         found.step = step if type(step) is int and step >= 0 else 0
     return found, plain
+
+
+def _value(path: Path, plain: Plain) -> Any:
+    archive = Archive(path)
+    plain.allow(str(path), archive.pickle_bytes)
+    return plain.value(archive.value, path.name)
 
 
 def _take(found: Found, value: Any) -> None:
@@ -175,7 +197,7 @@ def _accelerate(source: Path) -> tuple[Found, Plain]:
     found, plain = _safetensors(source) if models[0].suffix == ".safetensors" else _torch(models[0])
     for path in sorted((*source.glob("*.bin"), *source.glob("*.pkl"), *source.glob("*.pt"))):
         if path not in models:
-            value = plain.value(Archive(path).value, path.name)
+            value = _value(path, plain)
             if not _take_optimizers(found, path.stem, value):
                 found.plain(found.name_free(path.stem), value)
     return found, plain

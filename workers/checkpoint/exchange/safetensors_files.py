@@ -1,18 +1,25 @@
 """safetensors files of others: headers read and believed only as far as the file bears them out."""
 
 import json
+import math
 import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.untrusted import Unreadable, read_json
+from workers import sandbox
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.errors import CheckpointError
 
 LARGEST_HEADER_BYTES = 100_000_000
 """safetensors' own limit."""
+MOST_TENSORS = 500_000
+"""In one file."""
+LARGEST_INDEX_BYTES = 64 << 20
+"""The largest published ones have 10 MB."""
 _DTYPES = {d.safetensors: d.name for d in DTYPES.values() if d.safetensors} | {
     "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "C64": "complex64",
 }  # fmt: skip
@@ -35,27 +42,50 @@ def read_header(path: Path) -> tuple[int, dict[str, Held]]:
         header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
         if not 0 < header_bytes <= min(size_bytes - 8, LARGEST_HEADER_BYTES):
             raise CheckpointError(f"{path} is no safetensors file, or is cut off", "copy it again from its source")
-        try:
-            header = json.loads(file.read(header_bytes))
-            tensors = {name: _held(told, 8 + header_bytes) for name, told in header.items() if name != "__metadata__"}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-            raise CheckpointError(
-                f"{path} has a header that says nothing sensible: {e}", "is it safetensors?"
-            ) from None
-    return size_bytes, tensors
+        sandbox.expect(metadata_bytes=header_bytes)
+        return size_bytes, parse_header(file.read(header_bytes), str(path))
 
 
-def _held(told: dict[str, Any], data: int) -> Held:
-    if told["dtype"] not in _DTYPES:
-        raise ValueError(f"dtype {told['dtype']}")
-    start, stop = told["data_offsets"]
-    held = Held(_DTYPES[told["dtype"]], tuple(int(n) for n in told["shape"]), data + int(start))
-    count = 1
-    for n in held.shape:
-        count *= n
-    if min((0, start, *held.shape)) < 0 or count * DTYPES[held.dtype].bytes != stop - start:
-        raise ValueError(f"{count} {held.dtype} in {stop - start} bytes")
+def parse_header(text: bytes, where: str) -> dict[str, Held]:
+    """The tensors that a header tells; they may still lie beyond the end of the file. Raises CheckpointError."""
+    try:
+        if text.count(b"{") > MOST_TENSORS + 2 or text.count(b",") > 20 * MOST_TENSORS:
+            raise ValueError(f"more than {MOST_TENSORS} tensors")
+        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_no_constant)
+        if type(header) is not dict:
+            raise ValueError("it is no object")
+        return {name: _held(told, 8 + len(text)) for name, told in header.items() if name != "__metadata__"}
+    except (ValueError, RecursionError) as e:
+        raise CheckpointError(
+            f"{where} has a header that says nothing sensible: {e!s:.200}", "is it safetensors?"
+        ) from None
+
+
+def _held(told: Any, data: int) -> Held:
+    if type(told) is not dict or not {"dtype", "shape", "data_offsets"} <= told.keys():
+        raise ValueError("a tensor has dtype, shape and data_offsets")
+    dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
+    if type(dtype) is not str or dtype not in _DTYPES:
+        raise ValueError(f"dtype {dtype if type(dtype) is str else type(dtype).__name__:.40}")
+    numbers = (*shape, *offsets) if type(shape) is type(offsets) is list and len(offsets) == 2 else (-1,)
+    if len(numbers) > 66 or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
+        raise ValueError("shape and data_offsets are lists of whole numbers")
+    held, size_bytes = Held(_DTYPES[dtype], tuple(shape), data + offsets[0]), offsets[1] - offsets[0]
+    count = math.prod(shape)
+    if count * DTYPES[held.dtype].bytes != size_bytes:
+        raise ValueError(f"{count} {held.dtype} in {size_bytes} bytes")
     return held
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return made
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word[:20]} is no whole number")
 
 
 def files_of(source: Path) -> list[Path]:
@@ -64,11 +94,21 @@ def files_of(source: Path) -> list[Path]:
         return [source]
     indices = sorted(source.glob("*.safetensors.index.json"))
     if len(indices) == 1:
-        try:
-            names = sorted(set(json.loads(indices[0].read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as e:
-            raise CheckpointError(f"{indices[0]} is no index: {e!r}", "it maps names of tensors to files") from None
-        if bad := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        names = _listed(indices[0])
+        if bad := [name for name in names if Path(name).name != name]:
             raise CheckpointError(f"{indices[0]} names {bad[0]!r}", "an index names files beside it")
         return [source / name for name in names]
     return sorted(source.glob("*.safetensors"))
+
+
+def _listed(index: Path) -> list[str]:
+    """The files that an index names, each once. Raises CheckpointError."""
+    sandbox.expect(metadata_bytes=min(index.stat().st_size, LARGEST_INDEX_BYTES))
+    try:
+        told = read_json(index, LARGEST_INDEX_BYTES, deepest=8)
+    except Unreadable as e:
+        raise CheckpointError(e.message, "an index maps names of tensors to files") from None
+    places = told.get("weight_map") if isinstance(told, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{index} is no index: it has no weight_map", "it maps names of tensors to files")
+    return sorted(set(places.values()))

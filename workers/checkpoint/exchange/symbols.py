@@ -2,7 +2,8 @@
 
 Every global in a pickle becomes a class of our own that only remembers its name and what it was called with. What we
 understand (tensors, numpy's arrays and scalars, a few containers) is translated afterwards; the rest is refused by
-name. So a hostile file can at worst name things. It is read in a child process without network all the same.
+name. So a hostile file can at worst name things. What it would build is estimated first (scan.py), and it is read in
+a child process with limits and without network all the same.
 """
 
 import io
@@ -11,9 +12,10 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from workers.checkpoint.exchange.scan import MOST_GLOBALS, Unsound, scan
 from workers.errors import CheckpointError
 
-LARGEST_BYTES = 1 << 30
+LARGEST_BYTES = 256 << 20
 """Of a pickle: the names and numbers of a model, not its tensors."""
 
 
@@ -75,6 +77,8 @@ class _Inert(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
         if full not in self._globals:
+            if len(self._globals) > MOST_GLOBALS:
+                raise pickle.UnpicklingError(f"it names more than {MOST_GLOBALS} classes and functions")
             self._globals[full] = type("Global", (Call,), {"what": full})
         return self._globals[full]
 
@@ -89,7 +93,10 @@ def read(data: bytes, where: str, persistent: Callable[[Any], Any] | None = None
     if len(data) > LARGEST_BYTES:
         raise CheckpointError(f"{where}: a pickle of {len(data)} bytes", f"at most {LARGEST_BYTES} are read")
     try:
+        scan(data)
         return _Inert(data, persistent).load()
+    except Unsound as e:
+        raise CheckpointError(f"{where} is a pickle that {e}", "no program writes such a file; do not use it") from None
     except CheckpointError:
         raise
     except Exception as e:  # a pickle may be wrong in any way

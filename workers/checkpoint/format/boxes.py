@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import SystemRandom
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +47,48 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def tiles(outer: Box, boxes: Sequence[Box]) -> str:
-    """ "" where `boxes` cover `outer` exactly once, else what is wrong.
+    """ "" where `boxes`, each inside `outer`, cover it exactly once, else what is wrong.
 
-    A sweep along the first dimension keeps a few thousand shards cheap: only boxes that share rows are compared.
+    A box is a product of intervals. With a random number h(d, x) for each coordinate x of dimension d, the products of
+    h(d, start) - h(d, end) over all dimensions, summed over the boxes, equal that of `outer` where they tile it; where
+    they do not, the two are different polynomials in these numbers, and equal with a chance below 64 in 2^61
+    (Schwartz and Zippel). So the time is linear in the number of boxes, however they lie, in any number of dimensions.
     """
-    boxes = sorted((box for box in boxes if box.count), key=lambda box: box.start)
-    open_: list[Box] = []
-    for box in boxes:
-        open_ = [other for other in open_ if not box.start or other.end[0] > box.start[0]]
-        for other in open_:
-            if box.meets(other):
-                return f"has shards that overlap, from {list(other.start)} and from {list(box.start)} on"
-        open_.append(box)
+    boxes = [box for box in boxes if box.count]
+    numbers = [_Numbers() for _ in outer.shape]
+    if (sum(_signed(box, numbers) for box in boxes) - _signed(outer, numbers)) % _PRIME == 0:
+        return ""
     held = sum(box.count for box in boxes)
-    return "" if held == outer.count else f"has shards with {held} of its {outer.count} values"
+    pair = _overlapping(sorted(boxes, key=lambda box: box.start)[:_COMPARED])
+    if pair is None and held != outer.count:
+        return f"has shards with {held} of its {outer.count} values"
+    where = f", from {list(pair[0].start)} and from {list(pair[1].start)} on" if pair else ""
+    return f"has shards that overlap{where}"
+
+
+_PRIME = 2**61 - 1
+_COMPARED = 256
+"""Boxes among which an overlap is looked for, to be named."""
+_random = SystemRandom()
+
+
+class _Numbers(dict[int, int]):
+    """One for each coordinate of a dimension, which nobody can know beforehand."""
+
+    def __missing__(self, at: int) -> int:
+        self[at] = number = _random.getrandbits(61)
+        return number
+
+
+def _signed(box: Box, numbers: list[_Numbers]) -> int:
+    product = 1
+    for start, size, known in zip(box.start, box.shape, numbers, strict=True):
+        product = product * (known[start] - known[start + size]) % _PRIME
+    return product
+
+
+def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
+    return next(((a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.meets(b)), None)
 
 
 def box_from(value: object, shape: tuple[int, ...]) -> Box:

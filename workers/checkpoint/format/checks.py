@@ -1,7 +1,8 @@
 """Reading a manifest that anybody may have written: what it may not be, and what it may not say.
 
 A manifest that passes can be followed without harm: every name stays inside the folder, every file is a regular one,
-and nothing is allocated that the files do not hold.
+and nothing is allocated that the files do not hold. The time this takes grows as n log n with the manifest, its memory
+with the limits in manifest.py.
 """
 
 import json
@@ -12,8 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import UserError
-from cluster.plain import from_plain
 from workers.checkpoint.format.boxes import Box, tiles, whole
 from workers.checkpoint.format.chunks import chunk_count
 from workers.checkpoint.format.dtypes import DTYPES, FLOATS
@@ -22,6 +21,12 @@ from workers.checkpoint.format.manifest import (
     FORMAT,
     KINDS,
     LARGEST_BYTES,
+    MOST_CONTAINERS,
+    MOST_FILES,
+    MOST_PARTS,
+    MOST_PLACES,
+    MOST_TENSORS,
+    MOST_VALUES,
     NAME,
     ROLES,
     DamagedCheckpoint,
@@ -31,6 +36,7 @@ from workers.checkpoint.format.manifest import (
     TensorEntry,
     digest_of,
 )
+from workers.checkpoint.format.strict import WrongType, taken
 from workers.checkpoint.format.versions import READ, upgraded
 from workers.errors import CheckpointError
 
@@ -42,13 +48,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 def parse_manifest(text: bytes, where: str) -> Manifest:
     """The same of the text of a manifest, wherever it came from."""
-    data = _parse(text, where)
     try:
-        manifest = from_plain(Manifest, upgraded(data))
-    except UserError as e:
-        raise DamagedCheckpoint(f"{where}: {e.message}") from None
+        manifest = taken(Manifest, upgraded(_parse(text, where)))
+    except WrongType as e:
+        raise DamagedCheckpoint(f"{where}: {e}") from None
     if fault := _fault(manifest):
-        raise DamagedCheckpoint(f"{where}: {fault}")
+        raise DamagedCheckpoint(f"{where}: {fault:.500}")
     return manifest
 
 
@@ -58,6 +63,7 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 
 def _parse(text: bytes, path: str) -> dict[str, Any]:
+    _check_size(text, path)
     try:
         data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
         digest = digest_of(data) if isinstance(data, dict) else ""
@@ -73,6 +79,18 @@ def _parse(text: bytes, path: str) -> dict[str, Any]:
             "read it with a newer Polyfleet",
         )
     return data
+
+
+def _check_size(text: bytes, path: str) -> None:
+    """Before it is parsed, since that takes up to a hundred times its size."""
+    if len(text) > LARGEST_BYTES:
+        raise DamagedCheckpoint(f"{path} has {len(text)} bytes, a manifest has at most {LARGEST_BYTES}")
+    if not text.isascii():
+        raise DamagedCheckpoint(f"{path} is not the JSON that was saved: it is not ASCII")
+    if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
+        raise DamagedCheckpoint(
+            f"{path} has more than {MOST_CONTAINERS} lists and objects, or {MOST_VALUES} values", "cut it in several"
+        )
 
 
 def open_regular(path: Path) -> int:
@@ -103,8 +121,8 @@ def box_bytes(tensor: TensorEntry, stored: Stored) -> int:
 
 
 def _fault(manifest: Manifest) -> str:
-    if manifest.step < 0:
-        return f"step {manifest.step} is negative"
+    if fault := _count_fault(manifest):
+        return fault
     for name, file in manifest.files.items():
         if fault := _file_fault(name, file):
             return f"file {name!r} {fault}"
@@ -115,6 +133,20 @@ def _fault(manifest: Manifest) -> str:
         if entry.kind not in KINDS:
             return f"entry {name!r} is of the unknown kind {entry.kind!r}"
     return _overlap(manifest)
+
+
+def _count_fault(manifest: Manifest) -> str:
+    if manifest.step < 0:
+        return f"step {max(manifest.step, -(2**63))} is negative"
+    if manifest.step >= 2**63:
+        return "its step is beyond 64 bits"
+    if len(manifest.files) > MOST_FILES:
+        return f"it lists {len(manifest.files)} files, at most {MOST_FILES} are read"
+    if len(manifest.tensors) > MOST_TENSORS:
+        return f"it has {len(manifest.tensors)} tensors, at most {MOST_TENSORS} are read"
+    if (places := sum(len(tensor.shards) for tensor in manifest.tensors.values())) > MOST_PLACES:
+        return f"its tensors have {places} parts together, at most {MOST_PLACES} are read"
+    return ""
 
 
 def _file_fault(name: str, file: FileEntry) -> str:
@@ -181,6 +213,8 @@ def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> st
 def _tiling_fault(tensor: TensorEntry) -> str:
     if not tensor.shards:
         return "is stored nowhere"
+    if len(tensor.shards) > MOST_PARTS:
+        return f"has {len(tensor.shards)} parts, at most {MOST_PARTS} are read"
     if len(tensor.shards) == 1 and not tensor.shards[0].start:
         return ""
     return tiles(whole(tensor.shape), [box_of(tensor, stored) for stored in tensor.shards])
@@ -203,7 +237,7 @@ def _read_regular(path: Path) -> bytes:
         size_bytes = os.fstat(f.fileno()).st_size
         if size_bytes > LARGEST_BYTES:
             raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")
-        return f.read(LARGEST_BYTES)
+        return f.read(size_bytes)
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

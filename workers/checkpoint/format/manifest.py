@@ -37,6 +37,18 @@ ROLES = ("parameter", "buffer", "optimizer", "master", "rng", "tensor", "array")
 KINDS = ("module", "optimizer", "stateful", "rng", "tree")
 LARGEST_BYTES = 256 << 20
 """Of a manifest: room for the names of a million tensors and the chunk hashes of some 20 TB."""
+SMALL_BYTES = 4 << 20
+"""Of a manifest that an agent reads itself: whatever it says, that takes below 2 s and 128 MiB. A model of 70 billion
+parameters cut among 64 ranks has less. A larger one is read by a process of its own."""
+MOST_TENSORS = 1_000_000
+MOST_PARTS = 65_536
+"""Of one tensor: as many as ranks that save together."""
+MOST_PLACES = 2_000_000
+"""Parts of all tensors together."""
+MOST_FILES = 262_144
+MOST_CONTAINERS = 8_000_000
+"""JSON's lists and objects: eight for each tensor."""
+MOST_VALUES = 32_000_000
 
 
 class DamagedCheckpoint(CheckpointError):

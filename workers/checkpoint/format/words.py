@@ -3,10 +3,15 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 from itertools import islice
+from reprlib import Repr
 from typing import Any
 
 WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """What `torch.compile`, data parallelism, FSDP and activation checkpointing put into the names of others."""
+
+_SHORT = Repr()
+_SHORT.maxtuple = _SHORT.maxfrozenset = 20
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
 def few(names: Collection[str], separator: str = ", ") -> str:
@@ -27,5 +32,10 @@ def without_wrappers(name: str) -> str:
 
 
 def text_of(key: Any) -> str:
-    """A key of a stranger's dict, for a message. Python refuses to write integers of thousands of digits."""
-    return f"(a number of {key.bit_length()} bits)" if isinstance(key, int) and key.bit_length() > 64 else str(key)
+    """A key of a stranger's dict, for a message or a name. Python refuses to write integers of thousands of digits, and
+    a text, or a tuple of tuples, may be as long as it likes."""
+    if isinstance(key, int) and key.bit_length() > 64:
+        return f"(a number of {key.bit_length()} bits)"
+    if isinstance(key, str):
+        return key[:1000]
+    return _SHORT.repr(key) if isinstance(key, tuple | frozenset | bytes) else str(key)

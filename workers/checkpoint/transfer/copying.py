@@ -11,7 +11,7 @@ from workers.checkpoint.disk.reader import Chunk
 from workers.checkpoint.format.checks import parse_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest
-from workers.checkpoint.transfer.incoming import Incoming
+from workers.checkpoint.transfer.incoming import Expected, Incoming
 from workers.checkpoint.transfer.stores import Folder, Objects, chosen, manifest_text, store
 from workers.errors import CheckpointError
 
@@ -137,7 +137,7 @@ def _parts(found: Folder | Objects, manifest: Manifest, file: str, told: "Told")
 
 
 def _fetched(
-    found: Folder | Objects, manifest: Manifest, chunks: list[Chunk]
+    found: Folder | Objects, manifest: Manifest | Expected, chunks: list[Chunk]
 ) -> Iterator[tuple[Chunk, memoryview | CheckpointError]]:
     """Each chunk in order, verified, or what was wrong with it; a few are read ahead."""
 
@@ -167,7 +167,7 @@ def _all(manifest: Manifest) -> list[Chunk]:
     return [(file, index) for file, entry in manifest.files.items() for index in range(chunk_count(entry.bytes))]
 
 
-def _size(manifest: Manifest, chunk: Chunk) -> int:
+def _size(manifest: Manifest | Expected, chunk: Chunk) -> int:
     return min(CHUNK_BYTES, manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
 
 

@@ -10,29 +10,63 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from cluster.errors import Conflict
+from cluster.untrusted import Unreadable, opened, read_bytes
 from workers.checkpoint.disk.files import Files, write_file
-from workers.checkpoint.disk.reader import Chunk, Reader, read_at
+from workers.checkpoint.disk.reader import Chunk, read_at
 from workers.checkpoint.disk.retention import INCOMING, first_fault
-from workers.checkpoint.format.checks import open_regular, parse_manifest
+from workers.checkpoint.format.checks import open_regular, parse_manifest, read_json, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
 from workers.checkpoint.format.folders import newest_first
-from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
+from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, SMALL_BYTES, DamagedCheckpoint, FileEntry, Manifest
 from workers.errors import CheckpointError
 
 Progress = Callable[[int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is to arrive, as its manifest says. `digest` is the manifest's own."""
+
+    step: int
+    digest: str
+    files: dict[str, FileEntry]
+
+    def size_bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+
+def expected(path: str) -> dict[str, Any]:
+    """An Expected as plain data, of the manifest at `path`, with all checks: for a process of its own."""
+    manifest = parse_manifest(read_bytes(Path(path), LARGEST_BYTES), path)
+    files = {name: [file.bytes, file.xxh3_128] for name, file in manifest.files.items()}
+    return {"step": manifest.step, "digest": manifest.digest, "files": files}
+
+
+def expected_from(told: dict[str, Any]) -> Expected:
+    """What `expected` told."""
+    files = {name: FileEntry(size_bytes, tuple(digests)) for name, (size_bytes, digests) in told["files"].items()}
+    return Expected(told["step"], told["digest"], files)
+
+
+def _described(manifest: Manifest) -> Expected:
+    return Expected(manifest.step, manifest.digest, manifest.files)
+
+
 class Incoming:
     """For use in a `with`: one process writes an incoming checkpoint at a time. Raises Conflict for a second one."""
 
-    def __init__(self, root: Path, name: str, text: bytes, files: Files | None = None):
+    def __init__(
+        self, root: Path, name: str, text: bytes, files: Files | None = None, expected: Expected | None = None
+    ):
+        """`expected` is what the manifest `text` says, where it was read and checked elsewhere."""
         self.root, self.name, self.text = root, name, text
-        self.manifest = parse_manifest(text, f"{name}/{NAME}")
+        self.manifest = expected or _described(parse_manifest(text, f"{name}/{NAME}"))
         self.folder, self.final = root / f"{INCOMING}{name}", root / name
         self._files = files or Files()
         self._descriptors: dict[str, int] = {}
@@ -65,13 +99,26 @@ class Incoming:
         """Whether it has arrived before. Raises DamagedCheckpoint where what is there is not sound, or another."""
         if not os.path.lexists(self.final / NAME):
             return False
-        fault = first_fault(self.final)
-        if not fault:
-            with Reader(self.final) as reader:
-                fault = "" if reader.manifest == self.manifest else "it is another checkpoint of that name"
-        if fault:
+        if fault := self._fault_there():
             raise DamagedCheckpoint(f"{self.final} is there already: {fault}", "delete it, or name another folder")
         return True
+
+    def _fault_there(self) -> str:
+        other = "it is another checkpoint of that name"
+        if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
+            return first_fault(self.final) or ("" if read_json(self.final)["digest"] == self.manifest.digest else other)
+        try:  # a large one is not read again: this one has been
+            if read_bytes(self.final / NAME, LARGEST_BYTES) != self.text:
+                return other
+            for file, index in self._all():
+                data = memoryview(bytearray(self._size((file, index))))
+                with opened(self.final / file) as descriptor:
+                    read_at(self.final / file, descriptor, index * CHUNK_BYTES, data)
+                if chunk_digest(data) != self._digest((file, index)):
+                    return f"{self.final / file}: chunk {index + 1} is not what was saved"
+        except (DamagedCheckpoint, Unreadable, FileNotFoundError) as e:
+            return str(e)
+        return ""
 
     def missing(self, progress: Progress | None = None) -> list[Chunk]:
         """Chunks that have to travel, in order. What other checkpoints of this folder hold is put in place here."""
@@ -152,9 +199,10 @@ class Incoming:
         found: dict[str, tuple[Path, int]] = {}
         for folder in newest_first(self.root):
             try:
-                with Reader(folder) as reader:
-                    files = reader.manifest.files
-            except CheckpointError:
+                if os.lstat(folder / NAME).st_size > SMALL_BYTES:
+                    continue  # what it would save is not worth reading that
+                files = read_manifest(folder).files
+            except (CheckpointError, OSError):
                 continue
             for file, entry in files.items():
                 places = ((digest, (folder / file, i * CHUNK_BYTES)) for i, digest in enumerate(entry.xxh3_128))
