@@ -7,15 +7,18 @@ generated data or compiled extensions.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from cluster import untrusted
 from cluster.errors import SpecError
 
+P = TypeVar("P")
 FILE = ".polyfleetignore"
-LARGEST_BYTES = 256 << 10
+LARGEST_BYTES = 64 << 10
+MOST_LINES = 1000
 CREDENTIALS = (
     ".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template",
     ".netrc", "_netrc", ".pgpass", ".pypirc", ".git-credentials", "*.pem", "*.p12", "*.pfx",
@@ -25,12 +28,22 @@ CREDENTIALS = (
 """Patterns of the same form, before those of the user's file."""
 
 
+ANY, ANY_FOLDERS = "*", "**"
+_TOKEN = re.compile(r"\*+|\?|\[[!^]?\]?[^\]]*\]|\\?.", re.DOTALL)
+Piece = str | re.Pattern[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    pattern: re.Pattern[str]
+    """`parts` are the names on the way, each as what its characters must be; ANY_FOLDERS stands for any number."""
+
+    parts: tuple[tuple[Piece, ...] | str, ...]
     takes_back: bool
     folders_only: bool
     ours: bool
+
+    def matches(self, name: str) -> bool:
+        return _fit(self.parts, name.split("/"), ANY_FOLDERS, lambda part, text: _fit(part, text, ANY, _is))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +55,7 @@ class Rules:
     def match(self, name: str, is_folder: bool) -> Rule | None:
         """The rule by which the file or folder `name`, relative to the submitted one, is left out."""
         for rule in reversed(self.rules):
-            if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(name):
+            if (is_folder or not rule.folders_only) and rule.matches(name):
                 return None if rule.takes_back else rule
         return None
 
@@ -57,6 +70,8 @@ def rules_of(folder: Path) -> Rules:
         raise SpecError("working_dir", f"{folder / FILE} is not UTF-8 text", "save it as UTF-8") from None
     except untrusted.Unreadable as e:
         raise SpecError("working_dir", e.message, e.remedy) from None
+    if len(lines) > MOST_LINES:
+        raise SpecError("working_dir", f"{folder / FILE} has more than {MOST_LINES} lines", "name folders, not files")
     return Rules((*_parsed(CREDENTIALS, ours=True), *_parsed(lines, ours=False)))
 
 
@@ -70,31 +85,53 @@ def _rule(line: str, ours: bool) -> Rule:
     text = line[1:] if takes_back else line
     folders_only = text.endswith("/")
     text = text.rstrip("/")
-    anchored = "/" in text
-    anywhere = "" if anchored else "(?:.*/)?"
-    try:
-        pattern = re.compile(anywhere + _expression(text.lstrip("/")), re.DOTALL)
-    except re.error:  # a set such as [z-a], which matches nothing in git either
-        pattern = re.compile(r"(?!)")
-    return Rule(pattern, takes_back, folders_only, ours)
+    written = [part for part in text.split("/") if part]
+    parts = [part if part == ANY_FOLDERS else _pieces(part) for part in written]
+    if "/" not in text:
+        parts = [ANY_FOLDERS, *parts]
+    if parts[-1:] == [ANY_FOLDERS]:  # everything inside, but not the folder itself
+        parts.append((ANY,))
+    return Rule(tuple(parts), takes_back, folders_only, ours)
 
 
-_TOKEN = re.compile(
-    r"(?P<above>(?:^|(?<=/))\*\*/)|(?P<below>(?<=/)\*\*$)|(?P<any>\*+)|(?P<one>\?)"
-    r"|\[(?P<not>[!^]?)(?P<set>\]?[^\]]*)\]|\\(?P<plain>.)|(?P<other>.)",
-    re.DOTALL,
-)
+def _pieces(part: str) -> tuple[Piece, ...]:
+    """What each character of a name must be: itself, `?` any, ANY any number of any, a pattern one of a set."""
+    return tuple(map(_piece, _TOKEN.findall(part)))
 
 
-def _expression(pattern: str) -> str:
-    """A regular expression for git's wildcards; no wildcard but `**` matches a `/`."""
-    return "".join(_translated(token) for token in _TOKEN.finditer(pattern))
+def _piece(written: str) -> Piece:
+    if written[0] == "*":
+        return ANY
+    if len(written) > 2 and written[0] == "[":
+        negated = written[1] in "!^"
+        inside = re.sub(r"([\\\[\]&~|^])", r"\\\1", written[1 + negated : -1])
+        try:
+            return re.compile(f"[{'^' if negated else ''}{inside}]")
+        except re.error:  # such as [z-a], which matches nothing in git either
+            return re.compile("(?!)")
+    if len(written) > 1:  # an escape: what follows stands for itself, a `?` too
+        return re.compile(re.escape(written[-1]))
+    return written
 
 
-def _translated(token: "re.Match[str]") -> str:
-    if token["set"]:
-        inside = re.sub(r"([\\\[\]&~|^])", r"\\\1", token["set"])
-        return f"(?!/)[{'^' if token['not'] else ''}{inside}]"
-    fixed = {"above": "(?:.*/)?", "below": ".*", "any": "[^/]*", "one": "[^/]"}
-    kind = token.lastgroup or ""
-    return fixed.get(kind) or re.escape(token["plain"] or token["other"] or token[0])
+def _is(piece: Piece, char: str) -> bool:
+    return piece.fullmatch(char) is not None if isinstance(piece, re.Pattern) else piece in ("?", char)
+
+
+def _fit(pattern: Sequence[P], text: Sequence[str], star: str, fits: Callable[[P, str], bool]) -> bool:
+    """Whether all of `text` fits, where `star` stands for any number of its items. Quadratic at worst, because going
+    back to the last star is enough.
+    """
+    at = now = back = 0
+    starred = -1
+    while now < len(text):
+        if at < len(pattern) and pattern[at] == star:
+            starred, back, at = at, now, at + 1
+        elif at < len(pattern) and fits(pattern[at], text[now]):
+            at, now = at + 1, now + 1
+        elif starred >= 0:
+            back += 1
+            at, now = starred + 1, back
+        else:
+            return False
+    return all(piece == star for piece in pattern[at:])

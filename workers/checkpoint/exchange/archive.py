@@ -15,6 +15,10 @@ from workers.checkpoint.format.dtypes import DTYPES
 from workers.errors import CheckpointError
 
 AT_ONCE_BYTES = 4 << 20
+UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError),
+    *(ValueError, OverflowError, OSError, RuntimeError),  # names in no encoding, offsets that are none, encryption
+)
 _TYPED = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
@@ -38,10 +42,10 @@ class Archive:
                     self._prefix = self._find_prefix()
                     self._check_order(archive)
                     self.value = symbols.read(archive.read(f"{self._prefix}data.pkl"), str(path), self._storage(file))
-            except (zipfile.BadZipFile, KeyError, NotImplementedError, struct.error) as e:
+                for info in self._entries.values():
+                    _check_crc(path, file, self._start + self._data_offset(file, info), info)
+            except UNREADABLE as e:
                 raise CheckpointError(f"{path} is damaged: {e}", "copy it again from its source") from e
-            for info in self._entries.values():
-                _check_crc(path, file, self._start + self._data_offset(file, info), info)
 
     def _check_magic(self, file: IO[bytes], start: int) -> None:
         if os.pread(file.fileno(), 4, start) != b"PK\x03\x04":
