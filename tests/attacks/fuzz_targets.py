@@ -170,10 +170,13 @@ def _archive(data: bytes, folder: Path) -> object:
         (folder / "packages" / f"{sha}.zip").unlink(missing_ok=True)
 
 
+NAMES = ("a.log", "x/y/z", ".env", "a/b", "a" * 40 + "/" + "a/" * 30 + "y")
+
+
 def _ignored(data: bytes, folder: Path) -> object:
     (folder / FILE).write_bytes(data)
     rules = rules_of(folder)
-    return [rules.match(name, is_folder) for name in ("a.log", "x/y/z", ".env", "a/b/") for is_folder in (True, False)]
+    return [rules.match(name, is_folder) for name in NAMES for is_folder in (True, False)]
 
 
 # -- what users write
