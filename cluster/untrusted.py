@@ -4,6 +4,7 @@ A path of theirs may be a pipe that blocks for ever, a link to another file, a f
 a text may be nested until the reader's stack ends. Standard library only, and light: supervisors import this.
 """
 
+import errno
 import json
 import math
 import os
@@ -20,17 +21,23 @@ DEEPEST = 32
 """Nested lists and objects; ours have less than ten."""
 LARGEST_INTEGER = 2**63 - 1
 """What SQL databases and JavaScript's readers of our JSON can hold at most."""
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# One that never ends goes to the end of the text, and nothing is tried twice: reading stays linear.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[{\]}]")
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_OF_THE_READER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 
 
 class Unreadable(UserError):
-    """`what` names the file or text, `why` says what is wrong with it."""
+    """`what` names the file or text, `why` says what is wrong with it.
 
-    def __init__(self, what: str, why: str):
+    `passing`: the reader had no descriptor or memory left, or the disk failed; who wrote the file is not to blame.
+    """
+
+    def __init__(self, what: str, why: str, passing: bool = False):
         super().__init__(f"{what} {why}", "write a plain file of UTF-8 text there, or remove it")
-        self.args = (what, why)
-        self.why = why
+        self.args = (what, why, passing)
+        self.why, self.passing = why, passing
 
 
 @contextmanager
@@ -46,11 +53,27 @@ def opened(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as e:
-        raise Unreadable(str(path), f"cannot be opened: {getattr(e, 'strerror', None) or e}") from None
+        raise Unreadable(str(path), f"cannot be opened: {getattr(e, 'strerror', None) or e}", _passing(e)) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Unreadable(str(path), "is not a regular file")
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def opened_in(folder: Path, name: str) -> Iterator[int]:
+    """As `opened` for the file `name` of `folder`, which is no link either; what lies above is trusted."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise Unreadable(str(folder), f"is not a folder that can be read: {e.strerror}", _passing(e)) from None
+    try:
+        with opened(Path(name), dir_fd=descriptor) as file:
+            yield file
     finally:
         os.close(descriptor)
 
@@ -61,7 +84,7 @@ def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> by
         try:
             data = f.read(limit_bytes + 1)
         except OSError as e:
-            raise Unreadable(str(path), f"cannot be read: {e.strerror}") from None
+            raise Unreadable(str(path), f"cannot be read: {e.strerror}", _passing(e)) from None
     if len(data) > limit_bytes:
         raise Unreadable(str(path), f"is longer than the limit of {limit_bytes} bytes")
     return data
@@ -73,22 +96,32 @@ def read_json(path: Path, limit_bytes: int, *, deepest: int = DEEPEST) -> Any:
 
 
 def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
-    """JSON of finite numbers, integers within 64 bits, nested at most `deepest` times. Raises Unreadable."""
-    if depth(data) > deepest:
+    """JSON of finite numbers, integers within 64 bits, nested at most `deepest` times, in text that UTF-8 can hold.
+
+    Raises Unreadable.
+    """
+    if data.count(b"[") + data.count(b"{") > deepest and depth(data) > deepest:
         raise Unreadable(what, f"is nested more than {deepest} times")
     try:
-        return json.loads(data, parse_constant=_not_finite, parse_float=_finite, parse_int=_within_64_bits)
+        value = json.loads(data.decode(), parse_constant=_not_finite, parse_float=_finite, parse_int=_within_64_bits)
+        if _HALF_CHARACTER.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as e:
-        raise Unreadable(what, f"is not JSON that can be read: {e}") from None
+        raise Unreadable(what, f"is not JSON that can be read: {str(e)[:200]}") from None
 
 
 def depth(data: bytes) -> int:
-    """How deep the brackets outside of strings are nested, counted without recursion."""
+    """How deep the brackets outside of strings are nested, counted without recursion and in linear time."""
     deepest = now = 0
     for bracket in _BRACKETS.findall(_STRING.sub(b"", data)):
         now += 1 if bracket in b"[{" else -1
         deepest = max(deepest, now)
     return deepest
+
+
+def _passing(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _OF_THE_READER
 
 
 def _not_finite(word: str) -> NoReturn:

@@ -22,7 +22,7 @@ from orchestrator.core.explain import Explanation, explain, never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import TERMINAL, WAITING
-from orchestrator.runtime import observe
+from orchestrator.runtime import observe, poison
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.jobs import Jobs
@@ -225,6 +225,7 @@ class Service:
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
+        told += poison.findings(self.agents.items())
         lost = [(name, agent.lost) for name, agent in self.agents.items() if agent.lost]
         return [{"node": name, **to_plain(finding)} for name, finding in told] + [
             {

@@ -19,6 +19,7 @@ PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglo
 OF_WORKERS = (
     "workers.messages",
     "workers.errors",
+    "workers.job_events",
     "workers.discovery",
     "workers.benchmark.case",
     "workers.benchmark.catalogue",

@@ -4,6 +4,7 @@ It remembers nothing: after kill -9 the new agent reads everything back from the
 that never stopped. Arguments and results are plain data. Without Ray it is an ordinary object.
 """
 
+import logging
 import socket
 import sys
 import threading
@@ -33,6 +34,7 @@ FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
 FENCE_EVERY_S = 1.0
 KV_TIMEOUT_S = 3.0
+LOG = logging.getLogger(__name__)
 
 
 class Agent:
@@ -94,17 +96,19 @@ class Agent:
         self._attempts.stop(job, epoch, how)
 
     def watch(self, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> dict[str, Any]:
-        """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key]} at news, else after `timeout_s`.
+        """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key], "poison": {key: {"count",
+        "reason"}}} at news, else after `timeout_s`.
 
-        `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows. Each
-        call renews all leases; so that they hold until the next call, one lasts no longer than a third of the shortest
-        lease.
+        `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows,
+        "poison" those whose ranks wrote what cannot be used. Each call renews all leases; so that they hold until the
+        next call, one lasts no longer than a third of the shortest lease.
         """
         self._heard_s = time.monotonic()
         self._attempts.renew()
         leases = [a.lease_s / 3 for a in self._attempts.live()]
         reports = self._attempts.news(cursors, known, min([timeout_s, *leases]))
-        return {"facts": self._facts_if_due(), "reports": reports, "attempts": self._attempts.known()}
+        told = {"reports": reports, "attempts": self._attempts.known(), "poison": self._attempts.poison()}
+        return {"facts": self._facts_if_due(), **told}
 
     def _facts_if_due(self) -> dict[str, Any] | None:
         now = time.monotonic()
@@ -192,11 +196,17 @@ class Agent:
         return self._checkpoints.plan(path, kind, count)
 
     def _watch_fences(self) -> None:
-        """While the controller is silent for a third of a lease, ask Ray's key-value store who owns the job."""
+        """While the controller is silent for a third of a lease, ask Ray's key-value store who owns the job.
+
+        Never ends: every lease of this node would lapse the next time the controller is silent.
+        """
         while True:
             time.sleep(FENCE_EVERY_S)
             silent_s = time.monotonic() - self._heard_s
-            fence.check((a for a in self._attempts.live() if silent_s > a.lease_s / 3), _newest_epoch)
+            try:
+                fence.check([a for a in self._attempts.live() if silent_s > a.lease_s / 3], _newest_epoch)
+            except Exception:
+                LOG.exception("fences were not looked at")
 
 
 def _ray() -> Any:

@@ -1,5 +1,6 @@
 """What crosses between controller, agent, supervisor and rank: plain data with a version, and nothing else."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,9 @@ FENCE_KEY = "polyfleet/fence/{job}"
 """Ray KV key that holds the newest epoch of a job, as decimal text: the second channel of a lease."""
 
 OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "lost")
+
+FAILURES = ("user", "memory", "signal", "start", "internal", "unreadable", "launch")
+"""`unreadable`: the ranks broke a file that the node reads of them. `launch`: no rank was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank failed. `traceback` holds the user's own frames only; `kind` is user, memory, signal, start or
-    internal.
-    """
+    """Why a rank failed. `traceback` holds the user's own frames only; `kind` is one of FAILURES."""
 
     rank: int
     node: str
@@ -70,7 +72,7 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one node's part of an attempt ended: a state of OUTCOMES, exit codes by global rank, the task's result (rank
-    0).
+    0), the most host memory its ranks held at one time (0: not measured).
     """
 
     job: str
@@ -81,6 +83,7 @@ class Outcome:
     failure: Failure | None = None
     result: dict[str, Any] = field(default_factory=dict)
     ended_s: float = 0.0
+    peak_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +99,22 @@ class AttemptReport:
     events: tuple[dict[str, Any], ...]
     cursor: int
     outcome: Outcome | None = None
+
+
+def outcome_refusal(found: Any, job: str, epoch: int, node_rank: int) -> str:
+    """Why `found`, plain data, is no Outcome of that part of an attempt; "" when it is one."""
+    named = [found.get(name) for name in ("job", "epoch", "node_rank")] if isinstance(found, dict) else []
+    if named != [job, epoch, node_rank]:
+        return f"is no outcome of {job}.{epoch}.{node_rank}"
+    if found.get("state") not in OUTCOMES:
+        return f"has the state {str(found.get('state'))[:40]!r}, which is none of {', '.join(OUTCOMES)}"
+    codes, failure, ended_s = found.get("exit_codes"), found.get("failure"), found.get("ended_s", 0.0)
+    if not isinstance(codes, dict) or not all(str(k).isdecimal() and type(v) is int for k, v in codes.items()):
+        return "has exit codes that are no whole numbers by rank"
+    if failure is not None and not (isinstance(failure, dict) and failure.get("kind") in FAILURES):
+        return f"has a failure of none of the kinds {', '.join(FAILURES)}"
+    if failure and not all(isinstance(failure.get(name, ""), str) for name in ("node", "message", "traceback")):
+        return "has a failure that is not told in text"
+    if not isinstance(found.get("result", {}), dict):
+        return "has a result that is no object"
+    return "" if isinstance(ended_s, int | float) and math.isfinite(ended_s) else "has no time of its end"

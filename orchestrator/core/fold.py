@@ -8,7 +8,7 @@
 | preempted   | yes           | reason: the attempt was asked to save and stop                                        |
 | finished    | yes           | reason, result                                                                        |
 | failed      | yes           | reason, failure, result                                                               |
-| interrupted | yes           | as failed, and restarts, interruptions, first_candidate, not_before_s (retry.py)      |
+| interrupted | yes           | as failed, and what retry.py decided: restarts, interruptions, refusals, and so on    |
 | refused     | yes           | reason: nothing can ever run it                                                       |
 | cancelled   | yes           | reason; its attempt lives on until `released`                                         |
 | released    | no            | outcome, reason: no process of the attempt is left, its devices are free              |
@@ -172,7 +172,7 @@ def _started(record: Record, event: Event) -> Record:
 
 def _attempt_ended(record: Record, event: Event) -> Record:
     data = event.data
-    names = ("restarts", "interruptions", "first_candidate", "not_before_s")
+    names = ("restarts", "interruptions", "refusals", "first_candidate", "not_before_s")
     job = replace(record.job, **{name: data[name] for name in names if name in data})
     outcome = data.get("outcome") or ENDINGS[event.event]
     after = _last(record, ended_s=event.time_s, outcome=outcome, reason=data.get("reason", ""))

@@ -49,6 +49,7 @@ class Job:
     """What was asked for, and where it stands. Built by folding the event log; the server adds nothing of its own.
 
     `workload` names what was measured of it (see throughput.py).
+    `refusals` are launches in a row that did not start any rank.
     `first_candidate` is where the search starts: 0, or one past the candidate whose attempt ended badly (see retry.py).
     """
 
@@ -67,6 +68,7 @@ class Job:
     not_before_s: float = 0.0
     restarts: int = 0
     interruptions: int = 0
+    refusals: int = 0
     first_candidate: int = 0
 
 

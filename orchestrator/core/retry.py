@@ -6,8 +6,10 @@
 | preempted, or killed while it was asked to stop         | interruption | unchanged      | none    |
 | node or agent lost; a rank killed from outside          | interruption | the next one   | growing |
 | exit code in `retry_exit_codes`                         | interruption | unchanged      | growing |
+| no rank was started: the order could not be given      | nothing      | the next one   | growing |
 | memory ran out on the device; the ranks did not start   | restart      | the next one   | growing |
 | the job's own code failed, or crashed by its own signal | restart      | unchanged      | growing |
+| its ranks broke what the node reads of them             | restart      | unchanged      | growing |
 
 "Killed from outside" is SIGKILL, SIGTERM, SIGINT or SIGHUP. The kernel's OOM killer looks the same unless the
 supervisor reports kind `memory`. A pause doubles with each restart or interruption, from `backoff_s` to MAX_BACKOFF_S.
@@ -27,7 +29,7 @@ MOVES_ON = frozenset({"memory", "start"})
 class Ended:
     """How an attempt ended, all its nodes together: a state of workers.messages.OUTCOMES, `lost` past its lease.
 
-    `failure` is the kind of the first failure (user, memory, signal, start, internal) or "", `message` its text.
+    `failure` is the kind of the first failure (one of workers.messages.FAILURES) or "", `message` its text.
     `exit_codes` are by rank, negative for a signal.
     """
 
@@ -48,12 +50,17 @@ class Decision:
     interruptions: int
     first_candidate: int
     not_before_s: float
+    refusals: int = 0
 
 
 def after(job: Job, ended: Ended, now_s: float) -> Decision:
     """`job` as before the attempt ended, and not cancelled: then `released` is all there is to write."""
     if ended.state == "succeeded":
         return Decision("finished", "every rank ended with exit code 0", *_counts(job), job.first_candidate, 0.0)
+    if ended.failure == "unreadable":
+        return _restarted(job, ended, now_s)
+    if ended.failure == "launch":
+        return _refused(job, ended, now_s)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
         asked = job.state is State.SAVING
         cause = "made room for a job of higher priority" if asked else "was stopped together with its node"
@@ -66,6 +73,14 @@ def after(job: Job, ended: Ended, now_s: float) -> Decision:
         told = ", ".join(str(code) for code in codes)
         return _interrupted(job, ended, now_s, f"exit code {told} is to be retried", moves_on=False)
     return _restarted(job, ended, now_s)
+
+
+def _refused(job: Job, ended: Ended, now_s: float) -> Decision:
+    """Neither the job's fault nor work that was lost: it waits again, longer each time, and spends nothing."""
+    times = job.refusals + 1
+    reason = f"could not be started{f' {times} times in a row' if times > 1 else ''}: {ended.message}"
+    paused_until_s = now_s + backoff_s(job, times)
+    return Decision("interrupted", reason, *_counts(job), ended.candidate + 1, paused_until_s, times)
 
 
 def _interrupted(job: Job, ended: Ended, now_s: float, cause: str, *, moves_on: bool, pause: bool = True) -> Decision:

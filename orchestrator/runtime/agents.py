@@ -17,7 +17,9 @@ NODE_LABEL = "polyfleet.io/node"
 
 @dataclass
 class Agent:
-    """One node's agent. `lost` is "" while it serves, else the reason; `asked_s` (monotonic) of the newest watch."""
+    """One node's agent. `lost` is "" while it serves, else the reason; `asked_s` (monotonic) of the newest watch.
+    `poison` is of attempts whose ranks wrote what cannot be used: {key: {"count", "reason"}}.
+    """
 
     ray_node_id: str
     actor: Any
@@ -26,6 +28,7 @@ class Agent:
     last_contact_s: float = field(default_factory=time.monotonic)
     watching: bool = False
     asked_s: float = 0.0
+    poison: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

@@ -10,12 +10,26 @@ GRAVEST_FIRST = ("failed", "lost", "preempted", "cancelled", "succeeded")
 
 
 def combine(live: Live, candidate: int) -> tuple[Ended, dict[str, Any]]:
-    """The ending, and the outcome (plain data) of the node that decided it."""
-    outcomes = [part.ended for part in live.parts if part.ended is not None]
-    decisive = min(outcomes, key=lambda o: GRAVEST_FIRST.index(o["state"]))
+    """The ending, and the outcome (plain data) of the node that decided it. A state that is none of ours decides
+    first, and is a failure of kind `unreadable`.
+    """
+    outcomes = [_known(part.ended) for part in live.parts if part.ended is not None]
+    decisive = min(outcomes, key=lambda o: GRAVEST_FIRST.index(o["state"]) - (_kind(o) == "unreadable"))
     failure = decisive["failure"] or {}
     codes = tuple(code for outcome in outcomes for _, code in sorted(outcome["exit_codes"].items()))
     return Ended(decisive["state"], candidate, failure.get("kind", ""), failure.get("message", ""), codes), decisive
+
+
+def _known(outcome: dict[str, Any]) -> dict[str, Any]:
+    if outcome["state"] in GRAVEST_FIRST:
+        return outcome
+    message = f"the attempt ended in the unknown state {str(outcome['state'])[:40]!r}"
+    failure = {"rank": 0, "node": "", "kind": "unreadable", "message": message, "traceback": "", "exit_code": None}
+    return outcome | {"state": "failed", "failure": failure}
+
+
+def _kind(outcome: dict[str, Any]) -> str:
+    return str((outcome["failure"] or {}).get("kind", ""))
 
 
 def result_of(live: Live) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.core.states import State
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.live import Live, Part, lost_outcome
 from orchestrator.store import EventStore
+from workers.job_events import refusal
+from workers.messages import outcome_refusal
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,15 @@ class Follower:
     def heard(self, node: str, answer: dict[str, Any]) -> None:
         """One ended watch of a node."""
         self._agents.heard(node, answer.get("facts"))
+        if "poison" in answer and (agent := self._agents.get(node)) is not None:
+            agent.poison = answer["poison"]
         for report in answer["reports"]:
-            self._report(node, report)
+            try:
+                self._report(node, report)
+            except NotStored:
+                raise
+            except Exception as e:
+                self._spoil(node, report, repr(e))
         if answer["attempts"] is not None:
             self._missing(node, set(answer["attempts"]))
 
@@ -40,14 +49,33 @@ class Follower:
             self.dismiss(node, report["job"], report["epoch"], ended=report["phase"] == "ended")
             return
         part = live.parts[report["node_rank"]]
-        for event in report["events"]:
+        for event in report["events"] if not part.spoiled else ():
             self._absorb(live, part, event)
         part.phase, part.cursor = report["phase"], report["cursor"]
         record = self._jobs[live.job]
         if live.running and record.job.state is State.STARTING:
             self._jobs.record(Event(live.job, "started", live.epoch, time.time()))
         if report["outcome"] is not None:
-            part.ended = report["outcome"]
+            self._part_ended(live, report["node_rank"], part, report["outcome"])
+
+    def _part_ended(self, live: Live, rank: int, part: Part, outcome: dict[str, Any]) -> None:
+        why = part.spoiled or outcome_refusal(outcome, live.job, live.epoch, rank)
+        part.ended = self._lost(live, rank, part, f"its outcome {why}", "failed", "unreadable") if why else outcome
+
+    def _spoil(self, node: str, report: Any, why: str) -> None:
+        """What an agent told of one attempt cannot be used: this concerns that attempt only, which is stopped."""
+        live = self._lives.get(str(report.get("job"))) if isinstance(report, dict) else None
+        rank = report["node_rank"] if live and report.get("node_rank") in range(len(live.parts)) else None
+        if live is None or rank is None or live.epoch != report.get("epoch"):
+            log.error("node %s: a report that cannot be used is dropped: %s", node, why)
+            return
+        part = live.parts[rank]
+        if not part.spoiled:
+            log.exception("attempt %s: what node %s told of it cannot be used", live.part_key(rank), node)
+            part.spoiled = f"cannot be used: {why}"
+        part.cursor = report["cursor"] if isinstance(report.get("cursor"), int) else part.cursor
+        if report.get("phase") == "ended":
+            self._part_ended(live, rank, part, {})
 
     def dismiss(self, node: str, job: str, epoch: int, ended: bool) -> None:
         """An attempt that no longer counts: stop it, or let its node forget it once it has ended."""
@@ -69,10 +97,14 @@ class Follower:
             return False
 
     def _absorb(self, live: Live, part: Part, event: dict[str, Any]) -> None:
+        if why := refusal(event):
+            log.warning("attempt %s: an event that %s is left out", live.key, why)
+            return
         if event["rank"] != 0 or event["t"] <= live.told_s:
             return  # rank 0 speaks for all; and what the server before us stored is told again
         if event["type"] == "checkpoint":
-            data = {"pool": self._pool(part), "path": self._relative(part, event["path"]), "step": event["step"]}
+            pool, path = self._place(part, event["path"])
+            data = {"pool": pool, "path": path, "step": event["step"]}
             data |= {key: event[key] for key in ("bytes", "seconds", "blocked_s") if key in event}
             if data["path"]:
                 self._jobs.record(Event(live.job, "checkpoint", live.epoch, event["t"], data))
@@ -82,15 +114,13 @@ class Follower:
             self._jobs.measured(live.job, metrics)
         live.told_s = event["t"]
 
-    def _pool(self, part: Part) -> str:
-        facts = self._agents[part.node].facts
-        return facts.pool if facts else ""
-
-    def _relative(self, part: Part, path: str) -> str:
-        """Below the pool's storage; "" for a path that user code made up."""
-        facts = self._agents[part.node].facts
-        inside = facts is not None and PurePosixPath(path).is_relative_to(facts.storage)
-        return str(PurePosixPath(path).relative_to(facts.storage)) if facts and inside else ""
+    def _place(self, part: Part, path: str) -> tuple[str, str]:
+        """The pool, and the path below its storage: "" for one that user code made up."""
+        agent = self._agents.get(part.node)
+        facts, whole = agent.facts if agent else None, PurePosixPath(path)
+        if facts is None or ".." in whole.parts or not whole.is_relative_to(facts.storage):
+            return "", ""
+        return facts.pool, str(whole.relative_to(facts.storage))
 
     def _missing(self, node: str, there: set[str]) -> None:
         """Parts their own node knows nothing of: the order never arrived, or the node's folder is gone.
@@ -121,6 +151,8 @@ class Follower:
                         live, rank, part, f"node {part.node} was lost: {why}; silent for {silent_s:.0f} s"
                     )
 
-    def _lost(self, live: Live, rank: int, part: Part, reason: str) -> dict[str, Any]:
+    def _lost(
+        self, live: Live, rank: int, part: Part, reason: str, state: str = "lost", kind: str = "internal"
+    ) -> dict[str, Any]:
         record: Record = self._jobs[live.job]
-        return lost_outcome(record.job, live.epoch, rank, part.node, reason)
+        return lost_outcome(record.job, live.epoch, rank, part.node, reason, state, kind)

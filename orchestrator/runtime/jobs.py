@@ -8,11 +8,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from cluster.errors import NotFound, nearest
+from cluster.errors import FleetError, NotFound, nearest
 from orchestrator.core.fold import Ledger, Record, ignored
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import WAITING
 from orchestrator.store import EventStore
+
+
+class NotStored(FleetError):
+    """The job store cannot take anything now: a full disk, a database that is gone. Later it may."""
 
 
 class Jobs:
@@ -31,12 +35,15 @@ class Jobs:
     def record(self, event: Event) -> str:
         """Store, then apply; what does not count (see the fold's fencing) is not stored and its reason is returned.
 
-        Raises FleetError, with nothing changed, when the store cannot take it.
+        Raises NotStored, with nothing changed, when the store cannot take it; UserError for data that it never takes.
         """
         with self._lock:
             if reason := ignored(self._ledger.records.get(event.job), event):
                 return reason
-            [seq] = self._store.append([event])
+            try:
+                [seq] = self._store.append([event])
+            except FleetError as e:
+                raise NotStored(*e.args) from e
             self._ledger.apply(replace(event, seq=seq))
         return ""
 

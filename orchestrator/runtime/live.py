@@ -18,7 +18,10 @@ def node_of(devices_id: str) -> str:
 
 @dataclass
 class Part:
-    """One node's share. `ended` holds its Outcome as plain data once it ended, or once it is known to be gone."""
+    """One node's share. `ended` holds its Outcome as plain data once it ended, or once it is known to be gone.
+
+    `spoiled` is "" or why what its agent told of it cannot be used: it is stopped, and ends as failed.
+    """
 
     node: str
     devices_id: str
@@ -26,6 +29,7 @@ class Part:
     phase: str = ""
     cursor: int = 0
     ended: dict[str, Any] | None = None
+    spoiled: str = ""
 
 
 @dataclass
@@ -68,10 +72,12 @@ def live_of(record: Record) -> Live | None:
     return Live(record.job.id, attempt.epoch, parts)
 
 
-def lost_outcome(job: Job, epoch: int, node_rank: int, node: str, reason: str) -> dict[str, Any]:
-    """The Outcome of a part nobody can report any more, as plain data."""
-    failure = {"rank": 0, "node": node, "kind": "internal", "message": reason, "traceback": "", "exit_code": None}
+def lost_outcome(
+    job: Job, epoch: int, node_rank: int, node: str, reason: str, state: str = "lost", kind: str = "internal"
+) -> dict[str, Any]:
+    """The Outcome, as plain data, of a part whose agent tells none, or none that can be used."""
+    failure = {"rank": 0, "node": node, "kind": kind, "message": reason, "traceback": "", "exit_code": None}
     return {
-        "job": job.id, "epoch": epoch, "node_rank": node_rank, "state": "lost", "exit_codes": {}, "failure": failure,
+        "job": job.id, "epoch": epoch, "node_rank": node_rank, "state": state, "exit_codes": {}, "failure": failure,
         "result": {}, "ended_s": 0.0,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import observe, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.follow import Follower
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.live import Live, live_of
 from orchestrator.runtime.placements import Placements
@@ -113,12 +113,12 @@ class Runtime(threading.Thread):
         self._watch()
 
     def _handle(self, messages: list[Any]) -> None:
-        """What cannot be handled now, because the store refuses to take it, waits for the next turn."""
+        """What cannot be handled now, because the store takes nothing, waits for the next turn; all else is dropped."""
         while messages:
             kind, *rest = messages[0]
             try:
                 self._handlers[kind](*rest)
-            except PolyfleetError:
+            except NotStored:
                 for message in messages:
                     self._inbox.put(message)
                 raise

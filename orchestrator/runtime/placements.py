@@ -8,12 +8,13 @@ from typing import Any
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError
 from orchestrator.core import fold, retry
+from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices, Event, Plan
 from orchestrator.core.states import State
 from orchestrator.runtime import reservations
 from orchestrator.runtime.endings import combine, result_of
 from orchestrator.runtime.follow import Follower
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.live import Live, live_of, lost_outcome
 from orchestrator.spec import parse_job
@@ -76,21 +77,34 @@ class Placements:
             self._jobs.record(Event(live.job, "resumed", live.epoch, time.time(), {"step": resumed["step"]}))
 
     def launch_failed(self, live: Live, error: PolyfleetError) -> None:
-        """Stop what may have started. What the user got wrong ends the job; trouble of the fleet does not."""
+        """Stop what may have started. What the user got wrong ends the job; trouble of the fleet does not, and is no
+        interruption either.
+        """
         live.launching = False
         of_the_user = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
-        state, kind = ("failed", "user") if of_the_user else ("lost", "internal")
+        state, kind = ("failed", "user") if of_the_user else ("lost", "launch")
+        job = self._jobs[live.job].job
         for rank, part in enumerate(live.parts):
-            part.ended = lost_outcome(self._jobs[live.job].job, live.epoch, rank, part.node, str(error))
-            part.ended |= {"state": state, "failure": part.ended["failure"] | {"kind": kind}}
+            part.ended = lost_outcome(job, live.epoch, rank, part.node, str(error), state, kind)
             self._threads.submit(self._follower.dismiss, part.node, live.job, live.epoch, False)
 
     def steer(self, live: Live) -> None:
-        """Ask parts to stop where the job, or a sister part, says so; conclude the attempt once all have ended."""
+        """Ask parts to stop where the job, or a sister part, says so; conclude the attempt once all have ended.
+
+        Raises NotStored; what else goes wrong with one attempt stops no other.
+        """
+        try:
+            self._steer(live)
+        except NotStored:
+            raise
+        except Exception:
+            log.exception("attempt %s", live.key)
+
+    def _steer(self, live: Live) -> None:
         if live.launching:
             return
         state = self._jobs[live.job].job.state
-        broken = any(part.ended and part.ended["state"] != "succeeded" for part in live.parts)
+        broken = any(part.spoiled or (part.ended and part.ended["state"] != "succeeded") for part in live.parts)
         wanted = "cancel" if state is State.CANCELLED or broken else "preempt" if state is State.SAVING else ""
         if wanted and live.stopping not in (wanted, "cancel"):
             live.stopping = wanted
@@ -105,18 +119,28 @@ class Placements:
 
     def _conclude(self, live: Live) -> None:
         record = self._jobs[live.job]
+        try:
+            self._jobs.record(self._ending(record, live))
+        except NotStored:
+            raise
+        except Exception as e:
+            log.exception("attempt %s cannot be concluded from its outcomes", live.key)
+            why = f"how it ended cannot be used: {e!r}"
+            for rank, part in enumerate(live.parts):
+                part.ended = lost_outcome(record.job, live.epoch, rank, part.node, why, "failed", "unreadable")
+            self._jobs.record(self._ending(record, live))
+        del self._lives[live.job]
+        self._threads.submit(self._tidy, live)
+
+    def _ending(self, record: Record, live: Live) -> Event:
         ended, decisive = combine(live, record.attempts[-1].candidate)
         now_s = time.time()
         if record.job.state is State.CANCELLED:
             told = {"outcome": "cancelled", "reason": record.reason}
-            event = Event(live.job, "released", live.epoch, now_s, told)
-        else:
-            decision = retry.after(record.job, ended, now_s)
-            more = {"outcome": ended.state, "result": result_of(live), "failure": decisive["failure"]}
-            event = fold.ended(record.job, decision, now_s, **more)
-        self._jobs.record(event)
-        del self._lives[live.job]
-        self._threads.submit(self._tidy, live)
+            return Event(live.job, "released", live.epoch, now_s, told)
+        decision = retry.after(record.job, ended, now_s)
+        more = {"outcome": ended.state, "result": result_of(live), "failure": decisive["failure"]}
+        return fold.ended(record.job, decision, now_s, **more)
 
     def _tidy(self, live: Live) -> None:
         """Now that the ending is durable, the reservation goes back and the nodes may forget."""

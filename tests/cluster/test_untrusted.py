@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.untrusted import LARGEST_INTEGER, Unreadable, depth, parse_json, read_bytes, read_json
+from cluster.untrusted import LARGEST_INTEGER, Unreadable, depth, opened_in, parse_json, read_bytes, read_json
 
 LIMIT = 1000
 
@@ -63,7 +64,19 @@ def test_an_absent_file_is_told_from_a_bad_one(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "text",
-    [b"[" * 100_000, b'{"a":' * 33 + b"1" + b"}" * 33, b"[NaN]", b"Infinity", b"1e400", b"1" * 401, b"\xff", b"", b"{"],
+    [
+        b"[" * 100_000,
+        b'{"a":' * 33 + b"1" + b"}" * 33,
+        b"[NaN]",
+        b"Infinity",
+        b"1e400",
+        b"1" * 401,
+        b"\xff",
+        b"",
+        b"{",
+        b'["\\ud800"]',
+        "[1]".encode("utf-16"),
+    ],
 )
 def test_json_that_would_harm_its_reader_is_refused(text: bytes):
     with pytest.raises(Unreadable, match=r"^it "):
@@ -78,6 +91,45 @@ def test_numbers_up_to_64_bits_are_read_exactly():
 
 def test_brackets_in_strings_do_not_count():
     assert depth(json.dumps({"[[[": '"[{\\'}).encode()) == 1
+
+
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_the_depth_of_a_string_that_never_ends_is_found_in_linear_time(end: bytes):
+    """A megabyte, for which trying each quote as the beginning of a string would take an hour."""
+    assert depth(b"[" + b'"' + b'\\"' * 500_000 + end) == 1
+
+
+def test_a_text_of_whole_characters_is_read_and_half_ones_are_refused():
+    assert parse_json(b'"\\ud83d\\ude00 \\\\ud800"', "it") == "\U0001f600 \\ud800"
+    with pytest.raises(Unreadable, match="surrogates not allowed"):
+        parse_json(b'{"\\uDC00": 1}', "it")
+
+
+def test_a_file_is_opened_in_a_folder_that_is_no_link(tmp_path: Path):
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"x")
+    link.symlink_to(folder)
+
+    with opened_in(folder, "file") as descriptor:
+        assert os.read(descriptor, 9) == b"x"
+    for place, name, why in [(link, "file", "is not a folder"), (folder / "file", "x", "is not a folder")]:
+        with pytest.raises(Unreadable, match=why), opened_in(place, name):
+            pass
+    with pytest.raises(FileNotFoundError), opened_in(tmp_path / "absent", "file"):
+        pass
+
+
+def test_a_reader_without_descriptors_blames_nobody(tmp_path: Path):
+    (tmp_path / "file").touch()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(Unreadable) as told:
+            read_bytes(tmp_path / "file", LIMIT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert told.value.passing
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -71,7 +71,7 @@ agent = ray.remote(Agent).options(**options).remote()
 facts = call("hello")
 assert facts["ray_node_id"] == node_id
 call("start", order("j", COMMAND), {"KEY": "s3cr3t"})
-gate = ATTEMPTS / "j.1.0/work/0/gate"
+gate = ATTEMPTS.parent / "shared/j.1.0/work/0/gate"
 until(gate.exists, "the attempt runs")
 pids = [supervisor("j")]
 os.kill(facts["agent_pid"], signal.SIGKILL)

@@ -71,7 +71,7 @@ def test_an_agent_introduces_its_node(agent, tmp_path):
 
 def test_the_first_watch_tells_the_facts_and_the_next_does_not(agent):
     assert agent.watch({}, {}, 0.0)["facts"]["node"] == "n0"
-    assert agent.watch({}, {}, 0.0) == {"facts": None, "reports": [], "attempts": []}
+    assert agent.watch({}, {}, 0.0) == {"facts": None, "reports": [], "attempts": [], "poison": {}}
 
 
 def test_a_command_runs_to_its_end(agent):
@@ -128,12 +128,12 @@ def test_preempt_and_forget(agent, tmp_path):
     agent.forget("j", 1)
     agent.forget("j", 1)
     assert agent.watch({}, {}, 0.0)["reports"] == []
-    assert not (tmp_path / "node/attempts/j.1.0/work").exists()
+    assert not (tmp_path / "node/shared/j.1.0").exists()
 
 
 def test_a_new_agent_goes_on_where_the_old_one_stopped(agent, make):
     agent.start(order(command=("sh", "-c", "mkfifo gate; echo ready; cat gate")), {})
-    gate = agent._place.node_dir / "attempts/j.1.0/work/0/gate"
+    gate = agent._place.node_dir / "shared/j.1.0/work/0/gate"
     deadline = time.monotonic() + DEADLINE_S
     while not gate.exists():
         assert time.monotonic() < deadline

@@ -1,43 +1,66 @@
 """One attempt as the agent sees it: nothing but what its folder says, so a restarted agent sees the same."""
 
 import json
-import shutil
-import signal
+import logging
+import threading
 import time
 from contextlib import suppress
 from typing import Any
 
 from cluster.errors import NotFound, UserError
-from cluster.plain import from_plain
-from workers.attempt import lease, outcome, processes
+from cluster.untrusted import Unreadable, read_bytes
+from workers.attempt import outcome, removal, reserve
+from workers.attempt.life import STOP_BYTES, Life
+from workers.attempt.reading import Piece, Reader, read_outcome, stamp
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
-from workers.messages import Outcome
+
+log = logging.getLogger(__name__)
 
 LOOK_FOR_SUPERVISOR_S = 0.3
-MOST_EVENT_BYTES = 1 << 20
 MOST_LOG_BYTES = 1 << 20
-FIELDS: dict[str, Any] = {"t": (int, float), "rank": int, "type": str}
-FIELDS_OF: dict[str, dict[str, Any]] = {"checkpoint": {"path": str, "step": int}}
+MOST_COMPLAINT_BYTES = 1 << 20
+BACKLOG_PAUSE_S = 0.25
+"""After a full share of events: a job that tells more than anybody can use must not keep the controller busy."""
+DRAIN_S = 5.0
+"""How long an attempt that has ended may go on telling events it wrote before."""
 
 
 class Attempt:
-    """`starting`: the folder is being made, there is no supervisor yet. `gone`: somebody removed it."""
+    """`starting`: the folder is being made, there is no supervisor yet. `gone`: somebody removed it. `draining`: it has
+    ended, and events are left to tell. `unreadable`: "" or what its ranks broke, for which it ends as failed.
+    """
 
     def __init__(self, attempt: AttemptId, folder: Folder, lease_s: float):
         self.id = attempt
         self.folder = folder
         self.lease_s = lease_s
+        self.life = Life(folder, lease_s)
         self.starting = False
         self.gone = False
+        self.draining = False
+        self.reader = Reader(folder)
+        self.unreadable = _reason(read_json(folder.unreadable))
         self._ended: dict[str, Any] | None = None
+        self._no_outcome: tuple[int, int] | None = None
+        self._ending = threading.Lock()
+        self._drain_until_s = 0.0
+        self._cut = False
+        self._paused_until_s = 0.0
         self._looked_s = 0.0
 
     @property
     def outcome(self) -> dict[str, Any] | None:
-        """None while it lives. User code can write this file too: what is no Outcome does not count."""
-        if self._ended is None and self.folder.outcome.exists():
-            self._ended = _checked(read_json(self.folder.outcome))
-        return self._ended
+        """None while it lives. A file in its place that is no Outcome of this attempt fails the attempt."""
+        if self._ended is None and (found := stamp(self.folder.outcome)) != self._no_outcome:
+            try:
+                self._ended = read_outcome(self.folder.outcome, self.id)
+            except Unreadable as e:
+                self._spoil_by("outcome.json", e)
+                self._no_outcome = found
+        if self._ended is None or not self.unreadable:
+            return self._ended
+        failure = outcome.failure(0, "", "unreadable", self.unreadable)
+        return {**self._ended, "state": "failed", "failure": failure, "result": {}}
 
     @property
     def phase(self) -> str:
@@ -55,60 +78,105 @@ class Attempt:
         if self.starting or self.outcome is not None or now - self._looked_s < LOOK_FOR_SUPERVISOR_S:
             return
         self._looked_s = now
-        never_ran = not self.folder.supervisor.exists()
+        self.reader.inspect()
+        if self.unreadable:
+            with suppress(OSError):  # a full disk: its lease is not renewed either
+                self.stop("cancel")
         self.gone = not self.folder.path.is_dir()
-        if self.gone or lease.is_held(self.folder.lock) or (never_ran and not lease.passed(self.folder.lease)):
+        if self.gone or self.life.goes_on() or self.outcome is not None or not self._ending.acquire(blocking=False):
             return
-        if self.outcome is None:
-            processes.kill_tree(0, self.folder.path)
-            self._ended = outcome.outcome(self.id, "lost", {}, self._why_lost())
-            with suppress(OSError):  # a full disk: whoever comes after us finds the same and says the same
-                write_json(self.folder.outcome, self._ended, durable=True)
+        threading.Thread(target=self._end, name=f"end {self.id}", daemon=True).start()
+
+    def _end(self) -> None:
+        """In a thread of its own: processes that fork or that the kernel does not kill take seconds."""
+        try:
+            self.life.end()
+            if self.outcome is None:
+                self._ended = outcome.outcome(self.id, "lost", {}, self._why_lost())
+                with suppress(OSError):  # whoever comes after us finds the same and says the same
+                    reserve.put(self.folder.outcome, json.dumps(self._ended), durable=True)
+        finally:
+            self._ending.release()
+
+    def renew(self, asked_s: float | None = None) -> None:
+        """Give it its full lease, from the time of the controller's word; not one that never got a supervisor."""
+        if self.starting or self.life.recorded is not None:
+            self.life.renew(asked_s)
 
     def _why_lost(self) -> dict[str, Any]:
-        said = self.folder.complaints.read_text(errors="replace") if self.folder.complaints.exists() else ""
+        try:
+            said = read_bytes(self.folder.complaints, MOST_COMPLAINT_BYTES).decode(errors="replace")
+        except (FileNotFoundError, Unreadable):
+            said = ""
         last = (said.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
         return outcome.failure(0, "", "internal", f"the attempt's supervisor is gone: {last}")
 
-    def report(self, cursor: int, known: str) -> dict[str, Any] | None:
+    def spoil(self, reason: str) -> None:
+        """Its ranks broke what we read of them: it is stopped, and ends as failed of kind `unreadable`."""
+        if self.unreadable:
+            return
+        self.unreadable = reason
+        log.warning("attempt %s is unreadable and is stopped: %s", self.id, reason)
+        with suppress(OSError):  # a full disk: a new agent finds the same again
+            write_json(self.folder.unreadable, {"reason": reason})
+
+    def _spoil_by(self, name: str, error: Unreadable) -> None:
+        if error.passing:
+            log.error("attempt %s: %s cannot be read now: %s", self.id, name, error.why)
+        else:
+            self.spoil(f"{name} {error.why}")
+
+    @property
+    def poison(self) -> dict[str, Any] | None:
+        """How often its ranks wrote what cannot be used, and why not: {"count", "reason"}; None for never."""
+        count, reason = self.reader.refused, self.unreadable or self.reader.reason
+        return {"count": max(count, 1), "reason": reason} if reason else None
+
+    def report(self, cursor: int, known: str, most_lines: int, most_bytes: int) -> dict[str, Any] | None:
         """An AttemptReport as plain data when there is news: another phase than `known`, or events from `cursor` on."""
         phase = self.phase
-        events, after = self._events(cursor)
-        if phase == known and after == cursor:
+        told = self._events(cursor, phase == "ended", most_lines, most_bytes)
+        phase = "running" if self.draining else phase
+        if phase == known and told.cursor == cursor:
             return None
         named = {"job": self.id.job, "epoch": self.id.epoch, "node_rank": self.id.node_rank, "phase": phase}
-        return {**named, "events": events, "cursor": after, "outcome": self.outcome if phase == "ended" else None}
+        ended = self.outcome if phase == "ended" else None
+        return {**named, "events": told.events, "cursor": told.cursor, "outcome": ended}
 
-    def _events(self, cursor: int) -> tuple[list[dict[str, Any]], int]:
-        """Whole lines from byte `cursor` on, at most 1 MiB. User code can write here: what is no event is skipped."""
-        try:
-            if self.folder.events.stat().st_size <= cursor:
-                return [], cursor
-            with self.folder.events.open("rb") as f:
-                f.seek(cursor)
-                data = f.read(MOST_EVENT_BYTES)
-        except OSError:
-            return [], cursor
-        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == MOST_EVENT_BYTES else b"")
-        return [event for line in whole.splitlines() if (event := _event(line)) is not None], cursor + len(whole)
+    def _events(self, cursor: int, ended: bool, most_lines: int, most_bytes: int) -> Piece:
+        """The next ones, unless its file cannot be read, or it tells too many: an end comes after the events before it,
+        but within DRAIN_S.
+        """
+        now, told = time.monotonic(), Piece([], cursor, False)
+        if self.draining and now >= self._drain_until_s and not self._cut:
+            self._cut = True
+            self.reader.refuse(f"events.jsonl was not read to its end: it took longer than {DRAIN_S:.0f} s")
+        if not (self.unreadable or self._cut or (now < self._paused_until_s and not ended)):
+            try:
+                told = self.reader.events(cursor, most_lines, most_bytes)
+            except Unreadable as e:
+                self._spoil_by("events.jsonl", e)
+            self._paused_until_s = now + BACKLOG_PAUSE_S if told.more else 0.0
+        self.draining = ended and told.more
+        if self.draining and not self._drain_until_s:
+            self._drain_until_s = now + DRAIN_S
+        return told
 
     def stop(self, how: str) -> None:
         """Ask the supervisor; `cancel` replaces `preempt`, never the other way round."""
         if how not in ("preempt", "cancel"):
             raise UserError(f"cannot stop an attempt by {how!r}", "valid: preempt, cancel")
-        if not self.live or (self.folder.stop.exists() and how == "preempt"):
+        if self.outcome is not None or (self.folder.stop.exists() and how == "preempt"):
             return
-        replace_text(self.folder.stop, how)
-        recorded = read_json(self.folder.supervisor)
-        if recorded is not None and lease.is_held(self.folder.lock):
-            processes.send(recorded["pid"], signal.SIGUSR1)
+        reserve.put(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
+        self.life.wake()
 
     def forget(self) -> None:
-        """Remove the ranks' folders; logs and records stay. Raises UserError while it runs."""
+        """Remove what the ranks wrote; logs and records stay. Raises UserError while it runs."""
         if self.live:
             raise UserError(f"attempt {self.id} has not ended", "stop it first")
-        shutil.rmtree(self.folder.works, ignore_errors=True)
         replace_text(self.folder.forgotten, "")
+        removal.remove(self.folder.shared)
 
     def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """Whole lines of a rank's log from byte `offset`: {"data", "next", "ended"}; ended once no more can come."""
@@ -130,24 +198,5 @@ class Attempt:
         }
 
 
-def _checked(found: Any) -> dict[str, Any] | None:
-    try:
-        from_plain(Outcome, found)
-    except UserError:
-        return None
-    return dict(found)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    """An event with the fields that every event, or its type, must have; None for anything else."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or not _has(event, FIELDS) or not _has(event, FIELDS_OF.get(event["type"], {})):
-        return None
-    return event
-
-
-def _has(event: dict[str, Any], fields: dict[str, Any]) -> bool:
-    return all(isinstance(event.get(name), kind) for name, kind in fields.items())
+def _reason(found: Any) -> str:
+    return str(found.get("reason", "")) if isinstance(found, dict) else ""

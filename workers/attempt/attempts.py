@@ -1,5 +1,6 @@
 """All attempts of one node: started, watched, stopped, adopted. Nothing is kept here that a restart would lose."""
 
+import logging
 import os
 import shutil
 import threading
@@ -11,14 +12,19 @@ from typing import Any
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.paths import private_dir
-from workers.attempt import launch, lease
+from workers.attempt import launch, lease, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.records import AttemptId, Folder, parse, read_json
+from workers.job_events import LONGEST_LINE_BYTES
 from workers.messages import PROTOCOL, Order
 from workers.packages import Packages
 
 LOOK_EVERY_S = 0.02
 RENEW_AT_MOST_EVERY_S = 0.5
+MOST_LINES, LEAST_LINES = 2000, 50
+MOST_BYTES = 1 << 20
+"""Of events, read in one look at all attempts of the node."""
+LOG = logging.getLogger(__name__)
 
 
 class Attempts:
@@ -26,6 +32,7 @@ class Attempts:
 
     def __init__(self, folder: Path, storage: Path, node: str, packages: Packages, threads: Callable[[Order], int]):
         self._folder = private_dir(folder)
+        removal.resume(Folder(folder / "any").shared.parent)
         self._storage = storage
         self._node = node
         self._packages = packages
@@ -33,14 +40,19 @@ class Attempts:
         self._changed = threading.Condition(threading.RLock())
         self._attempts = {a.id: a for a in self._on_disk()}
         self._renewed_s = 0.0
+        self._troubles = 0
 
     def _on_disk(self) -> Iterator[Attempt]:
         """What an agent before us left: running attempts are adopted by knowing them."""
         for path in sorted(self._folder.iterdir()):
             folder, attempt = Folder(path), parse(path.name)
-            order = None if folder.forgotten.exists() else read_json(folder.order)
-            if attempt is not None and order is not None:
+            if attempt is None or folder.forgotten.exists():
+                continue
+            order = read_json(folder.order)
+            try:
                 yield Attempt(attempt, folder, float(order["lease_s"]))
+            except (TypeError, KeyError, ValueError):
+                LOG.error("attempt %s: its order cannot be read; it ends with its lease", attempt)
 
     def start(self, order: Order, secrets: Mapping[str, str]) -> None:
         """Idempotent. Raises UserError for an order that cannot be followed, Conflict for an epoch that is past."""
@@ -101,6 +113,7 @@ class Attempts:
     def _undo(self, attempt: AttemptId, folder: Folder) -> None:
         with self._changed:
             self._attempts.pop(attempt, None)
+            removal.remove(folder.shared)
             shutil.rmtree(folder.path, ignore_errors=True)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
@@ -125,15 +138,21 @@ class Attempts:
         return Attempt(attempt, folder, 0.0).log(rank, offset, limit_bytes)
 
     def folder(self, job: str, epoch: int) -> Path:
-        """Of the first rank's attempt here. Raises NotFound."""
+        """Where the ranks of the first attempt here write. Raises NotFound."""
         attempts = self._of(job, epoch)
         if not attempts:
             raise NotFound(f"epoch {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
-        return attempts[0].folder.path
+        return attempts[0].folder.shared
 
     def _of(self, job: str, epoch: int) -> list[Attempt]:
         with self._changed:
             return [a for a in self._attempts.values() if (a.id.job, a.id.epoch) == (job, epoch)]
+
+    def poison(self) -> dict[str, dict[str, Any]]:
+        """Of each attempt whose ranks wrote what cannot be used: {key: {"count", "reason"}}."""
+        with self._changed:
+            known = list(self._attempts.values())
+        return {str(a.id): told for a in known if (told := a.poison)}
 
     def known(self) -> list[str]:
         """Keys of all attempts that are not forgotten."""
@@ -150,7 +169,12 @@ class Attempts:
         if time.monotonic() - self._renewed_s >= RENEW_AT_MOST_EVERY_S:
             self._renewed_s = time.monotonic()
             for attempt in self.live():
-                lease.renew(attempt.folder.lease, attempt.lease_s)
+                if attempt.unreadable:
+                    continue  # it ends with its lease, if its supervisor does not obey
+                try:
+                    attempt.renew()
+                except OSError as e:
+                    LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
     def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[dict[str, Any]]:
         """AttemptReports of all attempts with news, as soon as there is one; [] after `timeout_s`."""
@@ -164,12 +188,28 @@ class Attempts:
                 self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
 
     def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[dict[str, Any]], bool]:
+        """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""
         with self._changed:
             attempts = list(self._attempts.values())
-        for attempt in attempts:
+        share = max(1, len(attempts))
+        found = [self._ask(a, cursors.get(str(a.id), 0), known.get(str(a.id), ""), share) for a in attempts]
+        return [report for report in found if report is not None], any(a.live or a.draining for a in attempts)
+
+    def _ask(self, attempt: Attempt, cursor: int, known: str, share: int) -> dict[str, Any] | None:
+        """What goes wrong with one attempt stops no other."""
+        lines, size = max(LEAST_LINES, MOST_LINES // share), max(2 * LONGEST_LINE_BYTES, MOST_BYTES // share)
+        try:
             attempt.settle()
             if attempt.gone:
                 with self._changed:
                     self._attempts.pop(attempt.id, None)
-        found = [a.report(cursors.get(str(a.id), 0), known.get(str(a.id), "")) for a in attempts if not a.gone]
-        return [report for report in found if report is not None], any(a.live for a in attempts)
+                return None
+            return attempt.report(cursor, known, lines, size)
+        except OSError as e:  # of the node: no space, no descriptors
+            self._troubles += 1
+            if self._troubles & (self._troubles - 1) == 0:
+                LOG.error("attempt %s cannot be looked at now: %s (%d times)", attempt.id, e, self._troubles)
+        except Exception as e:
+            LOG.exception("attempt %s", attempt.id)
+            attempt.spoil(f"what its ranks wrote cannot be followed: {e!r}")
+        return None

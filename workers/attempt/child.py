@@ -14,7 +14,8 @@ from typing import Any
 
 import workers
 from cluster.errors import PolyfleetError, UserError
-from workers.attempt.records import Folder, read_json, write_json
+from cluster.untrusted import Unreadable, parse_json
+from workers.attempt.records import MOST_RESULT_BYTES, Shared, read_json, write_json
 
 CODE = Path(workers.__file__).parents[1]
 OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
@@ -26,7 +27,7 @@ OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAU
 
 
 def main() -> int:
-    folder, rank = Folder(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
+    folder, rank = Shared(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
     try:
         result = _run_task(folder, rank)
         if rank == 0:
@@ -41,23 +42,26 @@ def main() -> int:
     return 0
 
 
-def _run_task(folder: Folder, rank: int) -> dict[str, Any]:
-    order = read_json(folder.order)
+def _run_task(folder: Shared, rank: int) -> dict[str, Any]:
+    order = read_json(folder.told)
     task = importlib.import_module(f"workers.tasks.{order['task']}")
-    context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.path, rank, order)
+    context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
     sys.path.insert(0, str(folder.work(rank)))
     result: dict[str, Any] = task.main(context)
     return result
 
 
 def _checked(result: Any) -> Any:
-    """Raises UserError for a result that JSON cannot hold."""
+    """Raises UserError for a result that JSON cannot hold, or that nobody would read."""
     try:
-        json.dumps(result)
-    except (TypeError, ValueError) as e:
-        raise UserError(
-            f"the task's result cannot be written as JSON: {e}", "return numbers, strings, lists and dicts"
-        ) from None
+        text = json.dumps(result).encode()
+        parse_json(text, "the task's result")
+    except (TypeError, ValueError, RecursionError, Unreadable) as e:
+        why = e.why if isinstance(e, Unreadable) else f"cannot be written as JSON: {e}"
+        raise UserError(f"the task's result {why}", "return numbers, strings, lists and dicts") from None
+    if len(text) > MOST_RESULT_BYTES:
+        told = f"the task's result has {len(text) / 2**20:.1f} MiB as JSON, {MOST_RESULT_BYTES >> 20} are the most"
+        raise UserError(told, "write what is large into a file or a checkpoint, and return where it is")
     return result
 
 

@@ -52,7 +52,7 @@ def supervisor_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def rank_environment(
     order: Order, local_rank: int, folder: Path, threads: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """`folder` is the attempt's; the order's checkpoint folders are absolute by now."""
+    """`folder` is where the attempt's ranks write; the order's checkpoint folders are absolute by now."""
     user = _defaults(order, threads) | inherited(environ) | order.environment
     ours = _torchrun(order, local_rank) | _polyfleet(order, folder) | visible(order, local_rank)
     return user | ours | {"PYTHONPATH": _python_path(order, local_rank, folder)}

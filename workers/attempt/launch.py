@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,14 +12,17 @@ from typing import Any
 from cluster.errors import FleetError, UserError
 from cluster.places import path_refusal
 from cluster.plain import to_plain
-from workers.attempt import lease, processes
+from workers.attempt import cgroup, lease, processes, removal, reserve
 from workers.attempt.environment import rank_environment, supervisor_environment
+from workers.attempt.life import STOP_BYTES
 from workers.attempt.records import Folder, write_json
 from workers.messages import Order
 from workers.packages import Packages
 
 START_TIMEOUT_S = 20.0
 CHILD = ("-P", "-m", "workers.attempt.child")
+RESERVES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
+"""What must be written also when the disk is full by then: bytes by name of the path in a Folder."""
 
 
 def absolute(order: Order, storage: Path) -> Order:
@@ -43,29 +45,38 @@ def prepare(
     folder: Folder, order: Order, node: str, threads: int, packages: Packages, environ: Mapping[str, str]
 ) -> None:
     """Everything on disk a supervisor needs: the user's files, the order, the launch record, the first lease."""
-    shutil.rmtree(folder.works, ignore_errors=True)
+    removal.remove(folder.shared)
+    folder.shared.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.shared.mkdir(mode=0o700)
+    folder.works.mkdir(mode=0o700)
     for rank in range(order.first_rank, order.first_rank + order.ranks):
-        folder.work(rank).mkdir(parents=True, mode=0o700)
+        folder.work(rank).mkdir(mode=0o700)
         if order.package:
             packages.unpack(order.package, folder.work(rank))
     if order.checkpoint_root:
         Path(order.checkpoint_root).mkdir(parents=True, exist_ok=True, mode=0o700)
     write_json(folder.order, to_plain(order))
+    write_json(folder.told, to_plain(order))
     write_json(folder.launch, launch_record(folder, order, node, threads, environ))
+    for path, size_bytes in RESERVES.items():
+        reserve.keep(getattr(folder, path), size_bytes)
     lease.write(folder.lease, order.lease_s)
 
 
 def launch_record(folder: Folder, order: Order, node: str, threads: int, environ: Mapping[str, str]) -> dict[str, Any]:
     command = list(order.command) if order.task == "run" else [sys.executable, *CHILD]
+    groups = cgroup.find(environ).root
     return {
         "task": order.task,
         "node": node,
         "grace_s": order.grace_s,
+        "cgroup": str(groups / cgroup.name(folder.path)) if groups else "",
+        "limits": cgroup.limits(groups, environ) if groups else {},
         "ranks": [
             {
                 "rank": order.first_rank + local,
                 "command": command,
-                "environment": rank_environment(order, local, folder.path, threads, environ),
+                "environment": rank_environment(order, local, folder.shared, threads, environ),
                 "folder": str(folder.work(order.first_rank + local)),
             }
             for local in range(order.ranks)

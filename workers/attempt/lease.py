@@ -1,27 +1,50 @@
 """The right of an attempt to go on, given for some seconds at a time. A lease that has passed is never given again.
 
-Its clock goes on while the machine sleeps (CLOCK_BOOTTIME), so a machine that wakes up finds its leases gone.
+Its clock goes on while the machine sleeps (CLOCK_BOOTTIME), so a machine that wakes up finds its leases gone. The
+record is written in place, into a block that was allocated with the first one: a full disk ends no attempt.
 """
 
 import os
 import time
+import zlib
 from pathlib import Path
 
-from workers.attempt.records import replace_text
+from cluster.untrusted import Unreadable, read_bytes
+from workers.attempt import processes, reserve
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+LONGEST_BYTES = 64
+READS = 3
+"""Of a record that looks damaged: it may be the half of one that is just being written."""
 
 
 def now_s() -> float:
     return time.clock_gettime(CLOCK)
 
 
+def _record(deadline_s: float) -> bytes:
+    """Deadline, boot and checksum in fixed columns."""
+    text = f"{deadline_s:018.3f} {processes.boot():8.8}".encode()
+    return b"%b %08x\n" % (text, zlib.crc32(text))
+
+
+def _read(path: Path) -> float | None:
+    """The deadline; 0 for a lease given before the machine started anew; None for no record or a damaged one."""
+    for _ in range(READS):
+        try:
+            record = read_bytes(path, LONGEST_BYTES)
+        except (OSError, Unreadable):
+            return None
+        text, _, checksum = record.rpartition(b" ")
+        if checksum == b"%08x\n" % zlib.crc32(text):
+            deadline, _, boot = text.decode().partition(" ")
+            return float(deadline) if boot == f"{processes.boot():8.8}" else 0.0
+    return None
+
+
 def deadline_s(path: Path) -> float:
     """When the lease ends; 0 when there is none, which is long past."""
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):
-        return 0.0
+    return _read(path) or 0.0
 
 
 def passed(path: Path) -> bool:
@@ -30,16 +53,45 @@ def passed(path: Path) -> bool:
 
 def write(path: Path, lease_s: float, asked_s: float | None = None) -> None:
     """Let the lease end `lease_s` after `asked_s`, the time the controller's word was asked for (default: now)."""
-    replace_text(path, f"{(now_s() if asked_s is None else asked_s) + lease_s:.3f}")
+    record = _record((now_s() if asked_s is None else asked_s) + lease_s)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        descriptor = reserve.allocated(path, len(record))
+    try:
+        os.pwrite(descriptor, record, 0)
+    finally:
+        os.close(descriptor)
 
 
-def renew(path: Path, lease_s: float, asked_s: float | None = None) -> bool:
-    """False, and nothing changes, when it has passed: the supervisor has begun to kill, others may have taken over."""
-    if passed(path):
-        return False
-    if (now_s() if asked_s is None else asked_s) + lease_s > deadline_s(path):
-        write(path, lease_s, asked_s)
-    return True
+class Lease:
+    """A lease as one process sees it for some time: a damaged record leaves the last deadline that could be read, so
+    that damage can keep a lease from being renewed, but not from lasting as long as it was given for.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._deadline_s = 0.0
+
+    @property
+    def deadline_s(self) -> float:
+        if (found := _read(self._path)) is not None:
+            self._deadline_s = found
+        return self._deadline_s
+
+    def passed(self) -> bool:
+        return now_s() >= self.deadline_s
+
+    def renew(self, lease_s: float, asked_s: float | None = None) -> bool:
+        """False, and nothing changes, when it has passed: the supervisor has begun to kill, others may have taken over.
+        Raises OSError where the record cannot be written: then the attempt ends, since its supervisor knows no better.
+        """
+        now, deadline = now_s(), self.deadline_s
+        if now >= deadline:
+            return False
+        if (now if asked_s is None else asked_s) + lease_s > deadline:
+            write(self._path, lease_s, asked_s)
+        return True
 
 
 def hold(path: Path) -> int | None:

@@ -1,12 +1,15 @@
 """How an attempt ended, decided from what its supervisor saw. Plain data in, plain data out: an Outcome as JSON."""
 
-import json
+import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+from cluster.untrusted import Unreadable, opened, parse_json
 from workers.attempt.records import AttemptId
+
+MOST_NOTE_BYTES = 1 << 20
 
 TERMINATED = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a rank that ended by the signals we send to preempt it, also as a shell passes them on."""
@@ -28,19 +31,22 @@ def first_bad(codes: dict[int, int]) -> int:
 
 
 def noted_preempted(events: Path) -> bool:
-    """Whether a rank noted that it stopped early because it was asked to."""
+    """Whether a rank noted that it stopped early because it was asked to: about the last thing that a rank notes."""
     try:
-        with events.open("rb") as f:
-            lines = [line for line in f if b'"preempted"' in line]
-    except OSError:
+        with opened(events) as descriptor:
+            end = os.fstat(descriptor).st_size
+            data = os.pread(descriptor, MOST_NOTE_BYTES, max(0, end - MOST_NOTE_BYTES))
+    except (OSError, Unreadable):
         return False
-    notes = []
-    for line in lines:
-        try:
-            notes.append(json.loads(line))
-        except ValueError:
-            continue
-    return any(isinstance(n, dict) and n.get("type") == "note" and n.get("preempted") is True for n in notes)
+    return any(_is_preempted(line) for line in data.split(b"\n") if b'"preempted"' in line)
+
+
+def _is_preempted(line: bytes) -> bool:
+    try:
+        note = parse_json(line, "a note")
+    except Unreadable:
+        return False
+    return isinstance(note, dict) and note.get("type") == "note" and note.get("preempted") is True
 
 
 def outcome(
@@ -49,6 +55,7 @@ def outcome(
     codes: dict[int, int],
     failure: dict[str, Any] | None = None,
     result: dict[str, Any] | None = None,
+    peak_memory_bytes: int = 0,
 ) -> dict[str, Any]:
     return {
         "job": attempt.job,
@@ -59,6 +66,7 @@ def outcome(
         "failure": failure,
         "result": result or {},
         "ended_s": time.time(),
+        "peak_memory_bytes": peak_memory_bytes,
     }
 
 
@@ -75,3 +83,10 @@ def from_exit(rank: int, node: str, code: int, last_err: str) -> dict[str, Any]:
         return failure(rank, node, "signal", f"rank {rank} was killed by {name}{hint}", code)
     said = f": {last_err}" if last_err else ""
     return failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}", code)
+
+
+def out_of_memory(rank: int, node: str, limit_bytes: int) -> dict[str, Any]:
+    """Of a rank that the kernel killed because memory ran out. `limit_bytes` 0: the machine's own."""
+    limit = f"the attempt's limit of {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "the node's memory"
+    message = f"rank {rank} was killed by the kernel: {limit} was used up"
+    return failure(rank, node, "memory", message, -signal.SIGKILL)

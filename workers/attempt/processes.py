@@ -1,7 +1,8 @@
 """The process tree of an attempt, also those that left it by setsid and a second fork. Standard library only on Linux.
 
-A process belongs if it descends from the supervisor (which adopts orphans: child subreaper) or if the environment it
-was started with names the attempt's folder. On other systems psutil answers the same questions.
+A process belongs if it descends from the supervisor or its keeper (which adopt orphans: child subreapers), if it is of
+the keeper's session, or if the environment it was started with names the attempt's folder. On other systems psutil
+answers the same questions.
 """
 
 import ctypes
@@ -9,12 +10,34 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 MARK = "POLYFLEET_ATTEMPT_DIR"
 LINUX = sys.platform == "linux"
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(NamedTuple):
+    """One process and no other, however often its number is used again and the clock is set: `ticks` count from the
+    start of the machine, which `boot` names.
+    """
+
+    pid: int
+    ticks: int
+    boot: str
+
+
+class Stat(NamedTuple):
+    """Of a living process; `stopped` by a signal or a debugger."""
+
+    parent: int
+    session: int
+    ticks: int
+    stopped: bool
 
 
 def adopt_orphans() -> None:
@@ -31,41 +54,84 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
-def created_s(pid: int) -> float:
-    """Start time in epoch seconds, as psutil's create_time."""
+@cache
+def boot() -> str:
+    """A name of this run of the machine; "" where the system has none."""
+    return _read(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
+
+
+def identify(pid: int) -> Process | None:
+    """None for one that is gone."""
+    return Process(pid, found.ticks, boot()) if (found := stat(pid)) else None
+
+
+def stat_of(process: Process) -> Stat | None:
+    """None when it has ended, also when another has its number by now."""
+    found = stat(process.pid) if process.boot == boot() else None
+    return found if found and found.ticks == process.ticks else None
+
+
+def stat(pid: int) -> Stat | None:
+    """None for a zombie, and for one that is gone."""
     if not LINUX:
-        import psutil
+        return _stat_by_psutil(pid)
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+    if not fields or fields[0] in (b"Z", b"X"):
+        return None
+    return Stat(int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"T", b"t"))
 
-        return float(psutil.Process(pid).create_time())
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+
+def _stat_by_psutil(pid: int) -> Stat | None:
+    import psutil
+
+    try:
+        it = psutil.Process(pid)
+        state = it.status()
+        if state == psutil.STATUS_ZOMBIE:
+            return None
+        return Stat(it.ppid() or 0, os.getsid(pid), int(it.create_time() * 100), state == psutil.STATUS_STOPPED)
+    except (psutil.Error, OSError):
+        return None
 
 
-def tree(root: int, folder: Path) -> set[int]:
-    """Living processes of the attempt in `folder`, without `root` itself. `root` 0: by their environment alone."""
-    parents = _parents()
+def tree(roots: Collection[int], folder: Path, session: Process | None = None) -> set[int]:
+    """Living processes of the attempt whose ranks were told of `folder`, without `roots` and ourselves. No roots and no
+    `session`: by their environment alone. `session` is its leader, who may have ended.
+    """
+    seen = _living()
+    if session is not None and not _may_be(session, seen):
+        session = None
     children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
-    todo = [pid for pid in parents if pid == root or _is_marked(pid, folder)]
+    for pid, process in seen.items():
+        children.setdefault(process.parent, []).append(pid)
+    todo = [pid for pid, it in seen.items() if pid in roots or _is_of(session, it) or _is_marked(pid, folder)]
     found: set[int] = set()
     while todo:
         pid = todo.pop()
         if pid not in found:
             found.add(pid)
             todo += children.get(pid, ())
-    return found - {root, os.getpid()}
+    return found - {*roots, os.getpid()}
 
 
-def kill_tree(root: int, folder: Path, timeout_s: float = 10.0) -> set[int]:
+def _may_be(session: Process, seen: dict[int, Stat]) -> bool:
+    """The kernel gives no number to a process while a session is called so: another who has it proves ours empty."""
+    leader = seen.get(session.pid)
+    return session.boot == boot() and (leader is None or leader.ticks == session.ticks)
+
+
+def _is_of(session: Process | None, process: Stat) -> bool:
+    return session is not None and process.session == session.pid and process.ticks >= session.ticks
+
+
+def kill_tree(members: Callable[[], set[int]], timeout_s: float = 10.0) -> set[int]:
     """SIGKILL until nobody is left: those who fork meanwhile are found in the next round. Returns who still lives."""
     deadline = time.monotonic() + timeout_s
-    while (members := tree(root, folder)) and time.monotonic() < deadline:
-        for pid in members:
+    while (found := members()) and time.monotonic() < deadline:
+        for pid in found:
             send(pid, signal.SIGKILL)
         time.sleep(0.002)
-    return members
+    return found
 
 
 def send(pid: int, number: int, *, group: bool = False) -> None:
@@ -76,24 +142,15 @@ def send(pid: int, number: int, *, group: bool = False) -> None:
         return
 
 
-def _parents() -> dict[int, int]:
-    """Parent by pid, without zombies."""
-    if not LINUX:
-        return _parents_by_psutil()
-    found = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (stat := _read(Path(entry.path, "stat"))):
-            state, parent = stat.rpartition(b")")[2].split()[:2]
-            if state not in (b"Z", b"X"):
-                found[int(entry.name)] = int(parent)
-    return found
+def _living() -> dict[int, Stat]:
+    """By pid."""
+    if LINUX:
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    else:
+        import psutil
 
-
-def _parents_by_psutil() -> dict[int, int]:
-    import psutil
-
-    listed = psutil.process_iter(["ppid", "status"])
-    return {p.pid: p.info["ppid"] or 0 for p in listed if p.info["status"] != psutil.STATUS_ZOMBIE}
+        pids = psutil.pids()
+    return {pid: found for pid in pids if (found := stat(pid))}
 
 
 def _is_marked(pid: int, folder: Path) -> bool:

@@ -1,20 +1,28 @@
-"""The folder of an attempt on a node: all that agent, supervisor and ranks share. Standard library only, and light.
+"""The two folders of an attempt on a node. Standard library only, and light.
 
+attempts/KEY is its record, which only agent and supervisor write:
 order.json        the Order; no secrets
 launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
-supervisor.json   {"pid", "created"} of the supervisor
+supervisor.json   who the supervisor is, and its keeper: see life.py
 supervisor.log    what the supervisor itself says on stderr: nothing, unless something is wrong with it
 lock              held by the supervisor while it lives
-lease             deadline in seconds of the boot clock; replaced by rename
+lease             deadline in seconds of the boot clock; written in place
 stop              "preempt" or "cancel"
 started           there once every rank has been started
-events.jsonl      one JSON object per line, appended by the ranks
 rank-R.log        `TIME out|err TEXT` lines
+outcome.json      the Outcome, written last
+unreadable        there once ranks have broken what the agent reads of them: {"reason"}
+forgotten         there once the controller has the outcome
+.NAME.reserve     space for NAME, in case the disk is full by then
+
+shared/KEY is what its ranks may write, and the only one of the two that they are told of. Whatever lies there may have
+been replaced by anything:
+order.json        a copy for the rank
+events.jsonl      one JSON object per line, appended by the ranks
 work/R/           the rank's working directory
 failure-R.json    a Failure, written by a child that caught the user's exception
 result.json       the task's result, by global rank 0
-outcome.json      the Outcome, written last
-forgotten         there once the controller has the outcome
+session.json      where a benchmark session listens
 """
 
 import json
@@ -23,6 +31,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster.untrusted import Unreadable, read_bytes
+
+MOST_RECORD_BYTES = 16 << 20
+MOST_RESULT_BYTES = 4 << 20
 NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.(\d+)\.(\d+)", re.ASCII)
 
 
@@ -41,10 +53,28 @@ def parse(name: str) -> AttemptId | None:
     return AttemptId(match[1], int(match[2]), int(match[3])) if match else None
 
 
-class Folder:
-    """Paths of one attempt."""
+class Shared:
+    """Paths of what an attempt's ranks may write."""
+
+    def __init__(self, shared: Path):
+        self.shared = shared
+        self.told = shared / "order.json"
+        self.events = shared / "events.jsonl"
+        self.result = shared / "result.json"
+        self.works = shared / "work"
+
+    def failure(self, rank: int) -> Path:
+        return self.shared / f"failure-{rank}.json"
+
+    def work(self, rank: int) -> Path:
+        return self.works / str(rank)
+
+
+class Folder(Shared):
+    """Paths of one attempt: of its record, and of what its ranks may write, which lies beside all records."""
 
     def __init__(self, path: Path):
+        super().__init__(path.parent.parent / "shared" / path.name)
         self.path = path
         self.order = path / "order.json"
         self.launch = path / "launch.json"
@@ -53,33 +83,29 @@ class Folder:
         self.lease = path / "lease"
         self.stop = path / "stop"
         self.started = path / "started"
-        self.events = path / "events.jsonl"
-        self.result = path / "result.json"
         self.outcome = path / "outcome.json"
         self.complaints = path / "supervisor.log"
+        self.unreadable = path / "unreadable"
         self.forgotten = path / "forgotten"
-        self.works = path / "work"
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
-
-    def failure(self, rank: int) -> Path:
-        return self.path / f"failure-{rank}.json"
-
-    def work(self, rank: int) -> Path:
-        return self.works / str(rank)
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-        f.write(text)
-        if durable:
-            f.flush()
-            os.fsync(f.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as f:
+            f.write(text)
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
+        part.replace(path)
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
@@ -87,8 +113,8 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """None when the file is absent or holds no JSON: user code can write into its attempt's folder."""
+    """A record of ours; None when it is absent or cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(read_bytes(path, MOST_RECORD_BYTES))
+    except (Unreadable, FileNotFoundError, ValueError, RecursionError):
         return None

@@ -1,8 +1,9 @@
 """Runs the ranks of one attempt: `python -m workers.attempt.supervisor FOLDER LOCK`, secrets as JSON on standard input.
 
-Standard library only, so that it starts in milliseconds and lives in any environment. It detaches itself, starts what
-launch.json says, writes the ranks' output to their logs, obeys `stop` and `lease`, and writes outcome.json last, when
-no process of the attempt is left. LOCK is the inherited descriptor of the locked file `lock`, held until the end.
+Standard library only, so that it starts in milliseconds and lives in any environment. It detaches itself, with a
+keeper as its parent, starts what launch.json says, writes the ranks' output to their logs, obeys `stop` and `lease`,
+and writes outcome.json last, when no process of the attempt is left. LOCK is the inherited descriptor of the locked
+file `lock`, held until the end.
 """
 
 import json
@@ -12,19 +13,26 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from workers.attempt import lease, outcome, processes
+from cluster import untrusted
+from cluster.untrusted import Unreadable
+from workers.attempt import lease, life, outcome, processes, reserve
+from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
-from workers.attempt.records import AttemptId, Folder, parse, read_json, replace_text, write_json
+from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import Redactor
 
 LOOK_EVERY_S = 0.25
-CANCEL_GRACE_S = 2.0
 DRAIN_S = 1.0
 READ_BYTES = 64 << 10
 CANNOT_START = 127
+MOST_FAILURE_BYTES = 1 << 20
+LONGEST_TEXT = 64 << 10
+OF_A_CHILD = ("user", "memory", "internal")
+"""Kinds of failure that a rank tells of itself."""
 SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "lease": 4}
@@ -35,6 +43,8 @@ class Supervisor:
         self.folder = folder
         self.attempt = attempt
         self.secrets = secrets
+        self.lease = lease.Lease(folder.lease)
+        self.group = life.group_of(folder)
         self.redact = Redactor(secrets.values())
         self.launch: dict[str, Any] = read_json(folder.launch)
         self.by_group = self.launch["task"] == "run"
@@ -52,17 +62,13 @@ class Supervisor:
     def run(self) -> None:
         _usual_priority()
         processes.adopt_orphans()
-        for rank in self.launch["ranks"]:
-            if not self.why:
-                self._start(rank)
-        if not self.why:
-            replace_text(self.folder.started, f"{time.time():.3f}")
+        self._start_all()
         while self.running or self._lingers():
             self._turn(LOOK_EVERY_S)
             self._reap()
             if lease.now_s() - self.looked_s >= LOOK_EVERY_S:
                 self._look()
-        processes.kill_tree(os.getpid(), self.folder.path)
+        self._kill()
         self._drain()
         self._finish()
 
@@ -86,15 +92,31 @@ class Supervisor:
         if number != signal.SIGCHLD:
             self.looked_s = 0.0
 
-    def _start(self, rank: dict[str, Any]) -> None:
-        """One rank in a process group of its own, which the kernel kills if we die."""
+    def _start_all(self) -> None:
+        """Unless the lease has passed by now: then others may have taken over, and the agent given us up."""
+        if self.lease.passed():
+            self._end("lease")
+        entrance = None
+        if self.group is not None and self.group.make(self.launch["limits"]):
+            entrance = self.group.entrance()
+        for rank in self.launch["ranks"]:
+            if not self.why:
+                self._start(rank, entrance)
+        if entrance is not None:
+            os.close(entrance)
+        if not self.why:
+            with suppress(OSError):  # a full disk: the agent then shows it as starting
+                reserve.put(self.folder.started, f"{time.time():.3f}")
+
+    def _start(self, rank: dict[str, Any], entrance: int | None) -> None:
+        """One rank in a process group of its own, which the kernel kills if we die. `entrance` is Group.entrance's."""
         number, me = rank["rank"], os.getpid()
         self.logs[number] = RankLog(self.folder.log(number), self.redact)
         try:
             child = subprocess.Popen(
                 rank["command"], env=rank["environment"] | self.secrets, cwd=rank["folder"], process_group=0,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                preexec_fn=lambda: _before_exec(me),
+                preexec_fn=lambda: _before_exec(me, entrance),
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as e:
             self.codes[number] = CANNOT_START
@@ -145,12 +167,15 @@ class Supervisor:
     def _look(self) -> None:
         """At the lease, at what the agent asks for, and at the clock."""
         self.looked_s = lease.now_s()
-        if lease.passed(self.folder.lease):
+        if self.lease.passed():
             self._end("lease")
-        elif self.folder.stop.exists():
-            self._end(_asked(self.folder.stop))
+        else:
+            self._end(life.asked_for(self.folder.stop))
         if lease.now_s() >= self.kill_at_s:
-            processes.kill_tree(os.getpid(), self.folder.path)
+            self._kill()
+
+    def _kill(self) -> None:
+        life.kill_all(self.folder, [os.getpid()])
 
     def _end(self, why: str) -> None:
         """Begin to stop the ranks for this reason, unless they are being stopped for a stronger one."""
@@ -166,7 +191,7 @@ class Supervisor:
     def _lingers(self) -> bool:
         """A preempted command whose shell is gone, while what it started still saves."""
         waits = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
-        return waits and bool(processes.tree(os.getpid(), self.folder.path))
+        return waits and bool(processes.tree([os.getpid()], self.folder.shared))
 
     def _drain(self) -> None:
         """What is still in the pipes. Their writers are dead, unless somebody outside the tree holds one open."""
@@ -181,26 +206,54 @@ class Supervisor:
         noted = self.why == "preempt" and outcome.noted_preempted(self.folder.events)
         ended_as = outcome.state(self.why, self.codes, noted)
         failure = (self.failure or self._failure()) if ended_as == "failed" else None
-        result = self.redact.plain(read_json(self.folder.result))
-        done = outcome.outcome(
-            self.attempt, ended_as, self.codes, failure, result if isinstance(result, dict) else None
-        )
-        write_json(self.folder.outcome, done, durable=True)
+        result, unreadable = self._result()
+        if ended_as == "succeeded" and unreadable:
+            ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
+        peak_bytes = self.group.peak_bytes() if self.group else 0
+        done = outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes)
+        without = done | {"result": {}, "failure": failure and failure | {"traceback": ""}}
+        if self.group is not None and not self.group.remove(life.REMOVE_S):
+            print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
+        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=json.dumps(without))
+        for told in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
+            with suppress(OSError):
+                told.unlink()
+
+    def _result(self) -> tuple[dict[str, Any], str]:
+        """What rank 0 returned, and why it cannot be read."""
+        try:
+            found = self.redact.plain(untrusted.read_json(self.folder.result, MOST_RESULT_BYTES))
+        except FileNotFoundError:
+            return {}, ""
+        except Unreadable as e:
+            return {}, f"result.json {e.why}"
+        return (found, "") if isinstance(found, dict) else ({}, "result.json holds no JSON object")
 
     def _failure(self) -> dict[str, Any]:
         """Of the rank that failed first: what its child wrote, else what its exit code and last line tell."""
         number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
-        written, code = self.redact.plain(read_json(self.folder.failure(number))), self.codes[number]
+        code = self.codes[number]
+        try:
+            written = self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES))
+        except (FileNotFoundError, Unreadable):
+            written = None
+        if self.group is not None and code == -signal.SIGKILL and self.group.killed_for_memory():
+            return outcome.out_of_memory(number, self.launch["node"], self.group.memory_limit_bytes())
         if not isinstance(written, dict):
             return outcome.from_exit(number, self.launch["node"], code, self.logs[number].last_err)
-        write_json(self.folder.failure(number), written)
-        told = outcome.failure(number, self.launch["node"], str(written.get("kind")), str(written.get("message")), code)
-        return told | {"traceback": str(written.get("traceback", ""))}
+        kind = written["kind"] if written.get("kind") in OF_A_CHILD else "user"
+        message, trace = (str(written.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
+        return outcome.failure(number, self.launch["node"], kind, message, code) | {"traceback": trace}
 
 
-def _before_exec(parent: int) -> None:
-    """In the new child: die with the supervisor, and start with the signals a program expects."""
+def _before_exec(parent: int, entrance: int | None) -> None:
+    """In the new child: die with the supervisor, be in the control group if the kernel lets us, and start with the
+    signals a program expects.
+    """
     processes.die_with(parent)
+    if entrance is not None:
+        with suppress(OSError):
+            os.write(entrance, b"0")
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -212,14 +265,6 @@ def _usual_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     except PermissionError:
         return
-
-
-def _asked(stop: Path) -> str:
-    """What the stop file asks for; anything we do not know is the stronger of the two."""
-    try:
-        return "preempt" if stop.read_text().strip() == "preempt" else "cancel"
-    except OSError:
-        return ""
 
 
 def _detach() -> int:
@@ -237,9 +282,41 @@ def _detach() -> int:
     return writer
 
 
+def _become_supervisor(folder: Folder, lock: int, launcher: int) -> None:
+    """Only the child returns. Its parent, the keeper, waits for it, and kills what it leaves behind when somebody has
+    killed it: orphans are adopted by the keeper, whatever their session and their environment.
+    """
+    processes.adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    supervisor = os.fork()
+    if supervisor:
+        os.close(launcher)
+        _keep(supervisor, folder)
+    os.set_inheritable(lock, False)
+
+
+def _keep(supervisor: int, folder: Folder) -> NoReturn:
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    status = None
+    while status is None:
+        ended, code = os.waitpid(-1, 0)
+        status = code if ended == supervisor else None
+    if status != 0:
+        life.kill_all(folder, [os.getpid()])
+        if group := life.group_of(folder):
+            group.remove(life.REMOVE_S)
+    os._exit(0)
+
+
 def _put_on_record(folder: Folder) -> None:
     """From now on the agent knows us; what we say goes into the attempt's folder."""
-    write_json(folder.supervisor, {"pid": os.getpid(), "created": processes.created_s(os.getpid())})
+    us, keeper = processes.identify(os.getpid()), processes.identify(os.getppid())
+    if us is None or keeper is None:
+        raise RuntimeError("the keeper is gone")
+    life.put_on_record(folder, us, keeper)
     null = os.open(os.devnull, os.O_RDWR)
     errors = os.open(folder.complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (null, 1), (errors, 2)):
@@ -247,14 +324,13 @@ def _put_on_record(folder: Folder) -> None:
 
 
 def main() -> int:
-    folder = Folder(Path(sys.argv[1]))
+    folder, lock = Folder(Path(sys.argv[1])), int(sys.argv[2])
     attempt = parse(folder.path.name)
-    secrets = json.load(sys.stdin)
     if attempt is None:
         return 2
     launcher = _detach()
-    os.set_inheritable(int(sys.argv[2]), False)
-    supervisor = Supervisor(folder, attempt, secrets)
+    _become_supervisor(folder, lock, launcher)
+    supervisor = Supervisor(folder, attempt, json.load(sys.stdin))
     supervisor.listen()
     _put_on_record(folder)
     os.write(launcher, b"1")

@@ -8,16 +8,20 @@ import json
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import FleetError, PolyfleetError, UserError
+from cluster.untrusted import Unreadable, parse_json, read_json
 
 ADDRESS = "session.json"
 LOOK_S = 0.5
 SILENT_S = 900.0
 """A session nobody has asked anything for so long belongs to a run that will not come back."""
+MOST_ADDRESS_BYTES = 4096
+MOST_ANSWER_BYTES = 32 << 20
 Message = dict[str, Any]
 
 
@@ -65,21 +69,50 @@ def _answer(asking: socket.socket, handle: Callable[[Message], Any]) -> bool:
 
 
 def ask(folder: Path, message: Message, timeout_s: float) -> Any:
-    """Ask the session whose attempt lives in `folder`. Raises FleetError where none answers."""
+    """Ask the session whose attempt writes `folder`: user code runs there, so its answer is bounded in time and size.
+
+    Raises FleetError where none answers, UserError with what the session refuses.
+    """
     try:
-        address = json.loads((folder / ADDRESS).read_text())
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(timeout_s)
-            asking.connect(address["socket"])
-            with asking.makefile("rwb") as stream:
-                stream.write(json.dumps(message).encode() + b"\n")
-                stream.flush()
-                line = stream.readline()
-    except (OSError, ValueError, KeyError) as e:
+        line = _asked(_address(folder), message, time.monotonic() + timeout_s)
+        told = parse_json(line, "its answer") if line else None
+    except (OSError, ValueError, Unreadable) as e:
         raise FleetError(f"the session does not answer: {type(e).__name__}: {e}", "see the log of its job") from None
-    if not line:
+    if told is None:
         raise FleetError("the session ended amid a call", "see the log of its job")
-    told = json.loads(line)
-    if "error" in told:
-        raise UserError(told["error"], told["remedy"])
-    return told["result"]
+    if isinstance(told, dict) and "result" in told:
+        return told["result"]
+    if isinstance(told, dict) and "error" in told:
+        raise UserError(str(told["error"]), str(told.get("remedy", "")))
+    raise FleetError("the session answered with neither a result nor an error", "see the log of its job")
+
+
+def _address(folder: Path) -> str:
+    found = read_json(folder / ADDRESS, MOST_ADDRESS_BYTES)
+    if not isinstance(found, dict) or not isinstance(found.get("socket"), str):
+        raise Unreadable(ADDRESS, "names no socket")
+    return str(found["socket"])
+
+
+def _asked(address: str, message: Message, deadline_s: float) -> bytes:
+    """The line that comes back, b"" when the other side hangs up. A byte now and then does not put off the deadline."""
+    got = bytearray()
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_left(deadline_s))
+        asking.connect(address)
+        asking.sendall(json.dumps(message).encode() + b"\n")
+        while not got.endswith(b"\n"):
+            asking.settimeout(_left(deadline_s))
+            piece = asking.recv(1 << 20)
+            if not piece:
+                return b""
+            got += piece
+            if len(got) > MOST_ANSWER_BYTES:
+                raise Unreadable("its answer", f"is longer than {MOST_ANSWER_BYTES} bytes")
+    return bytes(got)
+
+
+def _left(deadline_s: float) -> float:
+    if (left := deadline_s - time.monotonic()) <= 0:
+        raise TimeoutError("timed out")
+    return left

@@ -13,6 +13,7 @@ from cluster.errors import UserError
 from workers import backends
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import precision_of
+from workers.job_events import LARGEST_STEP
 from workers.tasks.checkpoints import Checkpoints
 from workers.tasks.distributed import Ranks, group
 from workers.tasks.events import RESERVED, Events
@@ -140,6 +141,8 @@ class Context:
             raise UserError(
                 f"ctx.report cannot take a metric called {min(taken)!r}", "the event has it already: rename it"
             )
+        if not 0 <= step <= LARGEST_STEP:
+            raise UserError(f"ctx.report was given step {step}", f"count steps from 0 to {LARGEST_STEP}")
         self.last_step = int(step)
         self.last_report = {"step": self.last_step} | {name: metric(name, value) for name, value in metrics.items()}
         self.events.write("report", **self.last_report)

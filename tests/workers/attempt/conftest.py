@@ -78,7 +78,7 @@ class Node:
             time.sleep(0.01)
 
     def state(self):
-        return "\n".join(f"{p}: {p.read_text()[-500:]}" for p in self.root.glob("attempts/*/*") if p.is_file())
+        return "\n".join(f"{p}: {p.read_text()[-500:]}" for p in self.root.glob("[as]*/*/*") if p.is_file())
 
     def supervisor_pid(self, job="j"):
         return read_json(self.folder(job).supervisor)["pid"]

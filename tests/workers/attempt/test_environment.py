@@ -13,7 +13,7 @@ ORDER = Order(
     node_rank=1, nodes=2, first_rank=2, ranks=2, world_size=4, master_address="10.0.0.5", master_port=29400,
     checkpoint_root="/s/digits", resume_from="/s/digits/step-00000100-abcdef01",
 )  # fmt: skip
-FOLDER = Path("/n/attempts/digits-3f9a2c.3.1")
+FOLDER = Path("/n/shared/digits-3f9a2c.3.1")
 
 
 def made(local_rank=0, environ=None, **changes):

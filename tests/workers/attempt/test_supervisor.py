@@ -216,7 +216,7 @@ def test_secrets_reach_the_rank_and_no_file_of_the_attempt(node):
     ended = node.outcome()
     assert node.text()[:2] == ["out ***", f"out {len(secret)}"]
     assert ended["failure"]["message"] == "rank 0 ended with exit code 1: bad ***"
-    kept = [p for p in node.folder().path.rglob("*") if p.is_file()]
+    kept = [p for p in node.root.rglob("j.1.0/**/*") if p.is_file()]
     assert not [p for p in kept if secret in p.read_text()]
 
 
@@ -259,7 +259,7 @@ sys.exit(1)
     node.python("j", code, secrets={"KEY": "s3cr3t"})
     failure = node.outcome()["failure"]
     assert (failure["message"], failure["traceback"], failure["node"]) == ("ValueError: ***", "line ***", "n0")
-    assert "s3cr3t" not in node.folder().failure(0).read_text()
+    assert not node.folder().failure(0).exists()
 
 
 def test_the_result_of_rank_0_is_in_the_outcome(node):
@@ -270,7 +270,8 @@ def test_the_result_of_rank_0_is_in_the_outcome(node):
 
 
 @pytest.mark.parametrize("content", ["not json", "[1]", ""])
-def test_a_result_that_is_no_object_is_left_out(node, content):
+def test_a_result_that_is_no_object_fails_the_attempt(node, content):
     node.python("j", f"import os; open(os.environ['POLYFLEET_ATTEMPT_DIR'] + '/result.json', 'w').write({content!r})")
     ended = node.outcome()
-    assert (ended["state"], ended["result"]) == ("succeeded", {})
+    assert (ended["state"], ended["result"], ended["failure"]["kind"]) == ("failed", {}, "unreadable")
+    assert ended["failure"]["message"].startswith("result.json ")
