@@ -259,7 +259,7 @@ def _events(data: bytes, folder: Path) -> object:
     attempt = _attempt(folder)
     attempt.folder.outcome.unlink(missing_ok=True)
     attempt.folder.events.write_bytes(data)
-    told = attempt.report(0, "starting")
+    told = attempt.report(0, "starting", 1000, 1 << 20)
     for event in told["events"] if told else ():
         assert isinstance(event["t"], int | float) and abs(event["t"]) < 1e300
         json.dumps(event, allow_nan=False)
