@@ -29,8 +29,22 @@ CREDENTIALS = (
 
 
 ANY, ANY_FOLDERS = "*", "**"
+_RANGE = re.compile(r"(.)(?:-(.))?", re.DOTALL)
 _TOKEN = re.compile(r"\*+|\?|\[[!^]?\]?[^\]]*\]|\\?.", re.DOTALL)
-Piece = str | re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A character within one of `ranges` of code points, or within none where `negated`."""
+
+    ranges: tuple[tuple[str, str], ...]
+    negated: bool = False
+
+    def holds(self, char: str) -> bool:
+        return any(first <= char <= last for first, last in self.ranges) is not self.negated
+
+
+Piece = str | OneOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,7 @@ def _rule(line: str, ours: bool) -> Rule:
 
 
 def _pieces(part: str) -> tuple[Piece, ...]:
-    """What each character of a name must be: itself, `?` any, ANY any number of any, a pattern one of a set."""
+    """What each character of a name must be: itself, `?` any, ANY any number of any, or one of a set."""
     return tuple(map(_piece, _TOKEN.findall(part)))
 
 
@@ -104,18 +118,15 @@ def _piece(written: str) -> Piece:
         return ANY
     if len(written) > 2 and written[0] == "[":
         negated = written[1] in "!^"
-        inside = re.sub(r"([\\\[\]&~|^])", r"\\\1", written[1 + negated : -1])
-        try:
-            return re.compile(f"[{'^' if negated else ''}{inside}]")
-        except re.error:  # such as [z-a], which matches nothing in git either
-            return re.compile("(?!)")
+        found = _RANGE.findall(written[1 + negated : -1])
+        return OneOf(tuple((first, last or first) for first, last in found), negated)
     if len(written) > 1:  # an escape: what follows stands for itself, a `?` too
-        return re.compile(re.escape(written[-1]))
+        return OneOf(((written[-1], written[-1]),))
     return written
 
 
 def _is(piece: Piece, char: str) -> bool:
-    return piece.fullmatch(char) is not None if isinstance(piece, re.Pattern) else piece in ("?", char)
+    return piece.holds(char) if isinstance(piece, OneOf) else piece in ("?", char)
 
 
 def _fit(pattern: Sequence[P], text: Sequence[str], star: str, fits: Callable[[P, str], bool]) -> bool:
