@@ -1,6 +1,7 @@
 """Where Polyfleet keeps things on a machine. Nothing is created by asking."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -28,7 +29,7 @@ def private_dir(path: Path) -> Path:
 
 def write_private(path: Path, text: str) -> None:
     """Replace `path` at once by a file of mode 0600: a reader sees the old text or the new, never half."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as f:
         f.write(text)

@@ -22,7 +22,7 @@ LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]{0,62}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 OUR_VARIABLES = ("RAY_", "POLYFLEET_")
-SETTABLE = ("POLYFLEET_CPU_ENGINE",)
+SETTABLE = ("POLYFLEET_CPU_ENGINE", "POLYFLEET_LOG_LIMIT_BYTES")
 OUR_LABELS = ("polyfleet.io/", "ray.io/")
 
 

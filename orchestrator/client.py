@@ -182,6 +182,13 @@ class Client(Transport):
         self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
     ) -> Iterator[Data]:
         """Every line as it comes, until the job has ended and its log is read to the end."""
+        for lines in self.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail):
+            yield from lines
+
+    def follow_log_pages(
+        self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
+    ) -> Iterator[list[Data]]:
+        """The same lines, as many at a time as came together."""
         path = f"/v1/jobs/{segment(ref)}/logs/stream"
         cursor = None
         while True:
@@ -191,7 +198,7 @@ class Client(Transport):
                     if name == "end":
                         return
                     cursor, tail = json.dumps(data["cursor"]), None
-                    yield from data["lines"]
+                    yield data["lines"]
                 gone = FleetError("the server has ended", f"`polyfleet logs -f {ref}` starts one and follows on")
             except Unreachable as e:
                 gone = e

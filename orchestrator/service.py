@@ -181,10 +181,16 @@ class Service:
     def logs(
         self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
     ) -> dict[str, Any]:
+        return self._logs.read(self._logged(ref), rank, epoch, cursor, limit_bytes)
+
+    def logs_tail(self, ref: str, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
+        return self._logs.tail(self._logged(ref), rank, epoch, count)
+
+    def _logged(self, ref: str) -> Record:
         record = self.jobs_table.find(ref)
         if record.attempts:
             self._settle()
-        return self._logs.read(record, rank, epoch, cursor, limit_bytes)
+        return record
 
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
         """Events past `after`, as soon as there are any, else an empty list after `timeout_s`."""

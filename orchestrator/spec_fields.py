@@ -17,6 +17,9 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY = re.compile(r"(?![/.])(?P<where>[A-Za-z0-9_./-]+?)(:(?P<function>[A-Za-z_]\w*))?", re.ASCII)
 TRANSFORMERS = re.compile(r"transformers:([a-z0-9][a-z0-9_-]*|(?![/.])[A-Za-z0-9_./-]+\.json)", re.ASCII)
 SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
+MOST_SECRETS = 100
+LONGEST_VARIABLE_BYTES = 64 << 10
+"""Linux takes 128 KiB."""
 OURS = ("POLYFLEET_", "RAY_")
 LONGEST_S = 7 * 86400.0
 
@@ -83,6 +86,8 @@ def _variable(name: str, value: Any) -> str:
         value = str(value)
     if not isinstance(value, str) or "\0" in value:
         raise WrongValueError(f"{name} must be text or a number", "put the value in quotes")
+    if len(value.encode("utf-8", "replace")) > LONGEST_VARIABLE_BYTES:
+        raise WrongValueError(f"{name} is longer than {LONGEST_VARIABLE_BYTES} bytes", "send large data as files")
     return value
 
 
@@ -97,6 +102,8 @@ def _secrets(value: Any) -> Any:
     """Errors here never show what was written: it may be the secret itself."""
     if not isinstance(value, dict):
         raise WrongValueError("must be a mapping of names to references", "e.g. HF_TOKEN: env:HF_TOKEN")
+    if len(value) > MOST_SECRETS:
+        raise WrongValueError(f"has {len(value)} secrets, at most {MOST_SECRETS} are taken", "put several into a file")
     for name, reference in value.items():
         _check_variable_name(str(name))
         if not isinstance(reference, str) or not SECRET.fullmatch(reference):

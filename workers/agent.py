@@ -121,8 +121,12 @@ class Agent:
         self._attempts.forget(job, epoch)
 
     def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
-        """{"data", "next", "ended"}: whole lines of a rank's log from byte `offset`."""
+        """{"data", "next", "more", "ended"}: whole lines of a rank's log from byte `offset`."""
         return self._attempts.log(job, epoch, rank, offset, limit_bytes)
+
+    def log_tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
+        """{"start", "end"}: the bytes between which the last `count` lines of a rank's log lie."""
+        return self._attempts.log_tail(job, epoch, rank, count)
 
     def measure(self, job: str, epoch: int, message: dict[str, Any], timeout_s: float) -> Any:
         """Ask the benchmark session of an attempt here. Raises NotFound, FleetError when it does not answer."""

@@ -96,7 +96,7 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
 
     try:
         if follow:
-            _print_lines(client.follow_logs(job_id), output)
+            _print_lines(client.follow_log_pages(job_id), output)
         with waiting(f"waiting for {job_id}") as update:
             view = client.wait(
                 job_id, seen=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
@@ -169,20 +169,20 @@ def logs(
 
     with connect(progress=say) as client:
         if follow:
-            printed = _print_lines(client.follow_logs(ref, rank=rank, epoch=epoch, tail=tail), output)
+            printed = _print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
         else:
             printed = _print_lines(_pages(client, ref, rank=rank, epoch=epoch, tail=tail), output)
         if not printed and tail != 0:
             _say_why_nothing(client.job(ref), rank, epoch)
 
 
-def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[Data]:
+def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
     """Every line there is now, or the last `tail`."""
     page = client.logs(ref, tail=tail, **where)
-    yield from page["lines"]
+    yield page["lines"]
     while tail is None and page["lines"]:
         page = client.logs(ref, cursor=page["cursor"], **where)
-        yield from page["lines"]
+        yield page["lines"]
 
 
 def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
@@ -193,23 +193,27 @@ def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
         say(f"{view['id']}{who} has printed nothing; it is {view['state']}")
 
 
-def _print_lines(lines: Iterable[Data], output: Format) -> int:
-    """Each line as it comes; how many. A rank is named once a job has shown more than one of them."""
+def _print_lines(pages: Iterable[list[Data]], output: Format) -> int:
+    """Each page as it comes; how many lines. A rank is named once a job has shown more than one of them."""
     from orchestrator.cli.output import as_json, as_yaml, write
     from orchestrator.show.text import log_lines
 
-    ranks, count = set(), 0
-    for line in lines:
-        count += 1
+    ranks: set[int] = set()
+
+    def shown(line: Data) -> str:
         if output is Format.JSON:
-            write(as_json(line, indent=None))
-        elif output is Format.YAML:
-            write(as_yaml([line]))
-        else:
-            ranks.add(line["rank"])
-            prefix = f"[{line['rank']}] " if len(ranks) > 1 else ""
-            for text in log_lines(line["text"]):
-                write(prefix + text)
+            return as_json(line, indent=None)
+        if output is Format.YAML:
+            return as_yaml([line])
+        ranks.add(line["rank"])
+        prefix = f"[{line['rank']}] " if len(ranks) > 1 else ""
+        return "\n".join(prefix + text for text in log_lines(line["text"]))
+
+    count = 0
+    for lines in pages:
+        count += len(lines)
+        if lines:
+            write("\n".join(map(shown, lines)))
     return count
 
 

@@ -1,8 +1,11 @@
-"""What the ranks of a job printed, read from the nodes they ran on."""
+"""What the ranks of a job printed, read from the nodes they ran on and put in order by time."""
 
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import FleetError, NotFound
+from cluster.errors import NotFound, PolyfleetError
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
@@ -10,47 +13,154 @@ from orchestrator.runtime.live import node_of
 from orchestrator.runtime.orders import ranks_of
 
 STREAMS = {"out": "stdout", "err": "stderr"}
+STAMP = len("2026-11-20T23:14:53.123456Z")
+LEAST_BYTES = 64 << 10
+"""Of one rank; a page of a job of many ranks may be so much longer than asked for."""
+TAIL_PAGE_BYTES = 1 << 20
+MOST_READ_TO_END = 10_000
+
+
+@dataclass
+class Page:
+    """Lines of one rank up to byte `next` of its log; `more`: it has more of them now."""
+
+    epoch: int
+    rank: int
+    texts: list[str]
+    next: int
+    more: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.epoch}.{self.rank}"
+
+    @property
+    def latest(self) -> str:
+        return self.texts[-1][:STAMP]
+
+    def cut(self, latest: str) -> None:
+        """Keep lines up to that time; the others are read again with the next page."""
+        keep = next((i for i, text in enumerate(self.texts) if text[:STAMP] > latest), len(self.texts))
+        self.next -= sum(len(text.encode()) + 1 for text in self.texts[keep:])
+        del self.texts[keep:]
 
 
 class Logs:
+    """Cursors have keys `epoch.rank` and byte offsets for values. Safe to use from several threads."""
+
     def __init__(self, agents: Agents):
         self._agents = agents
+        self._read_to_end: dict[tuple[str, str], int] = {}  # where logs end to which nothing is added any more
 
     def read(
         self, record: Record, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
     ) -> dict[str, Any]:
-        """Whole lines past `cursor` (keys `epoch.rank`, values byte offsets). `ended` once no more can come."""
+        """About `limit_bytes` of whole lines past `cursor`, attempt by attempt. `ended` once no more can come."""
+        lines: list[dict[str, Any]] = []
+        at = dict(cursor)
+        for attempt in self._attempts(record, epoch):
+            if lines := self._page(record, attempt, rank, at, limit_bytes):
+                break
+        return {"lines": lines, "cursor": at, "ended": _settled(record) and not lines}
+
+    def tail(self, record: Record, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
+        """The last `count` lines there are now, read from the logs' ends; the cursor is behind them."""
+        lines: list[dict[str, Any]] = []
+        at: dict[str, int] = {}
+        for attempt in reversed(self._attempts(record, epoch)):
+            wanted = count - len(lines)
+            lines = [*self._last(record, attempt, rank, at, wanted), *lines]
+        return {"lines": lines, "cursor": at, "ended": _settled(record)}
+
+    def _attempts(self, record: Record, epoch: int | None) -> list[Attempt]:
         attempts = [a for a in record.attempts if epoch in (None, a.epoch)]
         if not attempts and record.attempts:
             raise NotFound(f"{record.job.id} has no attempt {epoch}", f"it has 1 to {record.job.epoch}")
-        lines: list[dict[str, Any]] = []
-        at = dict(cursor)
-        for attempt in attempts:
-            for number, node in self._ranks(record, attempt):
-                if rank in (None, number):
-                    lines += self._of_rank(record.job.id, attempt, number, node, at, limit_bytes)
-        lines.sort(key=lambda line: (line["epoch"], line["time"]))
-        settled = record.job.state in TERMINAL and record.live is None
-        return {"lines": lines, "cursor": at, "ended": settled and not lines}
+        return attempts
 
-    def _of_rank(
-        self, job: str, attempt: Attempt, rank: int, node: str, at: dict[str, int], limit_bytes: int
+    def _last(
+        self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], count: int
     ) -> list[dict[str, Any]]:
-        key = f"{attempt.epoch}.{rank}"
+        """Of one attempt; `at` is moved to the ends of its logs."""
+        ends = {}
+        for number, node in _ranks(record, attempt, rank):
+            if found := self._ask(node, "log_tail", record.job.id, attempt.epoch, number, count):
+                key = f"{attempt.epoch}.{number}"
+                at[key], ends[key] = found["start"], found["end"]
+        last: deque[dict[str, Any]] = deque(maxlen=count)
+        while any(at[key] < end for key, end in ends.items()):
+            page = self._page(record, attempt, rank, at, TAIL_PAGE_BYTES)
+            last.extend(page)
+            if not page:
+                break
+        return list(last)
+
+    def _page(
+        self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], limit_bytes: int
+    ) -> list[dict[str, Any]]:
+        """Lines of one attempt in the order of their times; `at` is moved behind them.
+
+        What a rank has printed later than the last line read of another one, which has more, waits for the next page.
+        """
+        ranks = [(n, node) for n, node in _ranks(record, attempt, rank) if not self._is_read(record, attempt, n, at)]
+        share = max(limit_bytes // max(len(ranks), 1), LEAST_BYTES)
+        asked = (self._of_rank(record.job.id, attempt.epoch, n, node, at, share) for n, node in ranks)
+        pages = [page for page in asked if page is not None]
+        first = min((p for p in pages if p.more and p.texts), key=lambda p: p.latest, default=None)
+        for page in pages:
+            if first is not None and page is not first:
+                page.cut(first.latest)
+            if page.texts:
+                at[page.key] = page.next
+        lines = [line(text, page.epoch, page.rank) for page in pages for text in page.texts]
+        if len(pages) > 1:
+            lines.sort(key=lambda line: str(line["time"]))
+        return lines
+
+    def _of_rank(self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int) -> Page | None:
+        key = f"{epoch}.{rank}"
+        found = self._ask(node, "logs", job, epoch, rank, at.get(key, 0), limit_bytes)
+        if found is None:
+            return None
+        if found["ended"]:
+            self._remember_end(job, key, found["next"])
+        # Nothing else ends a line: what code prints may hold any other separator, and must not look like a line.
+        texts = found["data"].split("\n")
+        if not texts[-1]:
+            texts.pop()
+        return Page(epoch, rank, texts, found["next"], found["more"])
+
+    def _ask(self, node: str, method: str, *arguments: Any) -> Any:
+        """None where there is nothing yet, or the node went away: its lines come later."""
         agent = self._agents.get(node)
         if agent is None or not agent.ready:
-            return []
+            return None
         try:
-            found = self._agents.call(node, "logs", job, attempt.epoch, rank, at.get(key, 0), limit_bytes)
-        except (FleetError, NotFound):
-            return []  # not started yet, or the node went away while we asked: its lines come later
-        at[key] = found["next"]
-        return [line(text, attempt.epoch, rank) for text in found["data"].splitlines()]
+            return self._agents.call(node, method, *arguments)
+        except PolyfleetError:
+            return None
 
-    def _ranks(self, record: Record, attempt: Attempt) -> list[tuple[int, str]]:
-        """Global ranks of an attempt with the node each ran on."""
-        each = [(node_of(d), ranks_of(record.job.task, len(numbers))) for d, numbers in attempt.leases]
-        return list(enumerate(node for node, count in each for _ in range(count)))
+    def _remember_end(self, job: str, key: str, end: int) -> None:
+        if len(self._read_to_end) >= MOST_READ_TO_END:
+            self._read_to_end.clear()
+        self._read_to_end[job, key] = end
+
+    def _is_read(self, record: Record, attempt: Attempt, rank: int, at: dict[str, int]) -> bool:
+        """To its end, by whomever: a job with many attempts is not asked for each of them with every page."""
+        key = f"{attempt.epoch}.{rank}"
+        end = self._read_to_end.get((record.job.id, key))
+        return end is not None and at.get(key, 0) >= end
+
+
+def _ranks(record: Record, attempt: Attempt, wanted: int | None) -> Iterator[tuple[int, str]]:
+    """Global ranks of an attempt with the node each ran on."""
+    each = [(node_of(d), ranks_of(record.job.task, len(numbers))) for d, numbers in attempt.leases]
+    nodes = [node for node, count in each for _ in range(count)]
+    return ((number, node) for number, node in enumerate(nodes) if wanted in (None, number))
+
+
+def _settled(record: Record) -> bool:
+    return record.job.state in TERMINAL and record.live is None
 
 
 def line(text: str, epoch: int, rank: int) -> dict[str, Any]:

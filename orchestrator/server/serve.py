@@ -22,6 +22,7 @@ from orchestrator.server import record
 from orchestrator.server.app import make_app
 from orchestrator.server.facade import Facade
 from orchestrator.server.record import ServerRecord
+from orchestrator.server.transfers import forget_unfinished
 
 DRAIN_S = 3
 
@@ -32,6 +33,7 @@ def serve(home: Path, port: int, make_service: Callable[[Path], Facade]) -> None
     os.environ["POLYFLEET_HOME"] = str(private_dir(home))
     with _only_one(home), listener(port) as listening:
         token = tokens.read(tokens.ensure(home / "token"))
+        forget_unfinished(home)
         service = make_service(home)
         try:
             _run(service, token, home, listening)

@@ -23,7 +23,7 @@ HEARTBEAT_S = 15.0
 POLL_S = (0.2, 1.0)
 CHANGES_WAIT_S = 2.0
 STREAM_THREADS = 256
-PAGE_BYTES = 256 * 1024
+PAGE_BYTES = 1 << 20
 T = TypeVar("T")
 
 
@@ -87,18 +87,16 @@ class Logs:
         await blocking(self.request, self.service.job, self.ref)
 
     async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
-        answer = await blocking(
-            self.request, self.service.logs, self.ref, self.rank, self.epoch, self.cursor, limit_bytes
-        )
-        self.cursor, self.ended = answer["cursor"], answer["ended"]
-        return list(answer["lines"])
+        return await self._lines(self.service.logs, self.cursor, limit_bytes)
 
     async def tail(self, count: int) -> list[Data]:
-        """The last `count` lines there are now; the cursor is behind them afterwards."""
-        last: list[Data] = []
-        while lines := await self.page():
-            last = (last + lines)[-count:] if count else []
-        return last
+        """The last `count` lines there are now, whatever the cursor was; it is behind them afterwards."""
+        return await self._lines(self.service.logs_tail, count)
+
+    async def _lines(self, ask: Callable[..., Data], *arguments: Any) -> list[Data]:
+        answer = await blocking(self.request, ask, self.ref, self.rank, self.epoch, *arguments)
+        self.cursor, self.ended = answer["cursor"], answer["ended"]
+        return list(answer["lines"])
 
     async def follow(self, tail: int | None) -> AsyncIterator[tuple[str, Any] | None]:
         if tail is not None and (lines := await self.tail(tail)):

@@ -19,13 +19,20 @@ from orchestrator.server.streams import HEARTBEAT_S
 
 PIECE_BYTES = 1024 * 1024
 PROGRESS_EVERY_S = 0.2
+INCOMING = ".incoming-"
+
+
+def forget_unfinished(home: Path) -> None:
+    """Remove uploads that a server before us was receiving when it was killed; only one server of a home runs."""
+    for left in (home / "packages").glob(f"{INCOMING}*"):
+        left.unlink(missing_ok=True)
 
 
 async def receive_package(request: Request, sha: str) -> None:
     """The body into a private file, checked against its name, then handed on. Nothing stays behind on an error."""
     service: Facade = request.app.state.service
     folder = private_dir(request.app.state.home / "packages")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".incoming-", delete=False) as part:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=INCOMING, delete=False) as part:
         path = Path(part.name)
         try:
             received = await _store(request, part)

@@ -26,6 +26,8 @@ def one_line(text: object) -> str:
 
 def log_lines(text: str) -> list[str]:
     """One log line as lines to print: carriage returns (progress bars) become line ends: nothing is painted over."""
+    if text.isprintable():
+        return [text]
     return visible(re.sub(r"\r+", "\n", text.rstrip("\r\n"))).split("\n")
 
 

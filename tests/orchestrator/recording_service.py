@@ -184,6 +184,14 @@ class RecordingService:
         end = done + len(lines) >= len(self.lines.get(view["id"], []))
         return {"lines": shown, "cursor": {"1.0": done + len(lines)}, "ended": end and view["state"] != "RUNNING"}
 
+    def logs_tail(self, ref, rank, epoch, count):
+        self._note("logs_tail", ref, rank, epoch, count)
+        view = self.job(ref)
+        lines = self.lines.get(view["id"], [])
+        last = lines[max(len(lines) - count, 0) :]
+        shown = [{"time": NOW, "epoch": 1, "rank": 0, "stream": "out", "text": text} for text in last]
+        return {"lines": shown, "cursor": {"1.0": len(lines)}, "ended": view["state"] != "RUNNING"}
+
     def changes(self, after, timeout_s):
         self._note("changes", after, timeout_s)
         if after == 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.errors import NotFound, UserError
 from cluster.untrusted import Unreadable, read_bytes
-from workers.attempt import outcome, removal, reserve
+from workers.attempt import log_files, outcome, removal, reserve
 from workers.attempt.life import STOP_BYTES, Life
 from workers.attempt.reading import Piece, Reader, read_outcome, stamp
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
@@ -17,7 +17,6 @@ from workers.attempt.records import AttemptId, Folder, read_json, replace_text, 
 log = logging.getLogger(__name__)
 
 LOOK_FOR_SUPERVISOR_S = 0.3
-MOST_LOG_BYTES = 1 << 20
 MOST_COMPLAINT_BYTES = 1 << 20
 BACKLOG_PAUSE_S = 0.25
 """After a full share of events: a job that tells more than anybody can use must not keep the controller busy."""
@@ -179,23 +178,29 @@ class Attempt:
         removal.remove(self.folder.shared)
 
     def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
-        """Whole lines of a rank's log from byte `offset`: {"data", "next", "ended"}; ended once no more can come."""
+        """Whole lines of a rank's log from byte `offset`: {"data", "next", "more", "ended"}; `more`: there are more
+        now; ended once no more can come. What the log no longer has is one line that says how much it was."""
         ended = not self.live
         try:
-            with self.folder.log(rank).open("rb") as f:
-                f.seek(offset)
-                data = f.read(max(1, min(limit_bytes, MOST_LOG_BYTES)))
-                at_end = not f.read(1)
+            found = log_files.read(self.folder.log(rank), offset, limit_bytes)
         except FileNotFoundError:
             if ended:
                 raise NotFound(f"attempt {self.id} has no rank {rank} on this node", "`show` lists the ranks") from None
-            return {"data": "", "next": offset, "ended": False}
-        whole = data[: data.rfind(b"\n") + 1] or (b"" if at_end else data)
+            return {"data": "", "next": offset, "more": False, "ended": False}
         return {
-            "data": whole.decode("utf-8", "replace"),
-            "next": offset + len(whole),
-            "ended": ended and at_end and len(whole) == len(data),
+            "data": found.data.decode("utf-8", "replace"),
+            "next": found.next,
+            "more": found.more,
+            "ended": ended and not found.more,
         }
+
+    def log_tail(self, rank: int, count: int) -> dict[str, int]:
+        """{"start", "end"}: the bytes between which the last `count` lines of a rank's log lie."""
+        try:
+            start, end = log_files.last(self.folder.log(rank), count)
+        except FileNotFoundError:
+            start = end = 0
+        return {"start": start, "end": end}
 
 
 def _reason(found: Any) -> str:

@@ -130,12 +130,21 @@ class Attempts:
 
     def log(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """Also of attempts that are forgotten. Raises NotFound for one this node never had."""
-        ids = sorted(a for a in self._seen(job) if a.epoch == epoch)
-        folders = [(a, Folder(self._folder / str(a))) for a in ids]
-        if not folders:
+        return self._logged(job, epoch, rank).log(rank, offset, limit_bytes)
+
+    def log_tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
+        return self._logged(job, epoch, rank).log_tail(rank, count)
+
+    def _logged(self, job: str, epoch: int, rank: int) -> Attempt:
+        """That of the node ranks whose log it is; the others, if there are any, have none."""
+        prefix = f"{job}.{epoch}."
+        names = sorted(e.name for e in os.scandir(self._folder) if e.name.startswith(prefix))
+        ids = [a for name in names if (a := parse(name)) is not None and a.job == job]
+        if not ids:
             raise NotFound(f"this node never ran epoch {epoch} of {job}", "`show` says on which node it ran")
+        folders = [(a, Folder(self._folder / str(a))) for a in ids]
         attempt, folder = next(((a, f) for a, f in folders if f.log(rank).exists()), folders[0])
-        return Attempt(attempt, folder, 0.0).log(rank, offset, limit_bytes)
+        return Attempt(attempt, folder, 0.0)
 
     def folder(self, job: str, epoch: int) -> Path:
         """Where the ranks of the first attempt here write. Raises NotFound."""

@@ -16,6 +16,7 @@ import workers
 from cluster.errors import PolyfleetError, UserError
 from cluster.untrusted import Unreadable, parse_json
 from workers.attempt.records import MOST_RESULT_BYTES, Shared, read_json, write_json
+from workers.attempt.redaction import Redactor
 
 CODE = Path(workers.__file__).parents[1]
 OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
@@ -28,16 +29,17 @@ OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAU
 
 def main() -> int:
     folder, rank = Shared(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
+    redact = Redactor.of_rank(os.environ)
     try:
         result = _run_task(folder, rank)
         if rank == 0:
-            write_json(folder.result, _checked(result))
+            write_json(folder.result, redact.plain(_checked(result)))
     except SystemExit as e:
         return _exit_code(e)
     except BaseException as e:
         failure = describe(e, rank)
         print(failure["traceback"] or failure["message"], file=sys.stderr)  # noqa: T201 - the rank's log is its stderr
-        write_json(folder.failure(rank), failure)
+        write_json(folder.failure(rank), redact.plain(failure, keys=False))
         return INTERRUPTED if isinstance(e, KeyboardInterrupt) else 1
     return 0
 

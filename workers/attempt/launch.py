@@ -15,11 +15,14 @@ from cluster.plain import to_plain
 from workers.attempt import cgroup, lease, processes, removal, reserve
 from workers.attempt.environment import rank_environment, supervisor_environment
 from workers.attempt.life import STOP_BYTES
+from workers.attempt.logs import LIMIT_BYTES
 from workers.attempt.records import Folder, write_json
 from workers.messages import Order
 from workers.packages import Packages
 
 START_TIMEOUT_S = 20.0
+LOG_LIMIT = "POLYFLEET_LOG_LIMIT_BYTES"
+LEAST_LOG_BYTES = 1 << 20
 CHILD = ("-P", "-m", "workers.attempt.child")
 RESERVES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
 """What must be written also when the disk is full by then: bytes by name of the path in a Folder."""
@@ -70,6 +73,7 @@ def launch_record(folder: Folder, order: Order, node: str, threads: int, environ
         "task": order.task,
         "node": node,
         "grace_s": order.grace_s,
+        "log_limit_bytes": log_limit_bytes(environ),
         "cgroup": str(groups / cgroup.name(folder.path)) if groups else "",
         "limits": cgroup.limits(groups, environ) if groups else {},
         "ranks": [
@@ -82,6 +86,14 @@ def launch_record(folder: Folder, order: Order, node: str, threads: int, environ
             for local in range(order.ranks)
         ],
     }
+
+
+def log_limit_bytes(environ: Mapping[str, str]) -> int:
+    """Of one rank's log on this node. Raises UserError."""
+    text = environ.get(LOG_LIMIT, str(LIMIT_BYTES))
+    if not text.isascii() or not text.isdigit() or not LEAST_LOG_BYTES <= int(text[:20]) < 1 << 60:
+        raise UserError(f"{LOG_LIMIT} is {text[:40]!r} on this node", f"write bytes, at least {LEAST_LOG_BYTES}")
+    return int(text)
 
 
 def supervise(folder: Folder, secrets: Mapping[str, str], lock: int) -> None:

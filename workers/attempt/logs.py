@@ -1,44 +1,65 @@
 """A rank's output, line by line into its log: time-stamped, named out or err, without secrets."""
 
-import os
 import re
 import time
 from pathlib import Path
 
+from workers.attempt.log_files import Writer
 from workers.attempt.redaction import Redactor
 
+LIMIT_BYTES = 1 << 30
 LONGEST_LINE_BYTES = 64 << 10
-# A progress bar's carriage return ends a line too; one at the end of the data may be the first half of \r\n.
-END_OF_LINE = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
+LONGEST_TEXT = 128 << 10
+"""Characters, of up to four bytes: with its stamp a line is shorter than log_files.LONGEST_READ_BYTES."""
+# A progress bar's carriage return ends a line too.
+END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 
 
 class RankLog:
-    """Writes `2026-11-20T23:14:53.123456Z out TEXT`. A full disk costs lines, which are counted, never the attempt."""
+    """Writes `2026-11-20T23:14:53.123456Z out TEXT`. A full disk costs lines, which are counted, never the attempt.
 
-    def __init__(self, path: Path, redact: Redactor):
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    Nothing but a line feed ends a line of the log, and none is in a TEXT: what a rank prints is never taken for another
+    time or stream.
+    """
+
+    def __init__(self, path: Path, redact: Redactor, limit_bytes: int = LIMIT_BYTES):
+        self._log = Writer(path, limit_bytes)
         self._redact = redact
-        self._rest = {"out": b"", "err": b""}
+        self._rest = {"out": bytearray(), "err": bytearray()}
         self._lost = 0
         self.last_err = ""
+        if redact.too_short:
+            said = "a secret is" if redact.too_short == 1 else f"{redact.too_short} secrets are"
+            self._write("err", [f"[polyfleet: {said} shorter than 4 characters and not masked]"])
 
     def feed(self, stream: str, data: bytes) -> None:
-        *lines, rest = END_OF_LINE.split(self._rest[stream] + data)
-        texts = [self._text(line) for line in lines]
-        if len(rest) > LONGEST_LINE_BYTES:
-            text, rest = self._cut(rest)
-            texts.append(text)
-        self._rest[stream] = rest
-        self._write(stream, texts)
+        """Whole lines are written at once, unless they may be the first lines of a secret of several."""
+        rest = self._rest[stream]
+        searched = max(len(rest) - 1, 0)
+        rest += data
+        # A carriage return at the end may be the first half of \r\n.
+        whole = max(rest.rfind(b"\n", searched), rest.rfind(b"\r", searched, len(rest) - 1)) + 1
+        if whole:
+            block = bytes(rest[:whole])
+            if begun := self._redact.begun(block):
+                whole = block.rfind(b"\n", 0, whole - begun) + 1
+            del rest[:whole]
+            self._write(stream, self._texts(block[:whole]))
+        if len(rest) > LONGEST_LINE_BYTES + self._redact.longest:
+            self._cut(stream)
 
-    def _cut(self, rest: bytes) -> tuple[str, bytes]:
+    def _cut(self, stream: str) -> None:
         """A line without end is written in pieces; what could be the start of a secret stays for the next one."""
-        clean = self._text(rest)
-        keep = self._redact.longest
-        return (clean[:-keep], clean[-keep:].encode()) if keep else (clean, b"")
+        clean = self._redact.clean(bytes(self._rest[stream]))
+        at = _between_characters(clean, len(clean) - self._redact.longest)
+        self._rest[stream] = bytearray(clean[at:])
+        self._write(stream, self._texts(clean[:at]))
 
-    def _text(self, line: bytes) -> str:
-        return self._redact(line.decode("utf-8", "backslashreplace"))
+    def _texts(self, data: bytes) -> list[str]:
+        lines = END_OF_LINE.split(self._redact.clean(data))
+        if not lines[-1]:
+            lines.pop()
+        return [piece for line in lines for piece in _pieces(line.decode("utf-8", "backslashreplace"))]
 
     def _write(self, stream: str, texts: list[str]) -> None:
         if not texts:
@@ -48,28 +69,35 @@ class RankLog:
         stamp = _stamp()
         if self._lost:
             texts = [f"[polyfleet: {self._lost} lines lost, the disk was full]", *texts]
-        if self._append("".join(f"{stamp} {stream} {text}\n" for text in texts).encode()):
-            self._lost = 0
-        else:
-            self._lost += len(texts)
-
-    def _append(self, data: bytes) -> bool:
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError:
-            return False
-        return True
+        data = "".join(f"{stamp} {stream} {text}\n" for text in texts).encode()
+        written = self._log.append(data)
+        lost = data.count(b"\n", written)
+        self._lost = self._lost + lost - 1 if self._lost and not written else lost
 
     def end(self, stream: str) -> None:
         """The stream has ended: write what came after its last line break."""
-        rest, self._rest[stream] = self._rest[stream].rstrip(b"\r"), b""
-        self._write(stream, [self._text(rest)] if rest else [])
+        rest, self._rest[stream] = bytes(self._rest[stream]).rstrip(b"\r"), bytearray()
+        if rest:
+            self._write(stream, self._texts(rest))
 
     def close(self) -> None:
         self.end("out")
         self.end("err")
-        os.close(self._file)
+        self._log.close()
+
+
+def _pieces(text: str) -> list[str]:
+    """So short that a reader always gets a whole line: what follows a cut looks like a line of its own."""
+    return [text[start : start + LONGEST_TEXT] for start in range(0, max(len(text), 1), LONGEST_TEXT)]
+
+
+def _between_characters(data: bytes, at: int) -> int:
+    """`at`, or the start of the UTF-8 character it would cut."""
+    at = max(at, 0)
+    start = at
+    while 0 < start < len(data) and at - start < 4 and data[start] & 0xC0 == 0x80:
+        start -= 1
+    return start if at - start < 4 else at
 
 
 def _stamp() -> str:

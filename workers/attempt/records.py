@@ -9,7 +9,7 @@ lock              held by the supervisor while it lives
 lease             deadline in seconds of the boot clock; written in place
 stop              "preempt" or "cancel"
 started           there once every rank has been started
-rank-R.log        `TIME out|err TEXT` lines
+rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N goes on from byte N
 outcome.json      the Outcome, written last
 unreadable        there once ranks have broken what the agent reads of them: {"reason"}
 forgotten         there once the controller has the outcome
@@ -28,6 +28,7 @@ session.json      where a benchmark session listens
 import json
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ class Folder(Shared):
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as f:

@@ -6,6 +6,7 @@ and writes outcome.json last, when no process of the attempt is left. LOCK is th
 file `lock`, held until the end.
 """
 
+import errno
 import json
 import os
 import selectors
@@ -23,12 +24,13 @@ from workers.attempt import lease, life, outcome, processes, reserve
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
-from workers.attempt.redaction import Redactor
+from workers.attempt.redaction import NAMES, Redactor
 
 LOOK_EVERY_S = 0.25
 DRAIN_S = 1.0
 READ_BYTES = 64 << 10
 CANNOT_START = 127
+TOO_LONG = "its command, env and secrets are longer than the system takes: 128 KiB each on Linux, together about 2 MiB"
 MOST_FAILURE_BYTES = 1 << 20
 LONGEST_TEXT = 64 << 10
 OF_A_CHILD = ("user", "memory", "internal")
@@ -111,16 +113,18 @@ class Supervisor:
     def _start(self, rank: dict[str, Any], entrance: int | None) -> None:
         """One rank in a process group of its own, which the kernel kills if we die. `entrance` is Group.entrance's."""
         number, me = rank["rank"], os.getpid()
-        self.logs[number] = RankLog(self.folder.log(number), self.redact)
+        named = {NAMES: ",".join(self.secrets)} if self.secrets else {}
+        self.logs[number] = RankLog(self.folder.log(number), self.redact, self.launch["log_limit_bytes"])
         try:
             child = subprocess.Popen(
-                rank["command"], env=rank["environment"] | self.secrets, cwd=rank["folder"], process_group=0,
+                rank["command"], env=rank["environment"] | self.secrets | named, cwd=rank["folder"], process_group=0,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 preexec_fn=lambda: _before_exec(me, entrance),
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as e:
             self.codes[number] = CANNOT_START
-            message = f"rank {number} could not start {rank['command'][0]!r}: {getattr(e, 'strerror', None) or e}"
+            why = TOO_LONG if getattr(e, "errno", 0) == errno.E2BIG else getattr(e, "strerror", None) or e
+            message = f"rank {number} could not start {rank['command'][0][:200]!r}: {why}"
             self.failure = outcome.failure(number, self.launch["node"], "start", message, CANNOT_START)
             self._end("failed")
             return
@@ -234,7 +238,8 @@ class Supervisor:
         number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
         code = self.codes[number]
         try:
-            written = self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES))
+            said = untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES)
+            written = self.redact.plain(said, keys=False)
         except (FileNotFoundError, Unreadable):
             written = None
         if self.group is not None and code == -signal.SIGKILL and self.group.killed_for_memory():

@@ -15,6 +15,7 @@ from typing import Any
 
 from cluster.errors import FleetError, PolyfleetError, UserError
 from cluster.untrusted import Unreadable, parse_json, read_json
+from workers.attempt.redaction import Redactor
 
 ADDRESS = "session.json"
 LOOK_S = 0.5
@@ -36,7 +37,7 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
         part = address.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"socket": path, "pid": os.getpid()}))
         part.replace(address)
-        silent_s = 0.0
+        silent_s, redact = 0.0, Redactor.of_rank(os.environ)
         while silent_s < SILENT_S:
             if stopped():
                 return "stopped"
@@ -47,12 +48,12 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
                 continue
             silent_s = 0.0
             with asking:
-                if not _answer(asking, handle):
+                if not _answer(asking, handle, redact):
                     return "ended"
         return "forgotten"
 
 
-def _answer(asking: socket.socket, handle: Callable[[Message], Any]) -> bool:
+def _answer(asking: socket.socket, handle: Callable[[Message], Any], redact: Redactor) -> bool:
     """False once told to end."""
     with asking.makefile("rwb") as stream:
         message = json.loads(stream.readline() or b"{}")
@@ -63,7 +64,7 @@ def _answer(asking: socket.socket, handle: Callable[[Message], Any]) -> bool:
                 told = {"result": handle(message)}
             except PolyfleetError as e:
                 told = {"error": e.message, "remedy": e.remedy}
-        stream.write(json.dumps(told).encode() + b"\n")
+        stream.write(json.dumps(redact.plain(told, keys=False)).encode() + b"\n")
         stream.flush()
     return bool(message.get("do") != "end")
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
+from workers.attempt.redaction import Redactor
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import precision_of
 from workers.job_events import LARGEST_STEP
@@ -43,6 +44,7 @@ class Context:
         kind: str = "",
         attempt: str = "",
         events_path: Path | None = None,
+        redact: Redactor | None = None,
     ):
         precision_of(precision)  # an unknown word is refused before anything is computed
         self.backend = backend
@@ -53,7 +55,7 @@ class Context:
         self.kind, self.attempt = kind or backend.BACKEND_NAME, attempt
         self.checkpoint_root = checkpoint_root
         self.checkpoint = Checkpoints(self, checkpoint_root, resume_from, keep_checkpoints)
-        self.events = Events(events_path, rank)
+        self.events = Events(events_path, rank, redact)
         self.stop = Stop()
         self.ranks = Ranks(rank, 1)
         self.last_step = 0
@@ -85,6 +87,7 @@ class Context:
             kind=order["kind"],
             attempt=f"{order['job']}.{order['epoch']}",
             events_path=folder / "events.jsonl",
+            redact=Redactor.of_rank(env),
         )
         context.stop.listen()
         context.backend.seed(context.seed + rank)

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from workers.attempt.redaction import Redactor
+
 RESERVED = frozenset({"t", "rank", "type"})
 """Keys every event has."""
 
@@ -13,8 +15,9 @@ RESERVED = frozenset({"t", "rank", "type"})
 class Events:
     """Appends to the attempt's events.jsonl. Without a file (tests, notebooks) the events are only kept, in `kept`."""
 
-    def __init__(self, path: Path | None, rank: int):
+    def __init__(self, path: Path | None, rank: int, redact: Redactor | None = None):
         self._path = path
+        self._redact = redact or Redactor(())
         self._rank = rank
         self.kept: list[dict[str, Any]] = []
 
@@ -25,7 +28,7 @@ class Events:
 
     def write(self, kind: str, **fields: Any) -> None:
         """`kind` is report, checkpoint, phase or note; `fields` is plain data."""
-        event = {"t": time.time(), "rank": self._rank, "type": kind, **fields}
+        event = {"t": time.time(), "rank": self._rank, "type": kind, **self._clean(kind, fields)}
         if self._path is None:
             self.kept.append(event)
             return
@@ -35,3 +38,10 @@ class Events:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+    def _clean(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Without secrets. What we say ourselves stays: a secret such as "home" costs no checkpoint."""
+        if kind == "checkpoint":
+            return fields
+        names = {name: self._redact(name) if kind == "report" and name != "step" else name for name in fields}
+        return {names[name]: self._redact.plain(value) for name, value in fields.items()}

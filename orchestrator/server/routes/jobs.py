@@ -14,7 +14,10 @@ from orchestrator.server.streams import Logs, cursor_from, events
 router = APIRouter(prefix="/v1", tags=["jobs"])
 Rank = Annotated[int | None, Query(ge=0, description="only this rank")]
 Epoch = Annotated[int | None, Query(ge=0, description="only this attempt; by default all")]
-Tail = Annotated[int | None, Query(ge=0, le=100_000, description="only the last so many lines there are now")]
+Tail = Annotated[
+    int | None,
+    Query(ge=0, le=100_000, description="only the last so many lines there are now, whatever `cursor` says"),
+]
 Cursor = Annotated[str, Query(max_length=4096, description="go on where this `cursor`, as JSON, ended")]
 
 

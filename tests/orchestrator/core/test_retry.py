@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.core.model import Recovery
@@ -123,3 +125,31 @@ def test_pauses_double_and_stay_below_a_minute(w):
 
 def test_an_attempt_that_somebody_cancelled_behind_our_back_is_tried_again(w):
     assert after(running(w), Ended("cancelled"), NOW_S).reason == "the attempt was cancelled"
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.SAVING])
+@pytest.mark.parametrize("codes", [(), (-9,), (75, -15)])
+def test_what_ranks_broke_themselves_is_a_restart_however_they_were_stopped(w, state, codes):
+    """They are killed for it, which is no reason to try for ever."""
+    ended = Ended("failed", 1, "unreadable", "events.jsonl is not a regular file", codes)
+    assert after(running(w, state, retry_exit_codes=(75,)), ended, NOW_S) == Decision(
+        "failed", "events.jsonl is not a regular file", 0, 0, 0, 0.0
+    )
+    assert after(running(w, state, max_restarts=1), ended, NOW_S) == Decision(
+        "interrupted", "restart 1 of 1: events.jsonl is not a regular file", 1, 0, 0, NOW_S + 1
+    )
+
+
+def test_a_launch_that_was_refused_spends_nothing_and_waits_longer_each_time(w):
+    ended = Ended("lost", 0, "launch", "node a gave no answer within 20 s")
+    job = running(w, State.STARTING, max_interruptions=0, restarts=1)
+    first = after(job, ended, NOW_S)
+    assert first == Decision(
+        "interrupted", "could not be started: node a gave no answer within 20 s", 1, 0, 1, NOW_S + 1, 1
+    )
+    fourth = after(replace(job, refusals=3), ended, NOW_S)
+    assert fourth.reason == "could not be started 4 times in a row: node a gave no answer within 20 s"
+    assert (fourth.not_before_s, fourth.refusals) == (NOW_S + 8, 4)
+    assert after(replace(job, refusals=99), ended, NOW_S).not_before_s == NOW_S + MAX_BACKOFF_S
+    ran = after(replace(job, refusals=3, recovery=Recovery()), Ended("lost", 0, "", "node a is lost"), NOW_S)
+    assert (ran.refusals, ran.interruptions) == (0, 1), "it ran: the next refusal is the first in a row"

@@ -35,6 +35,14 @@ def test_the_first_failure_and_all_exit_codes_are_told():
     assert outcome["failure"]["message"] == "boom"
 
 
+def test_a_state_that_is_none_of_ours_is_an_unreadable_failure_and_decides():
+    user = {"rank": 1, "node": "n", "kind": "user", "message": "boom", "traceback": "", "exit_code": 1}
+    ended, outcome = combine(Live("j", 1, [part("failed", failure=user), part("weird"), part("succeeded")]), 0)
+    assert (ended.state, ended.failure) == ("failed", "unreadable")
+    assert ended.message == "the attempt ended in the unknown state 'weird'"
+    assert outcome["failure"]["kind"] == "unreadable"
+
+
 def test_the_result_is_that_of_rank_zero_which_lives_on_the_first_node():
     assert result_of(Live("j", 1, [part("succeeded", result={"a": 1}), part("succeeded", result={})])) == {"a": 1}
 

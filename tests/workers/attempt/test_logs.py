@@ -1,5 +1,5 @@
 import re
-from pathlib import Path
+import resource
 
 import pytest
 
@@ -52,19 +52,20 @@ def test_a_secret_in_a_line_without_end_is_redacted(written):
 
 
 def test_a_full_disk_costs_lines_and_says_how_many(tmp_path):
-    """/dev/full refuses every byte, as a full disk does; then there is room again."""
-    target = tmp_path / "log"
-    target.symlink_to("/dev/full")
-    log = RankLog(target, Redactor([]))
-    log.feed("err", b"one\ntwo\n")
-    target.unlink()
-    roomy = RankLog(target, Redactor([]))
-    log._file, roomy._file = roomy._file, log._file
-    log.feed("out", b"three\n")
+    """A limit on the file's size takes part of a write and refuses the rest, as a full disk does; then it is lifted."""
+    log = RankLog(tmp_path / "log", Redactor([]))
+    log.feed("out", b"zero\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "log").stat().st_size + 50, before[1]))
+    try:
+        log.feed("err", b"one\ntwo\nthree\n")
+        log.feed("err", b"four\nfive\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.feed("out", b"six\n")
     log.close()
-    roomy.close()
-    told = [LINE.fullmatch(line)[2] for line in Path(target).read_text().splitlines()]
-    assert told == ["[polyfleet: 2 lines lost, the disk was full]", "three"]
+    told = [LINE.fullmatch(line)[2] for line in (tmp_path / "log").read_text().split("\n")[:-1]]
+    assert told == ["zero", "one", "[polyfleet: 4 lines lost, the disk was full]", "six"]
 
 
 def test_the_last_line_on_stderr_is_remembered(tmp_path):

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+from workers.attempt.redaction import Redactor
 from workers.tasks.events import Events
 
 WRITER = """
@@ -27,4 +28,18 @@ def test_without_a_file_events_are_kept():
     events.write("note", preempted=True)
     assert [{k: v for k, v in e.items() if k != "t"} for e in events.kept] == [
         {"rank": 2, "type": "note", "preempted": True}
+    ]
+
+
+def test_of_an_event_only_what_the_user_says_is_masked():
+    """Passwords such as "step" or "home" must not cost a job its checkpoints."""
+    events = Events(None, 0, Redactor(["step", "home", "loss"]))
+    events.write("checkpoint", step=3, path="/home/j/step-3")
+    events.write("report", step=3, loss=0.5, note="at home")
+    events.write("note", resumed_step=3, skipped=["home"])
+    fields = [{k: v for k, v in event.items() if k not in ("t", "rank", "type")} for event in events.kept]
+    assert fields == [
+        {"step": 3, "path": "/home/j/step-3"},
+        {"step": 3, "***": 0.5, "note": "at ***"},
+        {"resumed_step": 3, "skipped": ["***"]},
     ]
