@@ -1,6 +1,6 @@
 """`make fuzz`: very many mutated inputs for every reader of untrusted bytes, on all cores, at low priority.
 
-    python tests/attacks/fuzz_campaign.py [--inputs 1000000] [--seconds 1500] [--workers N] [--seed S] [--only NAME]
+    python tests/attacks/fuzz_campaign.py [--inputs 1000000] [--seconds 1500] [--workers N] [--seed S] [--only NAMES]
 
 Each worker is a process with limited memory that reads one target's inputs in turn; one that ends or hangs is replaced
 and its input is counted as a failure. Failing inputs are kept below .fuzz/; worth keeping for good are those copied to
@@ -55,7 +55,7 @@ def main() -> int:
     sys.path[:0] = [str(HERE), str(ROOT)]
     from fuzz_targets import TARGETS
 
-    targets = [t for t in TARGETS if given.only in ("", t.name)]
+    targets = [t for t in TARGETS if not given.only or t.name in given.only.split(",")]
     shares = sum(t.share for t in targets)
     tallies = {t.name: Tally(max(1, round(given.inputs * t.share / shares))) for t in targets}
     until = time.monotonic() + given.seconds
@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1500.0, help="then it ends with what there is")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="one target's name")
+    parser.add_argument("--only", default="", help="names of targets, separated by commas")
     return parser.parse_args()
 
 
