@@ -9,6 +9,7 @@ tests/attacks/corpus/TARGET/, which are read first. Exit code 1 when anything fa
 
 import argparse
 import hashlib
+import logging
 import multiprocessing
 import os
 import random
@@ -170,6 +171,7 @@ def _work(name: str, count: int, seed: int, first: bool, current: Path, link: Co
     import fuzz_mutations
     from fuzz_targets import TARGETS
 
+    logging.disable()  # readers say what they refuse
     target = next(t for t in TARGETS if t.name == name)
     with tempfile.TemporaryDirectory(prefix="polyfleet-fuzz-") as sandbox:
         os.environ["POLYFLEET_HOME"] = sandbox
