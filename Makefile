@@ -1,11 +1,12 @@
 # Everything needs only Python >= 3.11 and the internet; a second run is quick.
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
 #   make test    the whole test suite, with the second environment where this machine can have it
+#   make fuzz    a million mutated inputs for the readers of untrusted bytes, at low priority; FUZZ="--seconds 60"
 #   make lint    formatting, lint and types, as in .ci/run and pre-commit
 #   make docs    write the generated pages of docs/ anew
 #   make clean   remove what was made in this folder; environments in the user's cache stay (polyfleet env remove)
 
-.PHONY: help demo test lint docs clean environment second-environment
+.PHONY: help demo test fuzz lint docs clean environment second-environment
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -37,6 +38,9 @@ test: environment second-environment
 	$(BIN)/python -m pytest -m "not alone" --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS) && \
 	$(BIN)/python -m pytest -m alone $(PYTEST_ARGUMENTS)
 
+fuzz: environment
+	$(BIN)/python tests/attacks/fuzz_campaign.py $(FUZZ)
+
 lint: environment
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -47,7 +51,7 @@ docs: environment
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf .venv build dist *.egg-info demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 environment: $(STAMP)

@@ -92,7 +92,7 @@ def read() -> FleetRecord | None:
         return from_plain(FleetRecord, json.loads(path().read_text()))
     except FileNotFoundError:
         return None
-    except (ValueError, UserError) as e:
+    except (ValueError, UserError, RecursionError) as e:
         raise DamagedRecord(str(path()), str(e).splitlines()[0]) from None
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import platform
-import re
 import sys
 import sysconfig
 from dataclasses import dataclass, replace
@@ -157,11 +156,6 @@ def of_requirements(requirements: tuple[str, ...]) -> Recipe:
     """
     lines = [*sorted(set(requirements)), *NODE_PACKAGES, f"ray=={version('ray')}"]
     return Recipe("requirements", "\n".join(lines) + "\n", ("ray", "safetensors", "psutil", "pydantic"), 2 * GB)
-
-
-def plain_requirement(text: str) -> bool:
-    """Whether `text` names a package: no option of pip's, no file of further requirements, one line."""
-    return re.fullmatch(r"[A-Za-z0-9][^\n\r\0]{0,500}", text) is not None
 
 
 def _lock(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from cluster import environments, recipes
+from cluster import environments, recipes, requirements
 from cluster.catalogue import backend_name, own_vendors
 from cluster.errors import SpecError, UserError, nearest
 from cluster.validation import WrongValueError, checked, in_field
@@ -61,8 +61,12 @@ def _number_as_text(value: Any) -> Any:
 
 def _requirements(value: tuple[str, ...]) -> tuple[str, ...]:
     for line in value:
-        if not recipes.plain_requirement(line):
-            raise WrongValueError(f"{line!r} is no requirement", "write a package and versions, such as `torch==2.9.0`")
+        if not requirements.plain_requirement(line):
+            raise WrongValueError(
+                f"{line[:200]!r} is no requirement of a package by name",
+                "write NAME[EXTRAS] and versions, such as `torch==2.9.0`; indexes and credentials belong in pip's own"
+                " settings, and what no index has into an environment named by `interpreter`",
+            )
     return value
 
 

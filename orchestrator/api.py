@@ -41,7 +41,9 @@ class Orchestrator:
         self.checkpoints = Checkpoints(client)
 
     @classmethod
-    def connect(cls, home: Path | None = None, *, start: bool = True, progress: Progress = _quiet) -> "Orchestrator":
+    def connect(
+        cls, home: Path | None = None, *, start: bool = True, progress: Progress | None = None
+    ) -> "Orchestrator":
         """Finds the server of `home` (POLYFLEET_HOME, else ~/.polyfleet), or starts it unless `start` is false."""
         return cls(http.connect(home, start=start, progress=progress))
 

@@ -5,23 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from cluster import places
 from cluster.catalogue import known_kind
 from cluster.errors import PolyfleetError, SpecError, UserError, nearest
-from orchestrator.checkpoints import Checkpoints, Progress, parse
+from orchestrator.checkpoints import Checkpoints, Progress
 
 Options = dict[str, type]
-PLACES: dict[str, dict[str, bool]] = {
-    "verify": {"place": False},
-    "diff": {"a": False, "b": False},
-    "convert": {"source": False, "root": True},
-    "prune": {"root": True},
-    "pin": {"path": False},
-    "import": {"source": False, "root": True},
-    "export": {"source": False, "target": True},
-}
-"""verb -> argument -> whether it is written."""
-STORES = ("s3", "gs", "gcs", "az", "abfs", "abfss")
-"""Schemes of object stores that nodes reach."""
 OPTIONS: dict[str, Options] = {
     "verify": {},
     "diff": {},
@@ -35,19 +24,19 @@ OPTIONS: dict[str, Options] = {
 
 def run(checkpoints: Checkpoints, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
     """A tool by name, with places as POOL:PATH or URIs. Raises SpecError for an argument it does not take."""
-    if verb not in PLACES:
-        raise SpecError("verb", f"no tool {verb!r}", nearest(verb, tuple(PLACES)))
-    places, options = PLACES[verb], OPTIONS[verb]
+    if verb not in OPTIONS:
+        raise SpecError("verb", f"no tool {verb!r}", nearest(verb, tuple(OPTIONS)))
+    taken, options = places.TOOLS[verb], OPTIONS[verb]
     for name, value in arguments.items():
-        wanted = str if name in places else options.get(name)
+        wanted = str if name in taken else options.get(name)
         if wanted is None:
-            raise SpecError(name, f"`{verb}` takes no {name!r}", nearest(name, (*places, *options)))
+            raise SpecError(name, f"`{verb}` takes no {name!r}", nearest(name, (*taken, *options)))
         if type(value) is not wanted:
             raise SpecError(name, f"{value!r} is no {wanted.__name__}", f"give a {wanted.__name__}")
-    if missing := [name for name in places if name not in arguments]:
+    if missing := [name for name in taken if name not in arguments]:
         raise SpecError(missing[0], "is missing", "give POOL:PATH")
-    named = {name: (arguments[name], written) for name, written in places.items()}
-    return checkpoints.tool(verb, named, {k: v for k, v in arguments.items() if k not in places}, progress)
+    named = {name: arguments[name] for name in taken}
+    return checkpoints.tool(verb, named, {k: v for k, v in arguments.items() if k not in taken}, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +53,19 @@ class Move:
 def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, Any]:
     """Copy to another pool or an object store, converted on the way if asked. Bits stay as they are otherwise."""
     for field, place in (("source", move.source), ("target", move.target)):
-        _check_scheme(field, place)
+        places.parse(place, field)
     if not move.to_kind:
         return _copied(checkpoints, move.source, move.target, progress)
     require_kind(move.to_kind)
     side = _side(move)
-    pool = parse(move.source if side == "source" else move.target, side).pool
+    pool = places.in_pool(move.source if side == "source" else move.target, side).pool
     aside = f"{pool}:.converting-{secrets.token_hex(4)}"
     steps = _convert_then_copy if side == "source" else _copy_then_convert
     try:
         return steps(checkpoints, move, aside, progress)
     finally:
         with suppress(PolyfleetError):  # a left-over aside is hidden, and the first error is the one to tell
-            checkpoints.tool("discard", {"path": (aside, True)}, {}, _nothing)
+            checkpoints.tool("discard", {"path": aside}, {}, _nothing)
 
 
 def require_kind(word: str) -> None:
@@ -87,15 +76,9 @@ def require_kind(word: str) -> None:
         raise SpecError("to_kind", e.message, e.remedy) from None
 
 
-def _check_scheme(field: str, place: str) -> None:
-    scheme, separator, _ = place.partition("://")
-    if separator and scheme not in STORES:
-        raise SpecError(field, f"{place!r} has the scheme {scheme!r}", nearest(scheme, STORES))
-
-
 def _side(move: Move) -> str:
     """Where it can be converted: on a node of a pool."""
-    stores = {"source": "://" in move.source, "target": "://" in move.target}
+    stores = {"source": places.is_uri(move.source), "target": places.is_uri(move.target)}
     if all(stores.values()):
         raise SpecError("to_kind", "neither end is a pool, so no node converts it", "copy it to a pool first")
     wanted = move.convert_at
@@ -116,17 +99,14 @@ def _copy_then_convert(checkpoints: Checkpoints, move: Move, aside: str, progres
 
 def _convert(checkpoints: Checkpoints, move: Move, source: str, root: str, progress: Progress) -> dict[str, Any]:
     options = {"to_kind": move.to_kind, "on_lossy": move.on_lossy}
-    told: dict[str, Any] = checkpoints.tool(
-        "convert", {"source": (source, False), "root": (root, True)}, options, progress
-    )
+    told: dict[str, Any] = checkpoints.tool("convert", {"source": source, "root": root}, options, progress)
     return told
 
 
 def _copied(checkpoints: Checkpoints, source: str, target: str, progress: Progress) -> dict[str, Any]:
-    if "://" not in source and "://" not in target:
+    if not places.is_uri(source) and not places.is_uri(target):
         return checkpoints.copy(source, target, progress)
-    places = {"source": (source, False), "target": (target, "://" not in target)}
-    told: dict[str, Any] = checkpoints.tool("copy", places, {}, progress)
+    told: dict[str, Any] = checkpoints.tool("copy", {"source": source, "target": target}, {}, progress)
     return {"source": source, **told}
 
 

@@ -8,11 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from cluster import places
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError, nearest
+from cluster.places import Place
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
@@ -26,30 +27,6 @@ LARGEST_MANIFEST_BYTES = 256 << 20
 VERIFY_S = 3600.0
 TOOL_NEWS_S = 2.0
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """`path` is relative to the storage of `pool`, without `..`."""
-
-    pool: str
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.pool}:{self.path}"
-
-
-def parse(text: str, field: str = "checkpoint") -> Reference:
-    """Raises SpecError when it is not POOL:PATH or the path leaves the pool's storage."""
-    pool, colon, path = text.partition(":")
-    if not colon or not pool:
-        raise SpecError(field, f"{text!r} names no pool", "write POOL:PATH, e.g. cpu:digits-3f9a2c")
-    parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or path.startswith("/") or "\0" in path:
-        raise SpecError(
-            field, f"path {path!r} is not inside the pool's storage", "write it relative to the storage, without `..`"
-        )
-    return Reference(pool, str(PurePosixPath(path)))
 
 
 class Checkpoints:
@@ -87,7 +64,7 @@ class Checkpoints:
         planned: dict[str, Any] = self._agents.call(node, "plan_checkpoint", reference.path, kind, count)
         return planned
 
-    def newest(self, reader: str, folder: Reference) -> "dict[str, Any] | None":
+    def newest(self, reader: str, folder: Place) -> "dict[str, Any] | None":
         """Pool, path and step of the newest sound checkpoint in a folder, as node `reader` sees it."""
         path = self._agents.call(reader, "resolve_checkpoint", folder.path, folder.pool, timeout_s=VERIFY_S)
         if not path:
@@ -99,7 +76,7 @@ class Checkpoints:
         """Copy one checkpoint into a folder of another pool. Only chunks that are missing there travel."""
         started = time.monotonic()
         reader, found = self._locate(source, "source")
-        wanted = parse(target, "target")
+        wanted = places.in_pool(target, "target")
         writer = self._node_of(wanted.pool, "target")
         moved = self.move((reader, found), writer, f"{wanted.path}/{PurePosixPath(found.path).name}", progress)
         name = PurePosixPath(found.path).name
@@ -107,7 +84,7 @@ class Checkpoints:
         return {"source": str(found), "target": path, **moved, "seconds": time.monotonic() - started}
 
     def move(
-        self, source: tuple[str, Reference], writer: str, final: str, progress: Progress | None = None
+        self, source: tuple[str, Place], writer: str, final: str, progress: Progress | None = None
     ) -> "dict[str, Any]":
         """From agent to agent, a few chunks at a time; the server holds none. What arrived stays when this is cut."""
         reader, found = source
@@ -126,7 +103,7 @@ class Checkpoints:
             raise
         return told | {"travelled_bytes": travelled, "already_there": False}
 
-    def _text(self, reader: str, found: Reference) -> bytes:
+    def _text(self, reader: str, found: Place) -> bytes:
         """The manifest, in pieces of what one call carries."""
         pieces: list[bytes] = []
         path = f"{found.path}/{MANIFEST}"
@@ -139,7 +116,7 @@ class Checkpoints:
 
     def _send(
         self,
-        source: tuple[str, Reference],
+        source: tuple[str, Place],
         writer: str,
         to: tuple[str, str],
         begun: "dict[str, Any]",
@@ -170,32 +147,25 @@ class Checkpoints:
             settle()
         return travelled
 
-    def tool(
-        self, verb: str, places: "dict[str, tuple[str, bool]]", options: "dict[str, Any]", progress: Progress
-    ) -> Any:
-        """Run a tool (workers.checkpoint.tools) on a node that reaches its places: {argument: (reference, written?)}.
+    def tool(self, verb: str, named: "dict[str, str]", options: "dict[str, Any]", progress: Progress) -> Any:
+        """Run a tool (workers.checkpoint.tools) on a node that reaches its places: {argument: POOL:PATH or URI}.
 
         A place that is written decides on the node; the others must be readable there.
         """
         arguments: dict[str, Any] = dict(options)
         pools: list[str] = []
-        for name, (text, written) in places.items():
-            if "://" in text:
-                arguments[name] = {"uri": text}
+        for name, text in named.items():
+            use = places.TOOLS[verb][name]
+            place = places.parse(text, name) if use.stores else places.in_pool(text, name)
+            if place.scheme:
+                arguments[name] = {"uri": str(place)}
                 continue
-            reference = parse(text, name)
-            path = reference.path if written else self._locate_for(verb, name, text)
-            place = {"pool": reference.pool, "path": path, "write": written}
-            arguments[name] = place | ({"new": True} if (verb, name) == ("export", "target") else {})
-            pools.insert(0 if written else len(pools), reference.pool)
+            path = place.path if use.written or use.whole else self._locate(str(place), name)[1].path
+            arguments[name] = {"pool": place.pool, "path": path}
+            pools.insert(0 if use.written else len(pools), place.pool)
         if not pools:
             raise SpecError("places", "none of them lies in a pool", "run it on paths of this machine, without a fleet")
         return self._watched(self._node_of(pools[0]), verb, arguments, progress)
-
-    def _locate_for(self, verb: str, name: str, text: str) -> str:
-        """Tools read one checkpoint, except those that read a folder of them, or files of others."""
-        whole = (verb, name) in (("prune", "root"), ("import", "source"))
-        return parse(text, name).path if whole else self._locate(text, name)[1].path
 
     def _watched(self, node: str, verb: str, arguments: "dict[str, Any]", progress: Progress) -> Any:
         number, seen = self._agents.call(node, "start_tool", verb, arguments), 0
@@ -211,15 +181,15 @@ class Checkpoints:
                 self._agents.call(node, "stop_tool", number)
             raise
 
-    def _locate(self, ref: str, field: str = "checkpoint") -> tuple[str, Reference]:
+    def _locate(self, ref: str, field: str = "checkpoint") -> tuple[str, Place]:
         """The node that serves the reference's pool, and the reference with a step folder for its path."""
-        reference = parse(ref, field)
+        reference = places.in_pool(ref, field)
         node = self._node_of(reference.pool, field)
         step = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool, timeout_s=VERIFY_S)
         if not step:
             here = [row["path"] for row in self._agents.call(node, "checkpoints", "")]
             raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))
-        return node, Reference(reference.pool, step)
+        return node, Place(reference.pool, step)
 
     def _node_of(self, pool: str, field: str = "pool") -> str:
         serving = self._agents.of_pool(pool)

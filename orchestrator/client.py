@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -66,6 +67,13 @@ class Client(Transport):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def tell(self, text: str) -> None:
+        """Something the user has to know, "" being nothing; a warning of Python's where nobody listens."""
+        if text and self._progress:
+            self._progress(text)
+        elif text:
+            warnings.warn(text, stacklevel=4)
 
     def version(self) -> Data:
         return self.get("/v1/version")

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
 
+from cluster import places
 from cluster.catalogue import vendors
 from cluster.catalogue.precision import PRECISIONS
-from cluster.errors import nearest
+from cluster.errors import UserError, nearest
 from cluster.validation import WrongValueError, in_field
 from orchestrator.resources import Wanted, accelerators, counted, duration_s, size_bytes
 
@@ -15,7 +16,6 @@ JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY = re.compile(r"(?![/.])(?P<where>[A-Za-z0-9_./-]+?)(:(?P<function>[A-Za-z_]\w*))?", re.ASCII)
 TRANSFORMERS = re.compile(r"transformers:([a-z0-9][a-z0-9_-]*|(?![/.])[A-Za-z0-9_./-]+\.json)", re.ASCII)
-POOL_PATH = re.compile(r"((?P<pool>[a-z0-9][a-z0-9-]{0,30}):)?(?P<path>[^:\0]+)")
 SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
 MOST_SECRETS = 100
 LONGEST_VARIABLE_BYTES = 64 << 10
@@ -119,9 +119,12 @@ def _precision(value: str) -> str:
 
 
 def _resume_from(value: str) -> str:
-    match = POOL_PATH.fullmatch(value)
-    if value and not (match and ".." not in match["path"].split("/")):
-        raise WrongValueError(f"{value!r} is no checkpoint", "write POOL:PATH, or PATH in the pool the job runs in")
+    if value:
+        try:
+            places.in_pool(value, "", pool="any")
+        except UserError as e:
+            remedy = "write POOL:PATH, or PATH in the pool the job runs in"
+            raise WrongValueError(f"is no checkpoint: {e.message}", remedy) from None
     return value
 
 

@@ -20,7 +20,7 @@ def submit(client: "Client", job: JobSpec | Data, key: str = "") -> Data:
     if not spec.working_dir:
         return client.submit(plain(spec), "", key)
     with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-        package = _packed(spec, Path(folder))
+        package = _packed(client, spec, Path(folder))
         client.upload(package.sha, package.path)
     return client.submit(plain(spec), package.sha, key)
 
@@ -30,7 +30,7 @@ def plan(client: "Client", job: JobSpec | Data) -> Data:
     spec = checked(job)
     if spec.working_dir:
         with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-            _packed(spec, Path(folder))
+            _packed(client, spec, Path(folder))
     return client.plan(plain(spec))
 
 
@@ -51,10 +51,11 @@ def _expanded(written: str) -> Path:
         raise SpecError("working_dir", f"{written}: {e}", "write the path out") from None
 
 
-def _packed(spec: JobSpec, into: Path) -> bundle.Package:
-    """The folder as an archive, once what the job names in it is there."""
+def _packed(client: "Client", spec: JobSpec, into: Path) -> bundle.Package:
+    """The folder as an archive, once what the job names in it is there; the user is told what is left out."""
     folder = Path(spec.working_dir)
     package = bundle.pack(folder, spec.task, into / "package.zip")
+    client.tell(package.told)
     if spec.entry:
         entry.check(spec.entry, folder, default="train" if spec.task == "train" else "")
     sample = spec.arguments.get("sample_input")

@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import Conflict, NotFound, PolyfleetError, UserError
+from cluster import places
+from cluster.errors import Conflict, NotFound, PolyfleetError, UserError, nearest
+from cluster.places import TOOLS
 from workers.storage import Storage
 
 FORGET_AFTER_S = 60.0
@@ -15,8 +17,8 @@ MOST = 4
 
 
 class CheckpointTools:
-    """Places in `arguments` are {"pool", "path", "write", "new"}; `readable` gives the storage of a pool. URIs are of
-    object stores only: a path of the node itself is nobody's to name from afar.
+    """Places in `arguments` (cluster.places.TOOLS) are {"pool", "path"} or {"uri"}; `readable` gives the storage of a
+    pool. They are parsed again here: a path of the node itself is nobody's to name from afar.
     """
 
     def __init__(self, storage: Storage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
@@ -28,7 +30,12 @@ class CheckpointTools:
     def start(self, verb: str, arguments: "dict[str, Any]") -> str:
         """An id for `news`. Raises UserError, NotFound for a place that is not there, Conflict when too many run."""
         roots: dict[Path, str] = {}
-        resolved = {name: self._resolve(value, roots) for name, value in arguments.items()}
+        if verb not in TOOLS:
+            raise UserError(f"no tool {verb!r} runs on a node", nearest(verb, tuple(TOOLS)))
+        resolved = {
+            name: self._resolve(verb, name, value, roots) if name in TOOLS[verb] else value
+            for name, value in arguments.items()
+        }
         with self._lock:
             self._drop_forgotten()
             if sum(not r.done for r in self._running.values()) >= MOST:
@@ -61,23 +68,23 @@ class CheckpointTools:
         if running is not None:
             running.stop()
 
-    def _resolve(self, value: Any, roots: "dict[Path, str]") -> Any:
-        """What the tool is given; storages that it reaches are added to `roots`, with their pools."""
-        if isinstance(value, dict) and "pool" in value:
-            storage: Storage = self._storage if value["write"] else self._readable(value["pool"])
-            roots[storage.root] = value["pool"]
-            if value["write"] and value["pool"] != self._pool:
-                raise UserError(f"pool {value['pool']!r} is not written from here", "ask a node of that pool")
-            if value.get("new"):  # made by the tool itself, in a folder that is there
-                above, _, name = value["path"].rpartition("/")
-                return str((storage.make(above) if above else storage.root) / name)
-            return str(storage.make(value["path"]) if value["write"] else storage.find(value["path"]))
-        if isinstance(value, dict) and "uri" in value:
-            scheme = value["uri"].partition("://")[0]
-            if scheme in ("file", "memory") or "://" not in value["uri"]:
-                raise UserError(f"{value['uri']!r} is not an object store", "use s3://, gs:// or az://, or POOL:PATH")
-            return value["uri"]
-        return value
+    def _resolve(self, verb: str, name: str, value: Any, roots: "dict[Path, str]") -> str:
+        """What the tool is given for a place; a storage that it reaches is added to `roots`, with its pool."""
+        use = TOOLS[verb][name]
+        match value:
+            case {"uri": str(text)} if use.stores and len(value) == 1:
+                return str(places.uri(text, name))
+            case {"pool": str(pool), "path": str(path)} if len(value) == 2:
+                pass
+            case _:
+                raise UserError(f"{name}: {str(value)[:200]!r} is no place that `{verb}` takes", places.FORMS)
+        if use.written and pool != self._pool:
+            raise UserError(f"pool {pool!r} is not written from here", "ask a node of that pool")
+        storage: Storage = self._storage if use.written else self._readable(pool)
+        roots[storage.root] = pool
+        if (verb, name) == ("export", "target"):  # made by the tool itself
+            return str(storage.new(path))
+        return str(storage.make(path) if use.written else storage.find(path))
 
     def _drop_forgotten(self) -> None:
         """Those that ended because nobody asked, or that ended and nobody asked how."""

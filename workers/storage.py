@@ -8,11 +8,13 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.paths import storage_dir
+from cluster.places import path_refusal
+from cluster.untrusted import LARGEST_INTEGER
 
 LARGEST_PIECE_BYTES = 8 << 20
 INCOMING = ".incoming-"
@@ -28,6 +30,8 @@ class Storage:
     def read(self, path: str, offset: int, limit_bytes: int) -> bytes:
         """At most `limit_bytes`, and at most 8 MiB; b"" at the end."""
         *above, name = _parts(path)
+        if not 0 <= offset <= LARGEST_INTEGER or limit_bytes < 0:
+            raise UserError(f"{path!r} has no {limit_bytes} bytes from {offset} on")
         with self._opened(above) as folder, _reported(path):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as f:
@@ -55,6 +59,11 @@ class Storage:
         with self._opened(parts, make=True):
             return self.root.joinpath(*parts)
 
+    def new(self, path: str) -> Path:
+        """The absolute path of something that a tool makes itself, in a folder that is made if need be."""
+        *above, name = _parts(path)
+        return (self.make("/".join(above)) if above else self.root) / name
+
     def exists(self, folder: str) -> bool:
         try:
             with self._opened(_parts(folder)):
@@ -65,12 +74,18 @@ class Storage:
     @contextmanager
     def _opened(self, parts: list[str], make: bool = False) -> Iterator[int]:
         """A descriptor of the folder."""
-        descriptor = os.open(self.root, _FOLDER)
+        try:
+            descriptor = os.open(self.root, _FOLDER)
+        except OSError as e:
+            raise FleetError(
+                f"this pool's storage {self.root} cannot be opened: {e.strerror}", "it must be a folder, and no link"
+            ) from None
         try:
             for part in parts:
                 with _reported("/".join(parts)):
-                    if make and part not in _names(descriptor):
-                        os.mkdir(part, 0o700, dir_fd=descriptor)
+                    if make:
+                        with suppress(FileExistsError):
+                            os.mkdir(part, 0o700, dir_fd=descriptor)
                     below = os.open(part, _FOLDER, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = below
@@ -96,13 +111,8 @@ def _reported(path: str) -> Iterator[None]:
 
 def _parts(path: str) -> list[str]:
     """Raises UserError for a path that is absolute, empty or climbs."""
-    parts = path.split("/")
-    bad = not path or path.startswith("/") or "\0" in path or "\\" in path
-    if bad or any(part in ("", ".", "..") for part in parts) or str(PurePosixPath(path)) != path:
-        raise UserError(f"{path[:200]!r} is not a path below this pool's storage", "use names and `/`, no `..`")
-    return parts
-
-
-def _names(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
+    if refusal := path_refusal(path):
+        raise UserError(
+            f"{path[:200]!r} is not a path below this pool's storage: {refusal}", "use names and `/`, no `..`"
+        )
+    return path.split("/")

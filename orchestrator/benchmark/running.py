@@ -30,6 +30,7 @@ def begin(client: "Client", request: Data, working_dir: str = "") -> Data:
     with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
         where = Path(working_dir or ".").expanduser().absolute()
         package = bundle.pack(where, "benchmark", Path(folder) / "package.zip")
+        client.tell(package.told)
         entry.check(asked.entry, where)
         if asked.sample_input:
             entry.check(asked.sample_input, where, "sample_input")

@@ -7,25 +7,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster import places
 from cluster.errors import UserError
 from orchestrator.cli.output import say, waiting
 from orchestrator.show.units import size
 
-_POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*:[^/\\].*")
+_POOL = re.compile(rf"{places.POOL.pattern}:[^/\\].*")
 Progress = Callable[[int, int], None]
 
 
 def is_local(place: str) -> bool:
-    """A path (absolute, `./…`, `~…`, or without a colon) or a URI; POOL:PATH is the fleet's."""
-    return "://" in place or not _POOL.fullmatch(place)
+    """A path (absolute, `./…`, `~…`, or without a colon) or a URI; POOL:PATH is the fleet's. Raises SpecError for a URI
+    that is no object store's.
+    """
+    if places.is_uri(place):
+        places.uri(place, "place")
+        return True
+    return not _POOL.fullmatch(place)
 
 
-def all_local(*places: str) -> bool:
+def all_local(*named: str) -> bool:
     """Raises UserError for a mixture of places that no single machine reaches."""
-    kinds = {is_local(place) for place in places if "://" not in place}
+    kinds = {is_local(place) for place in named if not places.is_uri(place)}
     if len(kinds) > 1:
         raise UserError(
-            f"{' and '.join(places)} are a path of this machine and a pool's storage",
+            f"{' and '.join(named)} are a path of this machine and a pool's storage",
             "name both in pools, or both on this machine; an object store is reached from either",
         )
     return not kinds or kinds.pop()

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster import places
 from cluster.errors import FleetError, NotFound, SpecError
+from cluster.places import Place
 from cluster.plain import to_plain
 from cluster.untrusted import Unreadable, read_bytes
-from orchestrator.checkpoints import Checkpoints, Reference, parse
+from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
 from orchestrator.runtime import fences, reservations
@@ -68,7 +70,7 @@ class Launcher:
             return source
         final = f"{record.job.id}/{Path(source['path']).name}"
         reader = self._readers(source["pool"])[0]
-        self.checkpoints.move((reader, Reference(source["pool"], source["path"])), have.node, final)
+        self.checkpoints.move((reader, Place(source["pool"], source["path"])), have.node, final)
         return source | {"pool": have.pool, "path": final}
 
     def _newest(self, record: Record) -> dict[str, Any] | None:
@@ -78,7 +80,7 @@ class Launcher:
         """
         pools = {attempt.pool: self._readers(attempt.pool) for attempt in record.attempts[:-1]}
         found = [
-            self.checkpoints.newest(nodes[0], Reference(pool, record.job.id)) for pool, nodes in pools.items() if nodes
+            self.checkpoints.newest(nodes[0], Place(pool, record.job.id)) for pool, nodes in pools.items() if nodes
         ]
         newest = max((f for f in found if f), key=lambda f: int(f["step"]), default=None)
         known = record.checkpoint
@@ -96,7 +98,7 @@ class Launcher:
         return own + [name for name, agent in self.agents.ready() if agent.facts and pool in agent.facts.neighbours]
 
     def _asked_for(self, text: str, pool: str) -> dict[str, Any]:
-        reference = parse(text if ":" in text else f"{pool}:{text}", "checkpoint.resume_from")
+        reference = places.in_pool(text, "checkpoint.resume_from", pool)
         try:
             shown = self.checkpoints.show(str(reference))
         except NotFound as e:

@@ -1,9 +1,9 @@
 """Submitted folders on their way: kept by the server by SHA-256, sent to a node once, in bounded pieces."""
 
-import zipfile
 from pathlib import Path
 
-from cluster.errors import NotFound, UserError
+from cluster import archives
+from cluster.errors import NotFound
 from orchestrator.runtime.agents import Agents
 
 PIECE_BYTES = 4 << 20
@@ -13,6 +13,8 @@ class Packages:
     def __init__(self, folder: Path):
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".incoming-*"):  # of a server that was killed; one serves this home at a time
+            left.unlink(missing_ok=True)
 
     def path(self, sha: str) -> Path:
         """Where that archive lies. Raises NotFound for a name that is no digest or was never uploaded."""
@@ -23,18 +25,18 @@ class Packages:
 
     def names(self, sha: str) -> list[str]:
         """Of all files in it. Raises NotFound, or UserError when it is no archive."""
-        try:
-            with zipfile.ZipFile(self.path(sha)) as archive:
-                return archive.namelist()
-        except zipfile.BadZipFile:
-            raise UserError(f"the uploaded folder {sha[:12]} is no zip archive", "submit the job again") from None
+        return archives.names(self.path(sha))
 
     def has(self, sha: str) -> bool:
         return (self._folder / f"{sha}.zip").is_file()
 
     def keep(self, sha: str, data: Path) -> None:
-        """Take over `data`, whose digest the caller has checked."""
-        data.replace(self._folder / f"{sha}.zip")
+        """Take over `data`, whose digest the caller has checked. Raises UserError for what no node could unpack: there
+        it would look like a node's failure, and be tried again.
+        """
+        if not self.has(sha):
+            archives.verify(data)
+            data.replace(self._folder / f"{sha}.zip")
 
     def send(self, sha: str, node: str, agents: Agents) -> None:
         """Make sure `node` has it. The node checks the digest before it uses it."""

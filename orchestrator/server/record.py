@@ -45,7 +45,7 @@ class ServerRecord:
 
 def read(home: Path) -> ServerRecord | None:
     """What the file says, or None when there is none or it is not ours. Whether that server lives: `daemon.find`."""
-    with suppress(OSError, ValueError, TypeError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         found = ServerRecord(**json.loads((home / NAME).read_text()))
         if all(isinstance(getattr(found, name), kind) for name, kind in KINDS.items()) and found.pid > 0:
             return found

@@ -220,8 +220,8 @@ def result(agent, number):
 
 
 def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, saved):
-    place = {"pool": "cpu", "path": f"jobs/j/{saved.name}", "write": False}
-    there = {"pool": "cpu", "path": "narrow", "write": True}
+    place = {"pool": "cpu", "path": f"jobs/j/{saved.name}"}
+    there = {"pool": "cpu", "path": "narrow"}
     number = agent.start_tool("convert", {"source": place, "root": there, "to_kind": "tpu:v5e"})
     told = result(agent, number)
     assert told["path"] == f"cpu:narrow/{saved.name}"
@@ -229,8 +229,8 @@ def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, sa
         agent.tool_news(number, 0, 0.1)
     assert result(agent, agent.start_tool("verify", {"place": place}))["ok"]
     for wrong, said in [
-        ({"pool": "xla", "path": "x", "write": False}, "cannot be read"),
-        ({"pool": "cpu", "path": "../x", "write": False}, "not a path below"),
+        ({"pool": "xla", "path": "x"}, "cannot be read"),
+        ({"pool": "cpu", "path": "../x"}, "not a path below"),
         ({"uri": "file:///etc"}, "not an object store"),
         ({"uri": "/etc"}, "not an object store"),
     ]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import FleetError, UserError
+from cluster.places import path_refusal
 from cluster.plain import to_plain
 from workers.attempt import cgroup, lease, processes, removal, reserve
 from workers.attempt.environment import rank_environment, supervisor_environment
@@ -33,12 +34,12 @@ def absolute(order: Order, storage: Path) -> Order:
     def below(path: str) -> str:
         if not path:
             return ""
-        whole = Path(os.path.normpath(storage / path))
-        if not whole.is_relative_to(storage):
+        inside = path.removeprefix(f"{storage}/")
+        if path_refusal(inside):
             raise UserError(
                 f"checkpoint folder {path!r} is not below this pool's storage", "name it relative to the storage"
             )
-        return str(whole)
+        return str(storage / inside)
 
     return replace(order, checkpoint_root=below(order.checkpoint_root), resume_from=below(order.resume_from))
 

@@ -24,6 +24,7 @@ import cluster.errors
 import workers
 import workers.errors
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
+from cluster.places import TOOLS, is_uri
 from workers import sandbox
 from workers.checkpoint.format.manifest import LARGEST_BYTES, DamagedCheckpoint
 
@@ -63,6 +64,9 @@ def run(verb: str, arguments: dict[str, Any], progress: Progress | None = None) 
     """Do it in this process. Raises UserError for an unknown verb, and whatever the verb raises."""
     if verb not in VERBS:
         raise UserError(f"no tool {verb!r}", nearest(verb, tuple(VERBS)))
+    for name, use in TOOLS.get(verb, {}).items():
+        if is_uri(str(arguments.get(name))) and not use.stores:
+            raise UserError(f"`{verb}` reads and writes folders: {arguments[name]!r} is none", "copy it here first")
     where, _, name = VERBS[verb].partition(":")
     function = getattr(import_module(f"workers.checkpoint.{where}"), name)
     return function(**arguments, **({"progress": progress} if verb in LONG else {}))

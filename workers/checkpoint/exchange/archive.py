@@ -19,6 +19,10 @@ from workers.errors import CheckpointError
 AT_ONCE_BYTES = 4 << 20
 LARGEST_DIRECTORY_BYTES = 8 << 20
 """Of the archive's list of entries: some 90,000 storages, of which zipfile makes ten times as much."""
+UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError),
+    *(ValueError, OverflowError, OSError, RuntimeError),  # names in no encoding, offsets that are none, encryption
+)
 _TYPED = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
@@ -45,10 +49,10 @@ class Archive:
                     window.largest_bytes = symbols.LARGEST_BYTES
                     pickled = archive.read(self._pickle)
                     self.value = symbols.read(pickled, str(path), self._storage(file))
-            except (zipfile.BadZipFile, KeyError, NotImplementedError, struct.error, OSError, EOFError) as e:
+                for info in self._entries.values():
+                    _check_crc(path, file, self._start + self._data_offset(file, info), info)
+            except UNREADABLE as e:
                 raise CheckpointError(f"{path} is damaged: {e!s:.200}", "copy it again from its source") from e
-            for info in self._entries.values():
-                _check_crc(path, file, self._start + self._data_offset(file, info), info)
 
     @property
     def pickle_bytes(self) -> int:

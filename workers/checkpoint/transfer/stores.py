@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from cluster import places
 from cluster.errors import NotFound, UserError
 from workers.checkpoint.disk.reader import read_at
 from workers.checkpoint.format.checks import open_regular
@@ -16,7 +17,8 @@ from workers.errors import CheckpointError
 OBJECT_STORES = {
     "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "memory": "fsspec",
 }  # fmt: skip
-SCHEMES = ("file", *OBJECT_STORES)
+IN_MEMORY = ("memory",)
+"""A store that ends with its process; nobody names it from afar."""
 BLOCK_BYTES = 16 << 20
 
 
@@ -129,16 +131,11 @@ def store(place: str | Path) -> "Folder | Objects":
     Credentials come from the environment, as each library has it; they are never part of a URI of ours.
     """
     text = str(place)
-    if isinstance(place, Path) or "://" not in text:
+    if isinstance(place, Path) or not places.is_uri(text):
         return Folder(Path(text).expanduser())
-    scheme, _, rest = text.partition("://")
-    if scheme not in SCHEMES:
-        raise UserError(f"{text!r} has the scheme {scheme!r}", f"use one of {', '.join(SCHEMES)}")
-    if scheme == "file":
-        return Folder(Path("/" + rest.lstrip("/")))
-    if ".." in PurePosixPath(rest).parts or "@" in rest.partition("/")[0] or not rest.strip("/"):
-        raise UserError(f"{text!r} is no plain place in a store", "write SCHEME://BUCKET/PREFIX")
-    return Objects(_filesystem(scheme), rest if scheme != "memory" else f"/{rest}", text.rstrip("/"))
+    found = places.uri(text, "place", IN_MEMORY)
+    path = f"/{found.path}" if found.scheme in IN_MEMORY else found.path
+    return Objects(_filesystem(found.scheme), path, str(found))
 
 
 def _filesystem(scheme: str) -> Any:

@@ -1,0 +1,44 @@
+"""What a pool's environment may ask pip for: packages of the index by name and version, and nothing else.
+
+pip's files of requirements hold more: options (`--index-url`, `-e`, `--config-settings`), further files, URLs, paths,
+variables of the environment. Any of them would run or read what the fleet file does not show, so the grammar of PEP 508
+is taken without its URLs. Version: PEP 440, appendix B. Standard library only; every part matches in linear time.
+"""
+
+import re
+
+LONGEST = 500
+_VERSION = (
+    r"v?(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*(?:[-_.]?(?:alpha|beta|preview|pre|a|b|c|rc)[-_.]?[0-9]*)?"
+    r"(?:-[0-9]+|[-_.]?(?:post|rev|r)[-_.]?[0-9]*)?(?:[-_.]?dev[-_.]?[0-9]*)?"
+)
+_LOCAL = r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?"
+_CLAUSE = (
+    rf"(?:(?:==|!=)[ \t]*(?:v?(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*\.\*|{_VERSION}{_LOCAL})"
+    rf"|~=[ \t]*(?=v?(?:[0-9]+!)?[0-9]+\.[0-9]){_VERSION}|(?:<=|>=|<|>)[ \t]*{_VERSION})"
+)
+_NAME = r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?"
+REQUIREMENT = re.compile(
+    rf"(?P<name>{_NAME})[ \t]*(?:\[[ \t]*{_NAME}(?:[ \t]*,[ \t]*{_NAME})*[ \t]*\])?"
+    rf"[ \t]*(?P<versions>{_CLAUSE}(?:[ \t]*,[ \t]*{_CLAUSE})*)?[ \t]*(?:;(?P<marker>.*))?",
+    re.IGNORECASE | re.ASCII,
+)
+_VARIABLES = (
+    *("python_version", "python_full_version", "os_name", "sys_platform", "platform_release", "platform_system"),
+    *("platform_version", "platform_machine", "platform_python_implementation", "implementation_name"),
+    "implementation_version",
+)
+_VALUE = rf"(?:{'|'.join(_VARIABLES)}|'[A-Za-z0-9 ._+-]*'|\"[A-Za-z0-9 ._+-]*\")"
+_COMPARED = rf"{_VALUE}[ \t]*(?:===|==|~=|!=|<=|>=|<|>|in|not[ \t]+in)[ \t]*{_VALUE}"
+MARKER = re.compile(rf"[ \t]*{_COMPARED}(?:[ \t]+(?:and|or)[ \t]+{_COMPARED})*[ \t]*", re.ASCII)
+ARCHIVE = re.compile(r"\.(?:zip|whl|tar|tgz|tbz|txz|tlz|gz|bz2|xz|lz|lzma)", re.IGNORECASE)
+"""pip takes a requirement with one of these endings for a file, where the current folder has one so called."""
+
+
+def plain_requirement(text: str) -> bool:
+    """Whether `text` is NAME[EXTRAS] with versions and markers, on one line."""
+    if len(text) > LONGEST or (match := REQUIREMENT.fullmatch(text.strip(" "))) is None:
+        return False
+    if ARCHIVE.search(match["name"]) or ARCHIVE.search(match["versions"] or ""):
+        return False
+    return match["marker"] is None or MARKER.fullmatch(match["marker"]) is not None

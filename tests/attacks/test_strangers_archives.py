@@ -1,0 +1,280 @@
+"""Archives and folders made to break a reader are refused where they are submitted, with a sentence; no node fails."""
+
+import hashlib
+import io
+import os
+import subprocess
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster import archives
+from cluster.errors import PolyfleetError, SpecError, UserError
+from orchestrator import bundle, ignoring
+from orchestrator.runtime.packages import Packages as Uploaded
+from workers.packages import Packages as OnNode
+
+
+def archive(*entries, method=zipfile.ZIP_DEFLATED):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", method) as z:
+        for name, content in entries:
+            z.writestr(name, content)
+    return made.getvalue()
+
+
+def changed(data, at, new):
+    return data[:at] + new + data[at + len(new) :]
+
+
+HONEST = archive(("train.py", "x = 1\n" * 50), ("pkg/model.py", "y = 2\n" * 50))
+DIRECTORY, END = HONEST.index(b"PK\x01\x02"), HONEST.rindex(b"PK\x05\x06")
+CORRUPT = {
+    "a version no reader knows": changed(HONEST, DIRECTORY + 6, b"\xff\xff"),
+    "a compression no reader knows": changed(HONEST, DIRECTORY + 10, b"\x63\x00"),
+    "a name that is not UTF-8": changed(
+        changed(HONEST, DIRECTORY + 8, b"\x00\x08"), HONEST.index(b"train.py", DIRECTORY), b"\xff\xfe"
+    ),
+    "a directory that begins too late": changed(HONEST, END + 16, (DIRECTORY + 7).to_bytes(4, "little")),
+    "a directory that begins too early": changed(HONEST, END + 16, (DIRECTORY - 7).to_bytes(4, "little")),
+    "something before it": b"#!/bin/sh\n" + HONEST,
+    "something after it": HONEST + b"more",
+    "a file that begins elsewhere": changed(HONEST, DIRECTORY + 42, b"\x05\0\0\0"),
+    "a file that begins behind the directory": changed(HONEST, DIRECTORY + 42, b"\xff\xff\xff\x7f"),
+    "content that does not unpack": changed(HONEST, HONEST.index(b"train.py") + 12, b"\xff" * 6),
+    "a wrong checksum": changed(HONEST, DIRECTORY + 16, b"\0\0\0\0"),
+    "a size that is too small": changed(HONEST, DIRECTORY + 24, (10).to_bytes(4, "little")),
+    "a size that is too large": changed(HONEST, DIRECTORY + 24, (9999).to_bytes(4, "little")),
+    "other names beside the files": changed(HONEST, HONEST.index(b"train.py"), b"other.py"),
+    "a file of several parts": changed(HONEST, END + 4, b"\1\0"),
+    "patched data": changed(changed(HONEST, DIRECTORY + 8, b"\x20\0"), 6, b"\x20\0"),
+    "an extra field that is cut off": changed(HONEST, DIRECTORY + 30, b"\xff\x00"),
+}
+
+
+@pytest.fixture
+def uploaded(tmp_path):
+    return Uploaded(tmp_path / "uploaded")
+
+
+def given(folder, data):
+    path = folder / "given.zip"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_an_archive_that_no_node_can_unpack_is_refused_at_its_upload(uploaded, tmp_path, what):
+    """Accepted here it would fail on the node, look like the node's failure, and be tried again for ever."""
+    data = CORRUPT[what]
+    with pytest.raises(UserError, match="the submitted archive"):
+        uploaded.keep(hashlib.sha256(data).hexdigest(), given(tmp_path, data))
+    assert not list((tmp_path / "uploaded").iterdir())
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_a_node_that_is_sent_it_all_the_same_tells_the_users_mistake(tmp_path, what):
+    data = CORRUPT[what]
+    store, sha, target = OnNode(tmp_path / "node"), hashlib.sha256(data).hexdigest(), tmp_path / "work"
+    target.mkdir()
+    with pytest.raises(UserError, match="the submitted archive"):
+        store.put(sha, 0, data, True)
+        store.unpack(sha, target)
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_an_archive_kept_by_an_older_server_is_refused_at_submit(uploaded, tmp_path, what):
+    """Names are read at submit: whatever is wrong with the directory is the user's error there, too."""
+    data = CORRUPT[what]
+    (tmp_path / "uploaded" / f"{hashlib.sha256(data).hexdigest()}.zip").write_bytes(data)
+    try:
+        assert uploaded.names(hashlib.sha256(data).hexdigest())
+    except PolyfleetError as e:
+        assert isinstance(e, UserError)
+
+
+def test_a_sound_archive_is_read_once_and_kept(uploaded, tmp_path):
+    sha = hashlib.sha256(HONEST).hexdigest()
+    uploaded.keep(sha, given(tmp_path, HONEST))
+    assert uploaded.has(sha) and uploaded.names(sha) == ["train.py", "pkg/model.py"]
+
+
+def test_a_comment_behind_an_archive_is_no_harm(tmp_path):
+    """As `git archive` writes the commit there."""
+    path = given(tmp_path, HONEST)
+    with zipfile.ZipFile(path, "a") as z:
+        z.comment = b"4db433f"
+    archives.verify(path)
+
+
+def test_a_directory_of_millions_of_files_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "LARGEST_DIRECTORY_BYTES", 64)
+    monkeypatch.setattr(zipfile, "ZipFile", None)  # reading it would fail otherwise
+    with pytest.raises(UserError, match="its directory of 2 files takes more than"):
+        archives.check(given(tmp_path, HONEST))
+
+
+def test_files_deep_in_folders_are_refused_before_each_folder_of_each_is_looked_at(tmp_path):
+    deep = archive(*((f"{'a/' * 400}{number}", "") for number in range(2000)), method=zipfile.ZIP_STORED)
+    with pytest.raises(UserError, match="in more than 64 folders"):
+        archives.check(given(tmp_path, deep))
+
+
+def test_folders_of_files_count_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "MOST_ENTRIES", 20)
+    wide = archive(*((f"{number}/a/b/c/d/e/f", "") for number in range(19)))
+    with pytest.raises(UserError, match="more than 20 folders"):
+        archives.check(given(tmp_path, wide))
+
+
+@pytest.mark.parametrize("of", [Uploaded, OnNode])
+def test_what_a_killed_process_had_received_is_removed_at_the_next_start(tmp_path, of):
+    (tmp_path / ".incoming-x").write_bytes(b"half")
+    (tmp_path / f"{'0' * 64}.zip").write_bytes(b"whole")
+    of(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{'0' * 64}.zip"]
+
+
+# -- folders on their way
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "project"
+    made.mkdir()
+    (made / "train.py").write_text("def train(ctx): ...")
+    return made
+
+
+def pack(folder):
+    return bundle.pack(folder, "run", folder.parent / "package.zip")
+
+
+def names(package):
+    with zipfile.ZipFile(package.path) as z:
+        return z.namelist()
+
+
+def test_very_many_nested_folders_are_refused_with_a_sentence(folder):
+    """Each level opened from the one above: one path of 1,200 names would be longer than the system takes."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        with pytest.raises(SpecError, match="in more than 64 folders"):
+            pack(folder)
+    finally:
+        subprocess.run(["rm", "-rf", folder / "d"], check=True)  # pytest's own removal recurses
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\\b", "\x1b[2J", "a\x7f"])
+def test_a_name_that_no_node_would_take_is_refused_before_it_is_sent(folder, name):
+    (folder / name).write_text("")
+    with pytest.raises(SpecError, match="control character or backslash"):
+        pack(folder)
+
+
+def test_two_names_that_some_file_systems_take_for_one_are_refused_before_they_are_sent(folder):
+    (folder / "Train.py").write_text("")
+    with pytest.raises(UserError, match="in another case"):
+        pack(folder)
+    assert not (folder.parent / "package.zip").exists()
+
+
+SECRET = (".env", ".env.production", "conf/.env", "key.pem", ".netrc", "id_rsa", ".aws/credentials", "a/.ssh/config")
+HARMLESS = (".env.example", "environment.py", "id_map.json", "docs/env", "aws/main.py")
+
+
+def with_files(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    return folder
+
+
+def test_what_looks_like_credentials_stays_behind_and_is_named(folder):
+    package = pack(with_files(folder, *SECRET, *HARMLESS))
+    assert names(package) == sorted(("train.py", *HARMLESS))
+    assert package.credentials == (
+        *(".aws/", ".env", ".env.production", ".netrc", "a/.ssh/", "conf/.env", "id_rsa", "key.pem"),
+    )
+    assert "left out of the submitted folder, because they may hold credentials: .aws/, .env, " in package.told
+    assert "and 3 more. To send one all the same, write !.aws/ into .polyfleetignore" in package.told
+
+
+def test_a_line_in_the_users_own_file_sends_them(folder):
+    (with_files(folder, *SECRET) / ".polyfleetignore").write_text("!.env\n!.aws/\n!*.pem\n!id_rsa\n")
+    package = pack(folder)
+    assert {".env", "conf/.env", ".aws/credentials", "key.pem", "id_rsa"} <= set(names(package))
+    assert package.credentials == (".env.production", ".netrc", "a/.ssh/")
+
+
+def test_nothing_is_told_where_nothing_was_left_out(folder):
+    assert pack(folder).told == ""
+
+
+def test_python_users_are_warned(folder):
+    from orchestrator.client import Client
+
+    package = pack(with_files(folder, ".env"))
+    heard = []
+    with Client("http://127.0.0.1:9", "token", progress=heard.append) as told, Client("http://127.0.0.1:9", "t") as api:
+        told.tell(package.told)
+        with pytest.warns(UserWarning, match=r"credentials: \.env\."):
+            api.tell(package.told)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            api.tell("")
+    assert heard == [package.told]
+
+
+PATTERNS = """
+# comment
+*.log
+!keep.log
+/only-here.txt
+build/
+data/**/*.bin
+docs/**
+**/cache
+name[0-9].txt
+[z-a]
+\\!odd
+sp ace
+a?c
+""".strip()
+PATHS = (
+    *("a.log", "x/keep.log", "only-here.txt", "x/only-here.txt", "build/a", "x/build/b", "builder/c", "data/1.bin"),
+    *("data/a/b/2.bin", "x/data/3.bin", "docs/a/b", "x/docs/c", "cache", "y/cache/z", "name1.txt", "namex.txt"),
+    *("!odd", "sp ace", "abc", "abbc", "x/abc", "train.py", "[z-a]"),
+)
+
+
+def test_the_users_file_means_what_gitignore_means(folder):
+    """Compared with git itself."""
+    with_files(folder, *PATHS)
+    for name in (ignoring.FILE, ".gitignore"):
+        (folder / name).write_text(PATTERNS)
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "--others", "--exclude-standard", "-z"], cwd=folder, capture_output=True, check=True
+    )
+    assert names(pack(folder)) == sorted(listed.stdout.decode().strip("\0").split("\0"))
+
+
+def test_a_users_file_that_is_a_pipe_does_not_block(folder):
+    os.mkfifo(folder / ignoring.FILE)
+    with pytest.raises(SpecError, match="is not a regular file"):
+        pack(folder)
+
+
+def test_this_repository_leaves_no_file_of_its_own_behind():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=Path(__file__).parent, capture_output=True, check=True)
+    rules = ignoring.rules_of(Path("/nonexistent"))
+    assert [name for name in listed.stdout.decode().split("\0") if name and rules.match(name, False)] == []
