@@ -123,7 +123,7 @@ class Checkpoints:
         progress: Progress | None,
     ) -> int:
         """Bytes that travelled. They go through Ray's object store, from one node straight to the other."""
-        from orchestrator.runtime.agents import answer
+        from orchestrator.runtime.actors import answer
 
         reader, found = source
         pending: deque[Any] = deque()

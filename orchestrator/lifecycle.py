@@ -98,7 +98,9 @@ def _await_nodes(client: "Client", expected: set[str], progress: Progress) -> No
     deadline = time.monotonic() + NODES_READY_S
     missing = expected or {"any node"}
     while missing:
-        states = {n["node"]: n["state"] for n in client.nodes()}
+        # Until it has joined this fleet's cluster, the server may still tell of the nodes of the one before.
+        joined = client.fleet()["state"] == "up"
+        states = {n["node"]: n["state"] for n in client.nodes()} if joined else {}
         wanted = expected or set(states) or {"any node"}
         now_missing = wanted - {node for node, state in states.items() if state == "ready"}
         if now_missing and now_missing != missing:

@@ -117,4 +117,6 @@ def outcome_refusal(found: Any, job: str, epoch: int, node_rank: int) -> str:
         return "has a failure that is not told in text"
     if not isinstance(found.get("result", {}), dict):
         return "has a result that is no object"
+    if type(found.get("peak_memory_bytes", 0)) is not int:
+        return "has a peak of memory that is no whole number"
     return "" if isinstance(ended_s, int | float) and math.isfinite(ended_s) else "has no time of its end"

@@ -35,7 +35,10 @@ ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrup
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One placement. It holds its leases until `ended_s` is set. `outcome` is a word of ENDINGS, or finer."""
+    """One placement. It holds its leases until `ended_s` is set. `outcome` is a word of ENDINGS, or finer.
+
+    `peak_memory_bytes` is of the node that used most; 0 where it was not measured.
+    """
 
     epoch: int
     candidate: int
@@ -47,6 +50,7 @@ class Attempt:
     ended_s: float | None = None
     outcome: str = ""
     reason: str = ""
+    peak_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
 
 
 def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
-    """The event for what retry.py decided; `data` may have outcome, result and failure."""
+    """The event for what retry.py decided; `data` may have outcome, result, failure and peak_memory_bytes."""
     told = to_plain(decision)
     return Event(job.id, told.pop("event"), job.epoch, now_s, told | data)
 
@@ -175,7 +179,8 @@ def _attempt_ended(record: Record, event: Event) -> Record:
     names = ("restarts", "interruptions", "refusals", "first_candidate", "not_before_s")
     job = replace(record.job, **{name: data[name] for name in names if name in data})
     outcome = data.get("outcome") or ENDINGS[event.event]
-    after = _last(record, ended_s=event.time_s, outcome=outcome, reason=data.get("reason", ""))
+    told = {"reason": data.get("reason", ""), "peak_memory_bytes": data.get("peak_memory_bytes", 0)}
+    after = _last(record, ended_s=event.time_s, outcome=outcome, **told)
     failure = None if event.event == "finished" else data.get("failure") or after.failure
     return replace(after, job=job, result=data.get("result") or after.result, failure=failure)
 

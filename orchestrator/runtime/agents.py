@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.connect import NAMESPACE
-from cluster.errors import FleetError, PolyfleetError
+from cluster.errors import FleetError
 from cluster.plain import from_plain
 from cluster.vocabulary import NodeFacts
+from orchestrator.runtime import actors
+from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.engine import RAY
 from workers.messages import PROTOCOL
 
@@ -27,8 +28,6 @@ HUNG_S = 8.0
 HELLO_HUNG_S = 90.0
 REST_S = 0.5
 """After a watch that failed: an actor that restarts fails them at once."""
-
-NODE_LABEL = "polyfleet.io/node"
 
 
 @dataclass
@@ -128,7 +127,7 @@ class Agents:
         now, generation = time.monotonic(), self._generation
         if self._nodes_asked_s is None and now - self._nodes_seen_s > REFRESH_S:
             self._nodes_asked_s = now
-            RAY.ask("list its nodes", _nodes, HEAD_LATE_S, lambda found: self._post(("nodes", generation, found)))
+            RAY.ask("list its nodes", actors.nodes, HEAD_LATE_S, lambda found: self._post(("nodes", generation, found)))
         if self.head_silent_s > HEAD_LATE_S:
             return
         for node, agent in self.items():
@@ -143,7 +142,7 @@ class Agents:
         """Its attempts do not notice: supervisors run apart, and the next agent reads their records."""
         silent_s, agent.asked_s = now - agent.asked_s, now
         self._repaired(node, f"the agent of {node} did not answer for {silent_s:.0f} s and was started again")
-        RAY.ask(f"end the hung agent of {node}", lambda: _end(agent.actor), LIMIT_S, _logged)
+        RAY.ask(f"end the hung agent of {node}", lambda: actors.end(agent.actor), LIMIT_S, _logged)
 
     def nodes_seen(self, generation: int, found: Any) -> None:
         """Compare with Ray's list of nodes: make agents for new ones, mark those gone as lost."""
@@ -153,14 +152,14 @@ class Agents:
         if isinstance(found, BaseException):
             log.warning("Ray's head does not tell its nodes: %s", first_line(found))
             return
-        alive = {n["NodeID"]: n for n in found if n["Alive"] and _takes_work(n)}
+        alive = {n["NodeID"]: n for n in found if n["Alive"] and actors.takes_work(n)}
         for agent in self._by_node.values():
             if agent.ray_node_id not in alive and not agent.lost:
                 agent.lost = "Ray reports the node dead"
         known = {a.ray_node_id for a in self._by_node.values()}
         for node_id, row in alive.items():
             if node_id not in known:
-                node = node_name(row)
+                node = actors.node_name(row)
                 self._by_node[node] = Agent(node_id, None)
                 self._make(node, self._by_node[node])
 
@@ -168,7 +167,7 @@ class Agents:
         generation, agent.actor, agent.making, agent.made_s = self._generation, None, True, time.monotonic()
         RAY.ask(
             f"make the agent of {node}",
-            lambda: _make_actor(agent.ray_node_id),
+            lambda: actors.make(agent.ray_node_id),
             LIMIT_S,
             lambda actor: self._post(("made", generation, node, agent, actor)),
         )
@@ -226,7 +225,7 @@ class Agents:
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One call and its answer. Raises our own errors as they were raised there, else FleetError."""
-        return answer(getattr(self.actor(node), method).remote(*args), f"node {node}: {method}", timeout_s)
+        return actors.answer(getattr(self.actor(node), method).remote(*args), f"node {node}: {method}", timeout_s)
 
     def actor(self, node: str) -> Any:
         """Raises FleetError while it is being made."""
@@ -236,79 +235,12 @@ class Agents:
         return actor
 
 
-def answer(ref: Any, what: str, timeout_s: float) -> Any:
-    """`ray.get` whose errors are ours."""
-    import ray
-
-    try:
-        return ray.get(ref, timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError:
-        raise FleetError(
-            f"{what} gave no answer within {timeout_s:.0f} s", "`polyfleet status` shows whether the node lives"
-        ) from None
-    except ray.exceptions.RayTaskError as e:
-        if isinstance(e.cause, PolyfleetError):
-            raise e.cause from None
-        raise FleetError(f"{what} failed: {e.cause!r}", "its traceback is in the server's log") from e
-    except ray.exceptions.RayError as e:
-        raise FleetError(
-            f"{what} could not be reached: {first_line(e)}", "`polyfleet status` shows whether the node lives"
-        ) from e
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def node_name(node: dict[str, Any]) -> str:
-    """Our name for one of `ray.nodes()`: the label we gave it, else its host and the start of its id."""
-    labels = node.get("Labels", {})
-    return labels.get(NODE_LABEL) or f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
-
-
-def _takes_work(node: dict[str, Any]) -> bool:
-    is_head = node.get("Labels", {}).get("polyfleet.io/role") == "head"
-    return not is_head and bool(node["Resources"].get("CPU", 0) > 0)
-
-
-def _nodes() -> Any:
-    import ray
-
-    return ray.nodes()  # type: ignore[no-untyped-call]
-
-
 def _hangs(agent: Agent, now: float) -> bool:
     """A watch takes two seconds; a first greeting may wait for tools of vendors, and for the process to start."""
     limit_s = HUNG_S if agent.facts else HELLO_HUNG_S
     return agent.watching and now - agent.asked_s > limit_s
 
 
-def _end(actor: Any) -> None:
-    import ray
-
-    ray.kill(actor, no_restart=False)
-
-
 def _logged(found: Any) -> None:
     if isinstance(found, BaseException):
         log.warning("ending a hung agent: %s", first_line(found))
-
-
-def _make_actor(node_id: str) -> Any:
-    """The agent of that node, found by its name when it already lives. Small plain arguments only: they outlive us."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from workers.agent import Agent as AgentActor
-
-    options: dict[str, Any] = {
-        "name": f"agent-{node_id}",
-        "namespace": NAMESPACE,
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "max_restarts": -1,
-        "num_cpus": 0,
-        "max_concurrency": 16,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
-    }
-    return ray.remote(AgentActor).options(**options).remote()

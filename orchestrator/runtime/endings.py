@@ -37,3 +37,9 @@ def result_of(live: Live) -> dict[str, Any]:
     first = live.parts[0].ended or {}
     result: dict[str, Any] = first.get("result", {})
     return result
+
+
+def peak_of(live: Live) -> int:
+    """Bytes of memory that the ranks of the node with most held at one time; 0 where nobody measured it."""
+    peaks: list[int] = [(part.ended or {}).get("peak_memory_bytes", 0) for part in live.parts]
+    return max(peaks)

@@ -9,7 +9,8 @@ from typing import Any
 from cluster import connect, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
-from orchestrator.runtime.agents import Agents, first_line
+from orchestrator.runtime.actors import first_line
+from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.engine import RAY
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices, Event, Plan
 from orchestrator.core.states import State
 from orchestrator.runtime import reservations
-from orchestrator.runtime.endings import combine, result_of
+from orchestrator.runtime.endings import combine, peak_of, result_of
 from orchestrator.runtime.follow import Follower
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import Launcher
@@ -144,7 +144,7 @@ class Placements:
             return Event(live.job, "released", live.epoch, now_s, told)
         decision = retry.after(record.job, ended, now_s)
         more = {"outcome": ended.state, "result": result_of(live), "failure": decisive["failure"]}
-        return fold.ended(record.job, decision, now_s, **more)
+        return fold.ended(record.job, decision, now_s, **more, peak_memory_bytes=peak_of(live))
 
     def _tidy(self, live: Live) -> None:
         """Now that the ending is durable, the reservation goes back and the nodes may forget."""

@@ -55,6 +55,7 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
         "ended_at": iso(attempt.ended_s),
         "outcome": attempt.outcome,
         "reason": attempt.reason,
+        "peak_memory_bytes": attempt.peak_memory_bytes or None,
     }
 
 

@@ -7,7 +7,7 @@ from orchestrator.core.states import TERMINAL
 from orchestrator.show import benchmark
 from orchestrator.show.grid import Grid, Stack, facts, grid
 from orchestrator.show.text import visible
-from orchestrator.show.units import ago, between
+from orchestrator.show.units import ago, between, size
 
 Data = dict[str, Any]
 
@@ -73,11 +73,18 @@ def _head(view: Data) -> Data:
         "started": view["started_at"],
         "ended": view["ended_at"],
         "ran": ran(view),
+        "peak memory": _peak(view),
         "restarts": view["restarts"] or None,
         "interruptions": view["interruptions"] or None,
         "resumed at step": view["resumed_step"],
         "checkpoint": f"{point['pool']}:{point['path']} (step {point['step']})" if point else None,
     }
+
+
+def _peak(view: Data) -> str | None:
+    """Of the newest attempt that ended where it can be measured."""
+    peaks = [bytes_ for a in view["attempts"] if (bytes_ := a.get("peak_memory_bytes"))]
+    return size(peaks[-1]) if peaks else None
 
 
 def failure(data: Data) -> list[Grid | str]:

@@ -15,11 +15,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from cluster import untrusted
 from cluster.untrusted import Unreadable
-from workers.attempt import lease, life, outcome, processes, reserve, spawn
+from workers.attempt import keeper, lease, life, outcome, processes, reserve, spawn
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
@@ -209,10 +209,10 @@ class Supervisor:
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
         peak_bytes = self.group.peak_bytes() if self.group else 0
-        self._tell(outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes))
-        for told in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
+        for read in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
-                told.unlink()
+                read.unlink()
+        self._tell(outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
@@ -267,50 +267,6 @@ def _usual_priority() -> None:
         return
 
 
-def _detach() -> int:
-    """Leave the agent's process tree: only the child returns, in a session of its own. The parent ends when the child
-    writes to the descriptor it gets here, with exit code 1 if it dies before.
-
-    A Ray worker that exits kills its children; ours has to be a grandchild by then, whose parent is gone.
-    """
-    reader, writer = os.pipe()
-    if os.fork():
-        os.close(writer)
-        os._exit(0 if os.read(reader, 1) else 1)
-    os.setsid()
-    os.close(reader)
-    return writer
-
-
-def _become_supervisor(folder: Folder, lock: int, launcher: int) -> None:
-    """Only the child returns. Its parent, the keeper, waits for it, and kills what it leaves behind when somebody has
-    killed it: orphans are adopted by the keeper, whatever their session and their environment.
-    """
-    processes.adopt_orphans()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    supervisor = os.fork()
-    if supervisor:
-        os.close(launcher)
-        _keep(supervisor, folder)
-    os.set_inheritable(lock, False)
-
-
-def _keep(supervisor: int, folder: Folder) -> NoReturn:
-    null = os.open(os.devnull, os.O_RDWR)
-    for target in (0, 1, 2):
-        os.dup2(null, target)
-    status = None
-    while status is None:
-        ended, code = os.waitpid(-1, 0)
-        status = code if ended == supervisor else None
-    if status != 0:
-        life.kill_all(folder, [os.getpid()])
-        if group := life.group_of(folder):
-            group.remove(life.REMOVE_S)
-    os._exit(0)
-
-
 def _put_on_record(folder: Folder) -> None:
     """From now on the agent knows us; what we say goes into the attempt's folder."""
     us, keeper = processes.identify(os.getpid()), processes.identify(os.getppid())
@@ -328,8 +284,8 @@ def main() -> int:
     attempt = parse(folder.path.name)
     if attempt is None:
         return 2
-    launcher = _detach()
-    _become_supervisor(folder, lock, launcher)
+    launcher = keeper.detach()
+    keeper.become_supervisor(folder, lock, launcher)
     supervisor = Supervisor(folder, attempt, json.load(sys.stdin))
     supervisor.listen()
     _put_on_record(folder)
