@@ -79,7 +79,8 @@ def is_named(fleet: Orchestrator, job: JobHandle) -> bool:
 @pytest.mark.parametrize("poison", runpy.run_path(str(POISON))["POISONS"])
 def test_a_poison_harms_no_other_job_is_named_and_can_be_cancelled(fleet: Orchestrator, submitted, poison: str):
     culprit = submitted(poison)
-    pids = wait(lambda: pids_of(culprit), "the poison to be in place")
+    wait(lambda: pids_of(culprit) or culprit.state == "FAILED", "the poison to be in place")
+    pids = pids_of(culprit)
     probes = [fleet.submit(RunJob(command="true", resources={"pool": pool})) for pool in ("crowded", "apart")]
     for probe in probes:
         assert probe.wait(PATIENCE_S).state == "SUCCEEDED"
