@@ -233,8 +233,4 @@ def _has_our_token(process: ProcessId) -> bool:
 def _supervisors() -> list[ProcessId]:
     """Of attempts on this home's nodes. A SIGTERM lets their ranks save; they take the ranks along when they go."""
     nodes = home() / "nodes"
-    return [
-        process
-        for process, words in running("workers.attempt.supervisor")
-        if words and Path(words[0]).is_relative_to(nodes)
-    ]
+    return [process for process, words in running("workers.attempt") if words and Path(words[0]).is_relative_to(nodes)]

@@ -14,6 +14,7 @@ from parts.samples import Samples
 from orchestrator import Orchestrator
 from orchestrator import client as server
 
+CASES = ("acknowledged", "running", "done", "stage.accepted", "stage.placed", "stage.command_ran", "stage.finished")
 samples = Samples()
 jobs = Jobs(samples)
 orchestrator = Orchestrator.connect()
@@ -21,9 +22,9 @@ client = server.connect()
 
 
 def job() -> dict[str, float]:
-    """Seconds of one no-op job: submit to acknowledged, to its command running, to done."""
+    """Seconds of one no-op job: submit to acknowledged, to its command running, to done; and of its stages."""
     jobs.one("job")
-    return {name: samples.row(f"job.{name}")["samples_s"][-1] for name in ("acknowledged", "running", "done")}
+    return {name: samples.row(f"job.{name}")["samples_s"][-1] for name in CASES}
 
 
 def inventory() -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.paths import private_dir
-from workers.attempt import launch, lease, removal
+from workers.attempt import launch, lease, life, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.records import AttemptId, Folder, parse, read_json
 from workers.job_events import LONGEST_LINE_BYTES
@@ -63,8 +63,9 @@ class Attempts:
                 return
             try:
                 order = launch.absolute(order, self._storage)
-                launch.prepare(folder, order, self._node, self._threads(order), self._packages, os.environ)
-                launch.supervise(folder, secrets, lock)
+                with launch.supervisor(folder, lock) as begin:
+                    launch.prepare(folder, order, self._node, self._threads(order), self._packages, os.environ)
+                    begin(secrets)
             except (UserError, FleetError):
                 self._undo(attempt, folder)
                 raise
@@ -112,6 +113,8 @@ class Attempts:
     def _undo(self, attempt: AttemptId, folder: Folder) -> None:
         with self._changed:
             self._attempts.pop(attempt, None)
+            if group := life.group_of(folder):
+                group.remove(0.0)
             removal.remove(folder.shared)
             shutil.rmtree(folder.path, ignore_errors=True)
 

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +70,12 @@ def prepare(
 
 def launch_record(folder: Folder, order: Order, node: str, threads: int, environ: Mapping[str, str]) -> dict[str, Any]:
     command = list(order.command) if order.task == "run" else [sys.executable, *CHILD]
-    groups = cgroup.find(environ).root
     return {
         "task": order.task,
         "node": node,
         "grace_s": order.grace_s,
         "log_limit_bytes": log_limit_bytes(environ),
-        "cgroup": str(groups / cgroup.name(folder.path)) if groups else "",
-        "limits": cgroup.limits(groups, environ) if groups else {},
+        "cgroup": str(_group(folder, environ) or ""),
         "ranks": [
             {
                 "rank": order.first_rank + local,
@@ -88,6 +88,13 @@ def launch_record(folder: Folder, order: Order, node: str, threads: int, environ
     }
 
 
+def _group(folder: Folder, environ: Mapping[str, str]) -> Path | None:
+    """The control group made for the ranks; None where none can be."""
+    root = cgroup.find(environ).root
+    path = root / cgroup.name(folder.path) if root else None
+    return path if root and path and cgroup.Group(path).make(cgroup.limits(root, environ)) else None
+
+
 def log_limit_bytes(environ: Mapping[str, str]) -> int:
     """Of one rank's log on this node. Raises UserError."""
     text = environ.get(LOG_LIMIT, str(LIMIT_BYTES))
@@ -96,23 +103,34 @@ def log_limit_bytes(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def supervise(folder: Folder, secrets: Mapping[str, str], lock: int) -> None:
-    """Start the supervisor, which inherits `lock`, and return once it is on record. Raises FleetError otherwise."""
+@contextmanager
+def supervisor(folder: Folder, lock: int) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Start the supervisor, which inherits `lock`, while `folder` is being prepared: an interpreter takes longer.
+
+    What is yielded lets it begin, with the secrets, and returns once it is on record; it raises FleetError otherwise.
+    A supervisor that was never let begin ends.
+    """
     # Without site-packages Python starts in half the time; elsewhere than on Linux the supervisor needs psutil.
     lean = ["-S"] if processes.LINUX else []
-    child = subprocess.Popen(
-        [sys.executable, *lean, "-s", "-P", "-m", "workers.attempt.supervisor", str(folder.path), str(lock)],
+    with subprocess.Popen(
+        [sys.executable, *lean, "-s", "-P", "-m", "workers.attempt", str(folder.path), str(lock)],
         env=supervisor_environment(os.environ), cwd=folder.path, pass_fds=(lock,), start_new_session=True,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    with child:
+    ) as child:  # fmt: skip
         try:
-            _, said = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+            yield partial(_begin, child, folder.path.name)
+        except BaseException:
             child.kill()
-            raise FleetError(
-                f"the supervisor did not start within {START_TIMEOUT_S:.0f} s", "the node is overloaded"
-            ) from None
+            raise
+
+
+def _begin(child: "subprocess.Popen[bytes]", name: str, secrets: Mapping[str, str]) -> None:
+    try:
+        _, said = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise FleetError(
+            f"the supervisor did not start within {START_TIMEOUT_S:.0f} s", "the node is overloaded"
+        ) from None
     if child.returncode:
         last = (said.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise FleetError(f"the supervisor of {folder.path.name} did not start: {last}", "see the agent's node")
+        raise FleetError(f"the supervisor of {name} did not start: {last}", "see the agent's node")

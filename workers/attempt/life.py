@@ -49,7 +49,11 @@ def _two(found: Any) -> tuple[Any, Any]:
 
 def group_of(folder: Folder) -> Group | None:
     """The control group that the launch record names; None: the attempt has none."""
-    found: Any = read_json(folder.launch)
+    return group_in(read_json(folder.launch))
+
+
+def group_in(found: Any) -> Group | None:
+    """That of a launch record."""
     path = found.get("cgroup") if isinstance(found, dict) else None
     return Group(Path(path)) if isinstance(path, str) and path else None
 

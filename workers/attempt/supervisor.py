@@ -1,4 +1,4 @@
-"""Runs the ranks of one attempt: `python -m workers.attempt.supervisor FOLDER LOCK`, secrets as JSON on standard input.
+"""Runs the ranks of one attempt: `python -m workers.attempt FOLDER LOCK`, secrets as JSON on standard input.
 
 Standard library only, so that it starts in milliseconds and lives in any environment. It detaches itself, with a
 keeper as its parent, starts what launch.json says, writes the ranks' output to their logs, obeys `stop` and `lease`,
@@ -47,9 +47,9 @@ class Supervisor:
         self.attempt = attempt
         self.secrets = secrets
         self.lease = lease.Lease(folder.lease)
-        self.group = life.group_of(folder)
-        self.redact = Redactor(secrets.values())
         self.launch: dict[str, Any] = read_json(folder.launch)
+        self.group = life.group_in(self.launch)
+        self.redact = Redactor(secrets.values())
         self.by_group = self.launch["task"] == "run"
         self.logs: dict[int, RankLog] = {}
         self.running: dict[int, int] = {}  # rank by pid
@@ -98,9 +98,7 @@ class Supervisor:
         """Unless the lease has passed by now: then others may have taken over, and the agent given us up."""
         if self.lease.passed():
             self._end("lease")
-        group = None
-        if self.group is not None and self.group.make(self.launch["limits"]):
-            group = self.group.opened()
+        group = self.group.opened() if self.group is not None else None
         for rank in self.launch["ranks"]:
             if not self.why:
                 self._start(rank, group)
@@ -286,14 +284,13 @@ def main() -> int:
         return 2
     launcher = keeper.detach()
     keeper.become_supervisor(folder, lock, launcher)
-    supervisor = Supervisor(folder, attempt, json.load(sys.stdin))
+    secrets = sys.stdin.read()
+    if not secrets:  # the agent could not prepare the folder
+        return 0
+    supervisor = Supervisor(folder, attempt, json.loads(secrets))
     supervisor.listen()
     _put_on_record(folder)
     os.write(launcher, b"1")
     os.close(launcher)
     supervisor.run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

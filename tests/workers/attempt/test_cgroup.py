@@ -184,5 +184,5 @@ def test_where_the_kernel_refuses_a_group_the_attempt_runs_without(node, monkeyp
     monkeypatch.setenv(cgroup.ROOT, str(root))
     node.start(command=("true",))
     assert node.outcome()["state"] == "succeeded"
-    assert read_json(node.folder().launch)["cgroup"].startswith(str(root))
+    assert not read_json(node.folder().launch)["cgroup"]
     assert list(root.iterdir()) == [root / "cgroup.procs"]
