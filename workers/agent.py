@@ -142,6 +142,10 @@ class Agent:
         """One piece of a submitted archive; after the last one it is checked. Raises Conflict, UserError."""
         self._packages.put(sha, offset, data, last)
 
+    def meeting_place(self) -> tuple[str, int]:
+        """Where the ranks of an attempt may meet: this node's address and a port of it."""
+        return self.address(), self.free_port()
+
     def free_port(self) -> int:
         """A TCP port nobody listens on now."""
         with socket.socket() as s:

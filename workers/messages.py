@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a message changes its meaning. An agent of another protocol is refused at join."""
 
 FENCE_KEY = "polyfleet/fence/{job}"

@@ -45,9 +45,8 @@ class Launcher:
         for node in {part.node for part in live.parts}:
             if record.package:
                 self.packages.send(record.package, node, self.agents)
-        first = live.parts[0].node
-        master = (self.agents.call(first, "address"), self.agents.call(first, "free_port"))
-        given = orders(record, spec, self._shares(live, devices), master, resumed)
+        address, port = self.agents.call(live.parts[0].node, "meeting_place")
+        given = orders(record, spec, self._shares(live, devices), (address, port), resumed)
         for order, part in zip(given, live.parts, strict=True):
             self.agents.call(part.node, "start", to_plain(order), secrets)
         return resumed

@@ -12,8 +12,8 @@ from orchestrator.runtime.engine import in_time
 WAIT_S = 10.0
 LOOK_EVERY_S = 0.005
 PREFIX = "polyfleet-attempt-"
-SMALLEST = 1e-4
 LIMIT_S = 10.0
+SMALLEST = 1e-4
 """Ray counts in ten-thousandths: shares of a CPU that do not come out even are rounded."""
 
 Resources = dict[str, float]

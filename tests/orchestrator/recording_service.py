@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from cluster.errors import FleetError, NotFound, SpecError
+from workers.messages import PROTOCOL
 
 NOW = "2026-11-20T23:14:53Z"
 KINDS = {"cpu": "cpu", "xla": "tpu:emulated"}
@@ -79,7 +80,7 @@ def node(pool, kind):
         "state": "ready",
         "backend": device["backend"],
         "environment": "main",
-        "protocol": 1,
+        "protocol": PROTOCOL,
         "versions": {"torch": "2.13.0"},
         "devices": [device],
         "cpu_count": 2,

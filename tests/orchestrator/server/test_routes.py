@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cluster.version import VERSION
+from workers.messages import PROTOCOL
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
 
@@ -27,7 +28,7 @@ def test_reading_routes_answer_with_what_the_service_knows(live):
     with live.http as client:
         job = client.post("/v1/jobs", json={"spec": RUN}).json()
         version = client.get("/v1/version").json()
-        assert (version["version"], version["home"], version["protocol"]) == (VERSION, str(live.home), 1)
+        assert (version["version"], version["home"], version["protocol"]) == (VERSION, str(live.home), PROTOCOL)
         assert client.get("/v1/fleet").json() == live.service.fleet()
         assert client.get("/v1/nodes").json() == live.service.nodes()
         assert client.get("/v1/doctor").json() == []
