@@ -15,7 +15,12 @@ from cluster.ray_node import SETTINGS, token_environment
 NAMESPACE = "polyfleet"
 
 OF_A_DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
-"""Without end. Ray ends a process that waited so long for a head that is gone, even if it has joined another since."""
+"""Without end. Ray ends a process that waited so long for a head that is gone, even if it has joined another since.
+
+RAY_RAYLET_PID: Ray also ends a process whose message to its raylet fails while "the raylet" is dead, and takes the
+parent for it where none is named (raylet_ipc_client.cc, ShutdownIfLocalRayletDisconnected). A server's parent is gone
+from the start, and parting from a dead head sends such a message. So a process names itself, which lives.
+"""
 
 
 def foreign_token() -> Path:
@@ -38,7 +43,7 @@ def prepare(record: FleetRecord) -> None:
         del os.environ[name]
     os.environ.update({k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"})
     os.environ.update(token_environment(Path(record.token_path)))
-    os.environ.update(OF_A_DRIVER)
+    os.environ.update(OF_A_DRIVER, RAY_RAYLET_PID=str(os.getpid()))
     if (raylet := sys.modules.get("ray._raylet")) is not None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()  # it keeps the token of the fleet before
 
