@@ -1,8 +1,8 @@
-"""Submitted folders as zip archives: what every reader of them checks, at submit, at upload and on the node.
+"""Submitted folders as zip archives: what is checked of them, at submit, at upload and on the node (unpacking.py).
 
 Nothing in an archive is believed. It is refused as a whole for its end record, for a name, type, size or count in its
-directory, and, by `verify`, for content that does not unpack to what was announced. Time and memory are bounded by the
-limits below. Standard library only.
+directory, and, when its entries are read, for content that does not unpack to what was announced. Time and memory are
+bounded by the limits below. Standard library only.
 """
 
 import re
@@ -64,11 +64,6 @@ def check(archive: Path) -> list[zipfile.ZipInfo]:
     return entries
 
 
-def verify(archive: Path) -> None:
-    """`check`, then every entry is unpacked to nowhere: sizes and checksums hold. Raises UserError."""
-    read_each(archive, lambda info, content: _exhaust(content))
-
-
 def read_each(archive: Path, take: Callable[[zipfile.ZipInfo, IO[bytes]], None]) -> None:
     """`take` gets the entries in turn, folders too, each with a reader of its bytes. Raises UserError; what `take` has
     done until then stays.
@@ -80,16 +75,6 @@ def read_each(archive: Path, take: Callable[[zipfile.ZipInfo, IO[bytes]], None])
                 take(info, content)
                 if content.tell() != info.file_size:
                     raise BrokenArchive(f"{info.filename[:200]!r} holds less than the directory says")
-
-
-def _exhaust(content: IO[bytes]) -> None:
-    while content.read(COPY_BYTES):
-        pass
-
-
-def names(archive: Path) -> list[str]:
-    """Of all entries, as `check` takes them. Raises UserError."""
-    return [info.filename for info in check(archive)]
 
 
 def name_refusal(name: str) -> str:

@@ -1,20 +1,16 @@
-"""Submitted folders on a node: zip archives by the SHA-256 of their bytes, checked before any file is written.
+"""Submitted folders on a node, by the SHA-256 of the archive they came in.
 
-An archive comes from a user, so nothing in it is believed: see cluster/archives.py. While unpacking no more bytes are
-written than were announced.
+An archive comes from a user, so nothing in it is believed: a process with limits checks and unpacks it once
+(cluster/unpacking.py), and every attempt gets a copy of what came out.
 """
 
 import hashlib
-import os
 import re
 import shutil
-import stat
 import threading
-import zipfile
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
 
-from cluster import archives
+from cluster import unpacking
 from cluster.archives import LARGEST_ARCHIVE_BYTES
 from cluster.errors import Conflict, NotFound, UserError
 from cluster.paths import private_dir
@@ -24,19 +20,19 @@ INCOMING = ".incoming-"
 
 
 class Packages:
-    """Archives under `folder`; safe to use from several threads."""
+    """Folders under `folder`; safe to use from several threads. `read` unpacks an archive."""
 
-    def __init__(self, folder: Path):
-        self._folder = private_dir(folder)
+    def __init__(self, folder: Path, read: unpacking.Read = unpacking.read_apart):
+        self._folder, self._read = private_dir(folder), read
         self._lock = threading.Lock()
         for left in self._folder.glob(f"{INCOMING}*"):  # of an agent that was killed: its upload begins anew
-            left.unlink(missing_ok=True)
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
     def has(self, sha: str) -> bool:
-        return self._path(sha).is_file()
+        return self._path(sha).is_dir()
 
     def put(self, sha: str, offset: int, data: bytes, last: bool) -> None:
-        """Append one piece. After the last one the digest is checked, and what the archive says it holds.
+        """Append one piece. After the last one the digest is checked, and the archive unpacked.
 
         Raises Conflict when a piece does not follow the one before, UserError for a wrong digest or a hostile archive.
         """
@@ -68,33 +64,25 @@ class Packages:
         try:
             if found != sha:
                 raise UserError(f"the archive arrived as {found[:12]}…, not {sha[:12]}…", "send it again")
-            archives.check(part)
-            part.replace(self._path(sha))
+            out = private_dir(self._folder / f"{INCOMING}{sha}.d")
+            try:
+                self._read(part, out)
+                out.replace(self._path(sha))
+            finally:
+                shutil.rmtree(out, ignore_errors=True)
         finally:
             part.unlink(missing_ok=True)
 
     def unpack(self, sha: str, target: Path) -> None:
-        """Write the archive's files below `target`, an empty folder. Raises NotFound, or UserError if it is broken."""
-        archive = self._path(sha)
-        if not archive.is_file():
+        """Copy the folder's files below `target`, an empty folder. Raises NotFound."""
+        folder = self._path(sha)
+        if not folder.is_dir():
             raise NotFound(
                 f"package {sha[:12]}… is not on this node", "the controller sends it again at the next start"
             )
-        archives.read_each(archive, lambda info, content: _write(info, content, target))
+        shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
 
     def _path(self, sha: str) -> Path:
         if not DIGEST.fullmatch(sha):
             raise UserError(f"{sha[:80]!r} is not a SHA-256", "64 hexadecimal digits name a package")
-        return self._folder / f"{sha}.zip"
-
-
-def _write(info: zipfile.ZipInfo, content: IO[bytes], target: Path) -> None:
-    path = target / PurePosixPath(info.filename)
-    if info.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = 0o755 if info.external_attr >> 16 & stat.S_IXUSR else 0o644
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as to:
-        shutil.copyfileobj(content, to, archives.COPY_BYTES)
+        return self._folder / sha

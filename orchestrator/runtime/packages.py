@@ -1,8 +1,9 @@
 """Submitted folders on their way: kept by the server by SHA-256, sent to a node once, in bounded pieces."""
 
+import json
 from pathlib import Path
 
-from cluster import archives
+from cluster import unpacking
 from cluster.errors import NotFound
 from orchestrator.runtime.agents import Agents
 
@@ -24,8 +25,12 @@ class Packages:
         return found
 
     def names(self, sha: str) -> list[str]:
-        """Of all files in it. Raises NotFound, or UserError when it is no archive."""
-        return archives.names(self.path(sha))
+        """Of all files in it. Raises NotFound."""
+        listed = self._listed(self.path(sha))
+        if not listed.is_file():  # of a server before this one
+            listed.write_text(json.dumps(unpacking.read_apart(self.path(sha))))
+        names: list[str] = json.loads(listed.read_text())
+        return names
 
     def has(self, sha: str) -> bool:
         return (self._folder / f"{sha}.zip").is_file()
@@ -35,8 +40,13 @@ class Packages:
         it would look like a node's failure, and be tried again.
         """
         if not self.has(sha):
-            archives.verify(data)
+            self._listed(data).write_text(json.dumps(unpacking.read_apart(data)))
+            self._listed(data).replace(self._listed(self._folder / sha))
             data.replace(self._folder / f"{sha}.zip")
+
+    def _listed(self, archive: Path) -> Path:
+        """Beside it: the names of its files."""
+        return archive.with_suffix(".names")
 
     def send(self, sha: str, node: str, agents: Agents) -> None:
         """Make sure `node` has it. The node checks the digest before it uses it."""

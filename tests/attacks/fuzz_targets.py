@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cluster import archives, fleet_record, places, untrusted, yaml
+from cluster import fleet_record, places, unpacking, untrusted, yaml
 from cluster.errors import PolyfleetError, UserError
 from cluster.requirements import plain_requirement
 from cluster.spec import parse_fleet
@@ -151,13 +151,13 @@ def _archives() -> list[bytes]:
 
 def _archive(data: bytes, folder: Path) -> object:
     """All the way: checked as at an upload, sent to a node, unpacked there."""
-    path, store, target = folder / "upload.zip", Packages(folder / "packages"), folder / "work"
+    path, store, target = folder / "upload.zip", Packages(folder / "packages", unpacking.read), folder / "work"
     sha = hashlib.sha256(data).hexdigest()
     path.write_bytes(data)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     try:
-        archives.verify(path)
+        unpacking.read(path)
         store.put(sha, 0, data, True)
         try:
             store.unpack(sha, target)
@@ -167,7 +167,7 @@ def _archive(data: bytes, folder: Path) -> object:
         assert not any(path.is_symlink() for path in target.rglob("*"))
         return sha
     finally:
-        (folder / "packages" / f"{sha}.zip").unlink(missing_ok=True)
+        shutil.rmtree(folder / "packages" / sha, ignore_errors=True)
 
 
 NAMES = ("a.log", "x/y/z", ".env", "a/b", "a" * 40 + "/" + "a/" * 30 + "y")

@@ -301,12 +301,12 @@ def test_a_small_pickle_cannot_ask_for_much(what, tmp_path):
 
 
 def test_a_reader_that_takes_too_long_is_ended_by_its_own_limits(tmp_path):
-    script = "from workers import sandbox; sandbox.CPU_S = 0; sandbox.bound()\nwhile True: pass"
+    script = "from cluster import sandbox; sandbox.CPU_S = 0; sandbox.bound()\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S)
-    from workers.sandbox import limit_reached
+    from cluster.sandbox import limit_reached
 
     assert limit_reached(done.returncode) == "it took much longer than files of its size do"
-    script = "from workers import sandbox; sandbox.isolate(); sandbox.bound(); bytearray(400 << 20)"
+    script = "from cluster import sandbox; sandbox.isolate(); sandbox.bound(); bytearray(400 << 20)"
     done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "MemoryError"
 

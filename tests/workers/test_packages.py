@@ -2,11 +2,12 @@ import hashlib
 import io
 import stat
 import zipfile
+from pathlib import Path
 
 import pytest
 
-from cluster import archives
-from cluster.errors import Conflict, NotFound, UserError
+from cluster import archives, unpacking
+from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers import packages
 from workers.packages import Packages
 
@@ -30,6 +31,12 @@ def entry(name, kind=stat.S_IFREG | 0o644, **attributes):
 
 def sha(data):
     return hashlib.sha256(data).hexdigest()
+
+
+def given(folder, data):
+    path = folder / "given.zip"
+    path.write_bytes(data)
+    return path
 
 
 @pytest.fixture
@@ -151,8 +158,9 @@ def test_a_bomb_is_refused_by_its_ratio(store):
         store.put(sha(data), 0, data, True)
 
 
-def test_a_bomb_of_many_files_is_refused(store, monkeypatch):
+def test_a_bomb_of_many_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MOST_ENTRIES", 10)
+    store = Packages(tmp_path / "packages", unpacking.read)  # in this process, where the limit is another
     data = archive(*((f"f{i}", "") for i in range(11)))
     with pytest.raises(UserError, match="holds 11 files, more than 10"):
         store.put(sha(data), 0, data, True)
@@ -188,12 +196,35 @@ def test_an_entry_larger_than_announced_writes_no_more_than_announced(store, tmp
     honest = archive(("a", "x" * 10_000))
     at = honest.index(b"PK\x01\x02") + 24
     data = honest[:at] + (10).to_bytes(4, "little") + honest[at + 4 :]
-    store.put(sha(data), 0, data, True)
     (tmp_path / "work").mkdir()
     with pytest.raises(UserError, match="not a zip file we can read"):
-        store.unpack(sha(data), tmp_path / "work")
+        unpacking.read(given(tmp_path, data), tmp_path / "work")
     assert sum(p.stat().st_size for p in (tmp_path / "work").iterdir()) <= 10
+    with pytest.raises(UserError, match="not a zip file we can read"):
+        store.put(sha(data), 0, data, True)
+    assert not store.has(sha(data)) and list((tmp_path / "packages").iterdir()) == []
 
 
 def test_the_files_of_packages_are_private(store, tmp_path):
     assert (tmp_path / "packages").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_archive_is_read_in_a_process_of_its_own_which_ends_with_its_limits(tmp_path, monkeypatch):
+    """Where the reader would take more memory than it may, it ends, and whoever asked goes on."""
+    path = given(tmp_path, archive(("a", "a")))
+    assert unpacking.read_apart(path) == ["a"]
+    greedy = tmp_path / "greedy"
+    (greedy / "cluster").mkdir(parents=True)
+    for module in Path(archives.__file__).parent.glob("*.py"):
+        (greedy / "cluster" / module.name).write_text(module.read_text())
+    with (greedy / "cluster" / "archives.py").open("a") as f:
+        f.write("\ndef check(archive):\n    return bytearray(1 << 30)\n")
+    monkeypatch.setattr(unpacking, "CODE", greedy)
+    with pytest.raises(UserError, match="more memory than archives of its size do"):
+        unpacking.read_apart(path)
+
+
+def test_what_the_system_refuses_is_no_fault_of_the_archive(tmp_path):
+    path = given(tmp_path, archive(("a", "a")))
+    with pytest.raises(FleetError, match="could not be unpacked: File name too long"):
+        unpacking.read_apart(path, tmp_path / ("y" * 300))

@@ -23,9 +23,9 @@ from typing import IO, Any
 import cluster.errors
 import workers
 import workers.errors
+from cluster import sandbox
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
 from cluster.places import TOOLS, is_uri
-from workers import sandbox
 from workers.checkpoint.format.manifest import LARGEST_BYTES, DamagedCheckpoint
 
 VERBS = {
@@ -50,7 +50,7 @@ LONG = ("verify", "check", "diff", "convert", "copy", "import", "export")
 MANIFESTS = ("list", "show", "plan", "check", "latest", "incoming")
 """These read manifests only, so memory and time have a limit that suits the largest."""
 BOUNDED = ("import", *MANIFESTS)
-"""These run with the limits of workers/sandbox.py. The others read all bytes of checkpoints, however long it takes."""
+"""These run with the limits of cluster/sandbox.py. The others read all bytes of checkpoints, however long it takes."""
 EVERY_S = 0.1
 LOOK_S = 0.5
 LARGEST_ANSWER_BYTES = 1 << 30

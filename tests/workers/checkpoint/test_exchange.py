@@ -17,8 +17,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from cluster import sandbox
 from cluster.errors import NotFound, UserError
-from workers import sandbox
 from workers.checkpoint import export_checkpoint, import_checkpoint, load, open_checkpoint, save, verify
 from workers.checkpoint.exchange import symbols
 from workers.errors import CheckpointError

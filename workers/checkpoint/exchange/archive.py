@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
-from workers import sandbox
+from cluster import sandbox
 from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.values import Storage
 from workers.checkpoint.format.checks import open_regular

@@ -4,8 +4,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cluster import sandbox
 from cluster.untrusted import Unreadable, read_bytes
-from workers import sandbox
 from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.archive import Archive
 from workers.checkpoint.exchange.optimizers import MOST, is_optimizer

@@ -1,7 +1,7 @@
 """Checkpoints of others become ours: safetensors in place or by links, the rest streamed into shards.
 
 Nothing of theirs is executed, and no tensor is ever whole in memory. They are read in a process of its own, which has
-neither network nor our tokens, and limits for memory, time and files (workers/sandbox.py).
+neither network nor our tokens, and limits for memory, time and files (cluster/sandbox.py).
 """
 
 import errno
@@ -15,9 +15,9 @@ from typing import Any
 
 import xxhash
 
+from cluster import sandbox
 from cluster.errors import UserError
 from cluster.version import VERSION as POLYFLEET
-from workers import sandbox
 from workers.checkpoint.disk.committing import write_manifest
 from workers.checkpoint.disk.files import Files, rounded_up
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster import sandbox
 from cluster.untrusted import Unreadable, read_json
-from workers import sandbox
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.errors import CheckpointError
