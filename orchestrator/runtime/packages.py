@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cluster import unpacking
 from cluster.errors import NotFound
+from cluster.paths import write_private
 from orchestrator.runtime.agents import Agents
 
 PIECE_BYTES = 4 << 20
@@ -26,10 +27,10 @@ class Packages:
 
     def names(self, sha: str) -> list[str]:
         """Of all files in it. Raises NotFound."""
-        listed = self._listed(self.path(sha))
-        if not listed.is_file():  # of a server before this one
-            listed.write_text(json.dumps(unpacking.read_apart(self.path(sha))))
-        names: list[str] = json.loads(listed.read_text())
+        archive = self.path(sha)
+        if not self._listed(sha).is_file():  # kept by an older version
+            self._list(sha, archive)
+        names: list[str] = json.loads(self._listed(sha).read_text())
         return names
 
     def has(self, sha: str) -> bool:
@@ -40,13 +41,16 @@ class Packages:
         it would look like a node's failure, and be tried again.
         """
         if not self.has(sha):
-            self._listed(data).write_text(json.dumps(unpacking.read_apart(data)))
-            self._listed(data).replace(self._listed(self._folder / sha))
+            self._list(sha, data)
             data.replace(self._folder / f"{sha}.zip")
 
-    def _listed(self, archive: Path) -> Path:
-        """Beside it: the names of its files."""
-        return archive.with_suffix(".names")
+    def _list(self, sha: str, archive: Path) -> None:
+        """Whole or not at all: a killed server leaves no half of it."""
+        write_private(self._listed(sha), json.dumps(unpacking.read_apart(archive)))
+
+    def _listed(self, sha: str) -> Path:
+        """Where the names of an archive's files lie."""
+        return self._folder / f"{sha}.names"
 
     def send(self, sha: str, node: str, agents: Agents) -> None:
         """Make sure `node` has it. The node checks the digest before it uses it."""
