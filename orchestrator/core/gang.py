@@ -42,8 +42,10 @@ def islands(devices: Iterable[Devices]) -> dict[Island, list[Devices]]:
     return dict(sorted(grouped.items()))
 
 
-def option(index: int, want: Candidate, fits: list[Devices], fewest: bool = False) -> Option | None:
-    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses.
+def option(
+    index: int, want: Candidate, fits: list[Devices], fewest: bool = False, avoid: tuple[str, ...] = ()
+) -> Option | None:
+    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses; those of `avoid` come last.
 
     Of a range, as many devices per node as `want.nodes` nodes can give, or the `fewest`. Every node gives the same
     number, since the ranks of unequal nodes wait for the slowest.
@@ -52,7 +54,9 @@ def option(index: int, want: Candidate, fits: list[Devices], fewest: bool = Fals
         return None
     frees = sorted((len(have.free) for have in fits), reverse=True)
     count = want.min_count if fewest else min(want.count, frees[want.nodes - 1])
-    tightest = sorted((have for have in fits if len(have.free) >= count), key=lambda d: (len(d.free), d.id))
+    tightest = sorted(
+        (have for have in fits if len(have.free) >= count), key=lambda d: (d.node in avoid, len(d.free), d.id)
+    )
     return Option(index, count, tuple(tightest[: want.nodes]))
 
 
