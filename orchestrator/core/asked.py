@@ -33,9 +33,8 @@ def migrate(draft: Draft, asked: MigrateAsked) -> None:
         return
     job = replace(record.job, candidates=(_moved(record.job, asked),))
     if record.job.state not in WAITING and (reasons := _why_not(draft, job)):
-        draft.command(
-            Refuse(f"job {asked.job} cannot move to {where} now: {reasons}", "`polyfleet inventory` shows what is free")
-        )
+        told = f"job {asked.job} cannot move to {where} now: {reasons}"
+        draft.command(Refuse(told, "`polyfleet inventory` shows what is free"))
         return
     reason = f"moves to {where}"
     draft.event(

@@ -17,9 +17,10 @@ def node_of(devices_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One node's share. `outcome` is set once it ended, or once nothing of it can run; `ended_s` is when we learned it.
+    """One node's share. `outcome` is set once it ended, or once nothing of it can run; `ended_s` is when we learned it,
+    and `heard_s` when its node was heard last before that.
 
-    `heard_s`: when its node last told that it runs. `unsure` is "" or why its node may not have it: it ends as lost once that is certain. `spoiled` is "" or why what
+    `unsure` is "" or why its node may not have it: it ends as lost once that is certain. `spoiled` is "" or why what
     its agent told of it cannot be used: it is stopped, and ends as failed.
     """
 

@@ -1,4 +1,4 @@
-"""What the controller wants done. Each may be lost, or carried out twice: the controller asks again until it is told."""
+"""What the controller wants done. Each may be lost, or be carried out twice: the controller asks again until told."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -23,7 +23,8 @@ class Control:
 
     `drained`: node -> reason. `paused_until_s`: by job. `releasing`: attempts whose reservation is to go back, with
     when that was asked for last (-inf: not yet). `trouble` is why nothing can be placed, "" when it can; `joined` is
-    whether we are in the fleet's cluster. `ticked_s`: of the newest tick. `changed`: a plan may find something new. Monotonic seconds.
+    whether we are in the fleet's cluster. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
+    Monotonic seconds.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)

@@ -54,9 +54,8 @@ def option(
         return None
     frees = sorted((len(have.free) for have in fits), reverse=True)
     count = want.min_count if fewest else min(want.count, frees[want.nodes - 1])
-    tightest = sorted(
-        (have for have in fits if len(have.free) >= count), key=lambda d: (d.node in avoid, len(d.free), d.id)
-    )
+    able = [have for have in fits if len(have.free) >= count]
+    tightest = sorted(able, key=lambda d: (d.node in avoid, len(d.free), d.id))
     return Option(index, count, tuple(tightest[: want.nodes]))
 
 

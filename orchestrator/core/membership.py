@@ -45,8 +45,8 @@ def parted(draft: Draft, told: Parted) -> None:
 
 
 def seen(draft: Draft, told: NodesSeen) -> None:
-    """Compare with Ray's list: new nodes get an agent, those gone are lost. A name that two living nodes bear belongs to
-    the one that had it; the other is told apart by its Ray id, until the first has gone.
+    """Compare with Ray's list: new nodes get an agent, those gone are lost. A name that two living nodes bear belongs
+    to the one that had it; the other is told apart by its Ray id, until the first has gone.
     """
     alive = {row.ray_id: row for row in told.nodes}
     held = {node.ray_id: node.name for node in draft.nodes.values()}
@@ -55,11 +55,11 @@ def seen(draft: Draft, told: NodesSeen) -> None:
             _lost(draft, node)
     for row in sorted(told.nodes, key=lambda r: r.ray_id):
         name = held.get(row.ray_id) or _free_name(draft, row, alive)
-        node = draft.nodes.get(name)
-        if node is None or node.ray_id != row.ray_id:
+        known = draft.nodes.get(name)
+        if known is None or known.ray_id != row.ray_id:
             _appeared(draft, name, row)
-        elif node.lost:
-            draft.nodes[name] = replace(node, lost="")
+        elif known.lost:
+            draft.nodes[name] = replace(known, lost="")
         _noticed(draft, name, row)
 
 

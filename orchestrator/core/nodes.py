@@ -137,24 +137,23 @@ def groups(facts: NodeFacts, name: str, reason: str, price_per_hour: float, held
     by_kind: dict[tuple[str, str], list[Device]] = defaultdict(list)
     for device in facts.devices:
         by_kind[device.kind, device.unavailable_reason].append(device)
-    return [
-        _group(
-            facts, name, why or reason, price_per_hour, held, f"{name}/{kind}{' (unavailable)' if why else ''}", found
-        )
-        for (kind, why), found in by_kind.items()
-    ]
+    found = []
+    for (kind, why), devices in by_kind.items():
+        devices_id = f"{name}/{kind}{' (unavailable)' if why else ''}"
+        found.append(_group(facts, name, devices_id, why or reason, price_per_hour, held.get(devices_id, {}), devices))
+    return found
 
 
 def _group(
     facts: NodeFacts,
     name: str,
+    devices_id: str,
     reason: str,
     price_per_hour: float,
-    held: Leased,
-    devices_id: str,
+    taken: Mapping[int, str],
     devices: list[Device],
 ) -> Devices:
-    first, taken = devices[0], held.get(devices_id, {})
+    first = devices[0]
     return Devices(
         id=devices_id,
         node=name,

@@ -14,8 +14,8 @@ from workers.messages import Order
 SINGLE_RANK = frozenset({"run", "prepare", "benchmark"})
 """A training rank drives one device; the other tasks are one process per node that sees all its devices."""
 
-PATIENT_LEASE_S = 7 * 86_400.0
-"""Of a job that waits for a node that is cut off (`on_disconnect: wait`)."""
+PATIENT_LEASE_S = 86_400.0
+"""Of a job that waits for a node that is cut off (`on_disconnect: wait`): the longest that an order may give."""
 
 Resources = dict[str, float]
 
