@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from orchestrator.core import asked, ending, fencing, following, membership, placing
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import live_of
-from orchestrator.core.commands import Command, Release
+from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import Message, Now
@@ -63,14 +63,14 @@ def submitted(draft: Draft, told: m.Submitted) -> None:
 
 def released(draft: Draft, told: m.Released) -> None:
     if not told.error:
-        draft.releasing.pop(told.attempt)
+        draft.releasing.pop(told.place)
 
 
 def reserved(draft: Draft, told: m.Reserved) -> None:
     """What is reserved in our name for an attempt that is over goes back."""
-    living = {live.key for live in draft.lives.values()}
-    for attempt in sorted(told.attempts - living - draft.releasing.now.keys()):
-        draft.command(Release(attempt))
+    living = {live.place for live in draft.lives.values()}
+    for place in sorted(told.places - living - draft.releasing.now.keys()):
+        draft.releasing[place] = float("-inf")
 
 
 def tick(draft: Draft, told: m.Tick) -> None:
@@ -78,8 +78,9 @@ def tick(draft: Draft, told: m.Tick) -> None:
     if draft.control.joined:
         membership.look(draft)
         fencing.look(draft)
-        ending.release(draft)
     placing.place(draft, told)
+    if draft.control.joined:
+        ending.release(draft)
 
 
 def _lived_through(draft: Draft) -> None:

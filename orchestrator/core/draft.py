@@ -21,7 +21,7 @@ V = TypeVar("V")
 class Control:
     """`records` are the open jobs: not ended, or with an attempt that may still run; `lives` those attempts, by job.
 
-    `drained`: node -> reason. `paused_until_s`: by job. `releasing`: attempts whose reservation is to go back, with
+    `drained`: node -> reason. `paused_until_s`: by job. `releasing`: places whose reservation is to go back, with
     when that was asked for last (-inf: not yet). `trouble` is why nothing can be placed, "" when it can; `joined` is
     whether we are in the fleet's cluster. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
     Monotonic seconds.
