@@ -57,7 +57,8 @@ class Live:
     """`launching` until the launch has answered. `since_s`: from then on its nodes must know it.
 
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood. `asked` is by node.
-    `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the newest stored event of rank 0. Monotonic seconds.
+    `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
+    newest stored event of rank 0. Monotonic seconds.
     """
 
     job: str

@@ -110,10 +110,11 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """To whoever asked: this cannot be done, and what to do instead."""
+    """To whoever asked: this cannot be done, and what to do instead. `absent`: what was named is not there."""
 
     message: str
     remedy: str = ""
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from orchestrator.core import fold, nodes, retry
 from orchestrator.core.attempts import Asked, Live
 from orchestrator.core.commands import Forget, Release, Stop
-from orchestrator.core.draft import Draft
+from orchestrator.core.draft import Draft, Kept
 from orchestrator.core.endings import combine, lost, peak_of, result_of
 from orchestrator.core.messages import Launched, LaunchFailed, Stopped
 from orchestrator.core.states import State
@@ -141,14 +141,14 @@ def _conclude(draft: Draft, live: Live) -> None:
         if decision.pause_s > 0:
             draft.paused_until_s[live.job] = draft.now.s + decision.pause_s
     draft.end(live)
-    draft.releasing[live.place] = float("-inf")
+    draft.releasing[live.place] = Kept(live.key, draft.now.s)
     for node in dict.fromkeys(part.node for part in live.parts):
         draft.command(Forget(node, live.job, live.epoch))
 
 
 def release(draft: Draft) -> None:
     """Reservations go back until Ray has confirmed it."""
-    for place, asked_s in draft.releasing.items():
-        if draft.now.s - asked_s > UNANSWERED_S:
-            draft.releasing[place] = draft.now.s
+    for place, kept in draft.releasing.items():
+        if draft.now.s - kept.asked_s > UNANSWERED_S:
+            draft.releasing[place] = replace(kept, asked_s=draft.now.s)
             draft.command(Release(place))

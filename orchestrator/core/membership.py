@@ -153,7 +153,7 @@ def agent_died(draft: Draft, told: AgentDied) -> None:
 
 def drain(draft: Draft, asked: DrainAsked) -> None:
     if asked.node not in draft.nodes:
-        draft.command(Refuse(f"no node {asked.node!r}", _nearest(draft, asked.node)))
+        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
         return
     if draft.control.drained.get(asked.node) != asked.reason:
         draft.note(OWNER + asked.node, "drained", reason=asked.reason)
@@ -166,7 +166,7 @@ def drain(draft: Draft, asked: DrainAsked) -> None:
 def resume(draft: Draft, asked: ResumeAsked) -> None:
     node = draft.nodes.get(asked.node)
     if node is None and asked.node not in draft.drained:
-        draft.command(Refuse(f"no node {asked.node!r}", _nearest(draft, asked.node)))
+        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
         return
     if asked.node in draft.drained:
         draft.note(OWNER + asked.node, "undrained")
@@ -174,7 +174,3 @@ def resume(draft: Draft, asked: ResumeAsked) -> None:
     if node is not None:
         draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0, notice="")
     draft.change(changed=True)
-
-
-def _nearest(draft: Draft, name: str) -> str:
-    return nearest(name, sorted(draft.nodes))

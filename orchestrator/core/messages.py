@@ -196,7 +196,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `trouble` is "" or why nothing can be placed now; `prices`: pool -> price per device and hour."""
+    """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool."""
 
     throughput: Throughput = field(default_factory=Throughput)
     trouble: str = ""
