@@ -37,9 +37,9 @@ Data = dict[str, Any]
 
 @dataclass(eq=False)
 class Handle:
-    """The actor of one node. `asked_s` (monotonic) is of the watch under way, None while there is none; `clock_s` is the
-    node's own clock at its last answer, from when its leases are given. `poison` is of attempts whose ranks wrote what
-    cannot be used: {key: {"count", "reason"}}.
+    """The actor of one node. `asked_s` (monotonic) is of the watch under way, None while there is none; `clock_s` is of
+    the node's own clock, at its last answer: its leases are given from then on. `poison` is of attempts whose ranks
+    wrote what cannot be used: {key: {"count", "reason"}}.
     """
 
     node: str

@@ -84,7 +84,7 @@ class Runtime(threading.Thread):
         self.pulse = pulse or Pulse()
         self.replaced, self.trouble = False, NO_FLEET
         self._trouble_since_s = time.monotonic()
-        self._kept: list[Message] = []
+        self._kept: list[Any] = []
         self._reserved_s = 0.0
         self._closing = threading.Event()
         agents.generation = store.next_generation()
@@ -147,18 +147,27 @@ class Runtime(threading.Thread):
 
     def run(self) -> None:
         while not self._closing.is_set():
-            items = self._drain()
+            self._drain()
             try:
-                self._turn(items)
+                self._turn()
                 self.pulse.ended()
             except NotStored as e:
+                self._answer_all(e)
                 self._failed(str(e))
             except PolyfleetError as e:
                 self._troubled(str(e))
                 self._failed(str(e))
             except Exception as e:
-                log.exception("this turn failed; the next one starts from what is stored")
+                log.exception("this turn failed; what it was told is dropped, and the next starts from what is stored")
+                self._answer_all(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
+                self._kept.clear()
                 self._failed(repr(e))
+
+    def _answer_all(self, error: PolyfleetError) -> None:
+        """Whoever waits is told; messages that nobody waits for are taken again."""
+        for ask in [item for item in self._kept if isinstance(item, Ask)]:
+            ask.answer(error)
+        self._kept = [item for item in self._kept if not isinstance(item, Ask)]
 
     def _failed(self, error: str) -> None:
         if error != self.pulse.failing:
@@ -171,8 +180,8 @@ class Runtime(threading.Thread):
             self._trouble_since_s = time.monotonic()
         self.trouble = why
 
-    def _drain(self) -> list[Any]:
-        """What has come, in order; submissions become one message."""
+    def _drain(self) -> None:
+        """Keep what has come, in order; submissions become one message."""
         items: list[Any] = []
         self.pulse.doing = "waiting for messages"
         try:
@@ -182,30 +191,34 @@ class Runtime(threading.Thread):
         except queue.Empty:
             pass
         new = tuple(record for item in items if isinstance(item, m.Submitted) for record in item.records)
-        rest = [item for item in items if item is not None and not isinstance(item, m.Submitted)]
-        return [m.Submitted(new), *rest] if new else rest
+        self._kept += [m.Submitted(new)] if new else []
+        self._kept += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
 
-    def _turn(self, items: list[Any]) -> None:
+    def _turn(self) -> None:
+        """What was kept is taken; it is kept until all that follows from it is stored."""
         self.pulse.doing = "reading the fleet's record"
-        linked = self._linked([item for item in items if isinstance(item, tuple)])
-        told = [item for item in items if not isinstance(item, tuple)]
-        kept, self._kept = self._kept, []
+        recorded = fleet_record.read()
+        told = [item for item in self._kept if isinstance(item, tuple)]
+        self._kept = [item for item in self._kept if not isinstance(item, tuple)]
+        self._kept += self._linked(told, recorded)
         self.pulse.doing = "deciding"
         tick = m.Tick(self._throughput(), self.trouble or self.holding, self._prices())
-        self._steps([*kept, *told, *linked, tick])
+        commands = self._steps([*self._kept, tick])
+        self._kept.clear()
+        self._carry(commands)
         self.pulse.doing = "asking the agents"
         if not self.trouble:
             self._look()
 
-    def _linked(self, told: list[tuple[Any, ...]]) -> list[Message]:
+    def _linked(self, told: list[tuple[Any, ...]], recorded: FleetRecord | None) -> list[Message]:
         """Our place in the fleet's Ray cluster, and what the controller has to know of it."""
         before = self._link.fleet
         for kind, *rest in told:
             self._ways[kind](self, *rest)
-        self._troubled(self._link.trouble(fleet_record.read(), self._give_back))
+        self._troubled(self._link.trouble(recorded, self._give_back))
         after = self._link.fleet
         if before is not None and after is None:
-            return [m.Parted(over=self._link.over)]
+            return [m.Parted(over=recorded is None or recorded.state != "up")]
         if before is None and after is not None:
             self.replaced = origin.replaced(home(), after.address, self._store.identity)
             self._reserved_s = 0.0
@@ -222,8 +235,8 @@ class Runtime(threading.Thread):
         pools = self.fleet.pools if self.fleet else {}
         return {name: float(pool.get("price_per_hour") or 0.0) for name, pool in pools.items()}
 
-    def _steps(self, items: list[Any]) -> None:
-        """All of a turn is stored at once, or nothing of it has happened: then it is taken again."""
+    def _steps(self, items: list[Any]) -> list[Command]:
+        """All of a turn is stored at once, or nothing of it has happened. Raises NotStored."""
         state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()
         at = now()
         for item in items:
@@ -233,7 +246,8 @@ class Runtime(threading.Thread):
             except Exception as e:
                 log.exception("a message of kind %s is dropped", type(message).__name__)
                 if isinstance(item, Ask):
-                    item.answer(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
+                    item.error = FleetError(f"internal error: {e!r}", "its traceback is in the server's log")
+                    asks.append(item)
                 continue
             state = done.control
             events += done.events
@@ -242,23 +256,17 @@ class Runtime(threading.Thread):
                 refused = next((c for c in done.commands if isinstance(c, Refuse)), None)
                 item.error = _error(refused) if refused else None
                 asks.append(item)
-        self._store_all(events, items, asks)
-        self.control = state
-        self._agents.nodes = state.nodes
+        self._commit(events)
+        self.control, self._agents.nodes = state, state.nodes
         for ask in asks:
             ask.answer(ask.error)
-        self._carry(commands)
+        return commands
 
-    def _store_all(self, events: list[Event], items: list[Any], asks: list[Ask]) -> None:
+    def _commit(self, events: list[Event]) -> None:
         for event in events:
             crash.point(f"event:{event.event}:before")
-        try:
+        if events:
             self._jobs.commit(events)
-        except NotStored as e:
-            self._kept = [i for i in items if not isinstance(i, Ask | m.Tick)]
-            for ask in asks:
-                ask.answer(e)
-            raise
         for event in events:
             crash.point(f"event:{event.event}:after")
 
