@@ -17,6 +17,9 @@ SILENT_S = 5.0
 
 FAILURES = 3
 WITHIN_S = 600.0
+ONE_FAULT_S = 15.0
+"""One fault is told by many: by Ray, by the agent's end, by each attempt that is lost."""
+
 QUARANTINE_S = 600.0
 
 Leased = dict[str, dict[int, str]]
@@ -71,8 +74,8 @@ class Node:
 def failed(node: Node, what: str, now_s: float) -> Node:
     """One more failure of the node itself; the third within ten minutes puts it into quarantine."""
     recent = tuple((at, why) for at, why in node.failures if now_s - at < WITHIN_S)
-    if recent and now_s - recent[-1][0] < 1.0:
-        return node  # one fault is told by many
+    if recent and now_s - recent[-1][0] < ONE_FAULT_S:
+        return node
     recent = (*recent, (now_s, what))
     until_s = now_s + QUARANTINE_S if len(recent) >= FAILURES else node.quarantined_until_s
     return replace(node, failures=recent, quarantined_until_s=until_s)
