@@ -26,6 +26,8 @@ HUNG_S = 8.0
 """Ray needs 5 s to end a hung process and 2 s to start the next, which then renews leases of 20 s in time."""
 
 HELLO_HUNG_S = 90.0
+ACTING = frozenset({"start", "stop", "forget"})
+"""Calls that carry the controller's generation, as `hello` and `watch` do."""
 REST_S = 0.5
 """After a watch that failed: an actor that restarts fails them at once."""
 
@@ -46,6 +48,7 @@ class Agent:
     last_contact_s: float = field(default_factory=time.monotonic)
     watching: bool = False
     asked_s: float = 0.0
+    clock_s: float | None = None
     rest_until_s: float = 0.0
     making: bool = False
     made_s: float = 0.0
@@ -83,6 +86,7 @@ class Agents:
         self._post, self._repaired = post, repaired
         self._by_node: dict[str, Agent] = {}
         self._generation = 0
+        self.controller = 0
         self._nodes_asked_s: float | None = None
         self._nodes_seen_s = 0.0
 
@@ -188,7 +192,9 @@ class Agents:
             return
         agent.watching, agent.asked_s = True, now
         new = agent.facts is None
-        ref = agent.actor.hello.remote() if new else agent.actor.watch.remote(cursors, known, timeout_s)
+        actor, by = agent.actor, self.controller
+        asked = (by, cursors, known, timeout_s, agent.clock_s)
+        ref = actor.hello.remote(by) if new else actor.watch.remote(*asked)
         ref.future().add_done_callback(lambda f: self._ended(node, agent, f, new))
 
     def _ended(self, node: str, agent: Agent, future: Any, new: bool) -> None:
@@ -201,7 +207,8 @@ class Agents:
             return
         agent.last_contact_s = time.monotonic()
         answer = future.result()
-        self._post(("watched", node, {"facts": answer, "reports": [], "attempts": None} if new else answer))
+        agent.clock_s = answer["clock_s"]
+        self._post(("watched", node, {"reports": [], "attempts": None} | answer))
 
     def heard(self, node: str, facts: dict[str, Any] | None) -> None:
         """Keep what an agent says of its node. Raises FleetError for an agent of another protocol."""
@@ -225,6 +232,7 @@ class Agents:
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One call and its answer. Raises our own errors as they were raised there, else FleetError."""
+        args = (self.controller, *args) if method in ACTING else args
         return actors.answer(getattr(self.actor(node), method).remote(*args), f"node {node}: {method}", timeout_s)
 
     def actor(self, node: str) -> Any:

@@ -11,4 +11,4 @@ def raise_to(job: str, epoch: int) -> None:
     """Attempts of an older epoch stop as soon as their agent reads it."""
     from ray.experimental.internal_kv import _internal_kv_put
 
-    _internal_kv_put(FENCE_KEY.format(job=job), str(epoch), overwrite=True)
+    _internal_kv_put(FENCE_KEY.format(fleet="", job=job), str(epoch), overwrite=True)
