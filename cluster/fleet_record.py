@@ -73,9 +73,14 @@ class FleetRecord:
         return bool(self.temp_dir)
 
     @property
+    def head(self) -> NodeProcess | None:
+        """That of an embedded fleet, dead or alive."""
+        return next((p for p in self.processes if p.role == "head"), None)
+
+    @property
     def headless(self) -> bool:
-        """The head of an embedded fleet does not live: its Ray cluster is over."""
-        return self.embedded and not any(p.role == "head" and alive(p.process) for p in self.processes)
+        """The head of an embedded fleet does not live. Its nodes and agents do, and wait for it."""
+        return self.embedded and not (self.head is not None and alive(self.head.process))
 
     def living(self) -> tuple[NodeProcess, ...]:
         return tuple(p for p in self.processes if alive(p.process))

@@ -48,8 +48,9 @@ class Agent:
         node: str | None = None,
         pool: str | None = None,
         backend: str | None = None,
+        fleet: str | None = None,
     ):
-        self._place = place(node, pool, backend, node_dir, storage)
+        self._place = place(node, pool, backend, node_dir, storage, fleet)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
         private_dir(self._place.node_dir)

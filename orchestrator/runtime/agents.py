@@ -23,7 +23,7 @@ HEAD_LATE_S = 5.0
 """Ray answers within milliseconds; without an answer for so long nothing new is placed."""
 
 HUNG_S = 8.0
-"""Ray needs 5 s to end a hung process and 2 s to start the next, which then renews leases of 20 s in time."""
+"""The next agent is there 3 s later on this machine, 7 s later on another, where Ray needs 5 s to end a hung process."""
 
 HELLO_HUNG_S = 90.0
 REST_S = 0.5
@@ -110,11 +110,9 @@ class Agents:
 
     def dismiss(self) -> None:
         """End every agent for good. It waits for Ray."""
-        import ray
-
         for agent in self._by_node.values():
             if agent.actor is not None:
-                ray.kill(agent.actor, no_restart=True)
+                actors.end_for_good(agent.actor)
 
     def clear(self) -> None:
         """Forget all nodes: they belonged to another cluster."""
@@ -142,7 +140,7 @@ class Agents:
         """Its attempts do not notice: supervisors run apart, and the next agent reads their records."""
         silent_s, agent.asked_s = now - agent.asked_s, now
         self._repaired(node, f"the agent of {node} did not answer for {silent_s:.0f} s and was started again")
-        RAY.ask(f"end the hung agent of {node}", lambda: actors.end(agent.actor), LIMIT_S, _logged)
+        RAY.ask(f"end the hung agent of {node}", lambda: actors.end_hung(agent.actor, agent.facts), LIMIT_S, _logged)
 
     def nodes_seen(self, generation: int, found: Any) -> None:
         """Compare with Ray's list of nodes: make agents for new ones, mark those gone as lost."""
@@ -152,16 +150,15 @@ class Agents:
         if isinstance(found, BaseException):
             log.warning("Ray's head does not tell its nodes: %s", first_line(found))
             return
-        alive = {n["NodeID"]: n for n in found if n["Alive"] and actors.takes_work(n)}
+        alive = {row.ray_id: row for row in found if row.alive and row.takes_work}
         for agent in self._by_node.values():
             if agent.ray_node_id not in alive and not agent.lost:
                 agent.lost = "Ray reports the node dead"
         known = {a.ray_node_id for a in self._by_node.values()}
         for node_id, row in alive.items():
             if node_id not in known:
-                node = actors.node_name(row)
-                self._by_node[node] = Agent(node_id, None)
-                self._make(node, self._by_node[node])
+                self._by_node[row.name] = Agent(node_id, None)
+                self._make(row.name, self._by_node[row.name])
 
     def _make(self, node: str, agent: Agent) -> None:
         generation, agent.actor, agent.making, agent.made_s = self._generation, None, True, time.monotonic()

@@ -94,6 +94,8 @@ class Runtime(threading.Thread):
 
     @property
     def holding(self) -> str:
+        if self._link.holding:
+            return self._link.holding
         silent_s = self._agents.head_silent_s
         return f"Ray's head has not answered for {silent_s:.0f} s" if silent_s > HEAD_LATE_S else ""
 

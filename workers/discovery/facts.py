@@ -11,6 +11,7 @@ import psutil
 
 from cluster.catalogue import vendor
 from cluster.paths import home
+from cluster.processes import start_of
 from cluster.vocabulary import Device, Finding, NodeFacts
 from workers.discovery import discover
 from workers.discovery.limits import cores, memory
@@ -25,7 +26,8 @@ LOW_DISK_BYTES = 2 << 30
 class Place:
     """Where an agent works: the words of its pool and its two folders.
 
-    `neighbours` are the storages of other pools that this machine can read, by pool.
+    `neighbours` are the storages of other pools that this machine can read, by pool. `fleet` is the identity of the
+    fleet it works for, "" where nobody told.
     """
 
     node: str
@@ -35,13 +37,24 @@ class Place:
     node_dir: Path
     storage: Path
     neighbours: dict[str, Path]
+    fleet: str = ""
 
 
 def place(
-    node: str | None, pool: str | None, backend: str | None, node_dir: Path | None, storage: Path | None
+    node: str | None,
+    pool: str | None,
+    backend: str | None,
+    node_dir: Path | None,
+    storage: Path | None,
+    fleet: str | None = None,
 ) -> Place:
-    """Arguments first, then the POLYFLEET_… variables of an embedded node, then what is found here."""
+    """Arguments first, then the POLYFLEET_… variables of an embedded node, then what is found here.
+
+    On a node that several fleets use each has a folder of its own: an agent takes every attempt in its folder for its
+    own.
+    """
     env = os.environ
+    whose = fleet or env.get("POLYFLEET_FLEET") or ""
     chosen = backend or env.get("POLYFLEET_BACKEND") or found_backend()
     in_pool = pool or env.get("POLYFLEET_POOL") or chosen
     called = node or env.get("POLYFLEET_NODE") or socket.gethostname()
@@ -50,10 +63,15 @@ def place(
         pool=in_pool,
         backend=chosen,
         environment=env.get("POLYFLEET_ENVIRONMENT") or vendor(chosen).environment or chosen,
-        node_dir=node_dir or Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / called),
+        node_dir=node_dir or Path(env.get("POLYFLEET_NODE_DIR") or _folder_of(whose) / "nodes" / called),
         storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / in_pool),
         neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_NEIGHBOURS") or "{}").items()},
+        fleet=whose,
     )
+
+
+def _folder_of(fleet: str) -> Path:
+    return home() / "fleets" / fleet if fleet else home()
 
 
 def found_backend() -> str:
@@ -94,6 +112,7 @@ def node_facts(
         storage=str(place.storage),
         neighbours=tuple(place.neighbours),
         findings=findings + _disk(place.storage, disk_free),
+        agent_created=start_of(os.getpid()),
     )
 
 
