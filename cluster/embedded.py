@@ -43,8 +43,8 @@ def up(
     left_out: Sequence[tuple[str, str]] = (),
     found: Mapping[str, int] = MappingProxyType({}),
 ) -> FleetRecord:
-    """Bring `spec` up and return its record. All nodes or none; when it is up already, only what it has lost is started,
-    and no attempt ends.
+    """Bring `spec` up and return its record. All nodes or none; when it is up already, only what it has lost is
+    started, and no attempt ends.
 
     `left_out` is kept in the record: pools that cannot exist here, with the reason. `found` counts this machine's
     accelerators by backend.
@@ -220,4 +220,4 @@ def start_missing(
             await_started(process)
     record = replace(record, state="up")
     fleet_record.write(record)
-    return record
+    return heads.abandon(record)

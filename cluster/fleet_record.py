@@ -40,7 +40,8 @@ class NodeProcess:
 class FleetRecord:
     """`state` is starting, up, stopping, leaving or left; `pools` holds each PoolSpec as plain data.
 
-    `temp_dir` is ours alone; Ray's own folder lies in it. `left_out` pairs a pool that cannot exist here with the
+    `temp_dir` is ours alone; Ray's own folder lies in it. `before` is that of the Ray cluster before, while nodes of it
+    may live. `left_out` pairs a pool that cannot exist here with the
     reason. `found` counts this machine's accelerators by backend. `umask` is that of who brought the fleet up: jobs
     write files as they would in their shell.
     """
@@ -58,6 +59,7 @@ class FleetRecord:
     left_out: tuple[tuple[str, str], ...] = ()
     found: dict[str, int] = field(default_factory=dict)
     umask: int = 0o022
+    before: str = ""
 
     @property
     def ray_dir(self) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from cluster import fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
-from cluster.processes import free_port, kill_families, reap
+from cluster.processes import free_port, reap
 from cluster.ray_node import head_command
 from cluster.raylets import TEMPORARY, await_started, launch, remove_temporary, stop_strays
 
@@ -33,14 +33,11 @@ def storage(record: FleetRecord) -> Path:
 
 
 def successor(record: FleetRecord) -> FleetRecord:
-    """The same fleet with a head to come, at an address and in a folder of its own; written down.
-
-    It still names the nodes of the fleet before.
-    """
+    """The same fleet without a process yet, at an address and in a folder of its own; written down."""
     # Unix socket paths end at 107 bytes: the folder's name has to be short.
     temp_dir = tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp")
     address = f"127.0.0.1:{free_port()}"
-    new = replace(record, state="starting", address=address, temp_dir=temp_dir)
+    new = replace(record, state="starting", address=address, temp_dir=temp_dir, processes=())
     try:
         fleet_record.write(new)
     except OSError:
@@ -60,9 +57,10 @@ def start(record: FleetRecord) -> FleetRecord:
 
 
 def restart(record: FleetRecord, progress: Progress) -> FleetRecord:
-    """Give a fleet whose head has ended its head again: the same Ray cluster where that can be, else a new one, of
-    which no node is started yet. No attempt ends by this. Raises FleetError.
+    """Give a fleet whose head has ended its head again: in the same Ray cluster where that can be, else in a new one,
+    for which nodes are to be started before `abandon`. No attempt ends by this. Raises FleetError.
     """
+    record = abandon(record)
     reap(p.process for p in record.processes if p.role == HEAD)
     if (storage(record) / STORED).is_file():
         try:
@@ -80,29 +78,33 @@ def _same_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
 
 
 def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
-    """The old nodes live until there is a head for new ones: their agents renew the leases of their attempts.
-
-    When it fails, the record is as it was, without a head.
-    """
+    """When it fails, the record is as it was, without a head."""
     progress("starting a new head")
-    old = replace(record, processes=tuple(p for p in record.processes if p.role != HEAD))
-    new = None
     try:
-        new = start(successor(old))
+        new = start(successor(replace(record, before=record.temp_dir)))
     except BaseException:
-        if (begun := fleet_record.read()) is not None and begun.temp_dir != old.temp_dir:
-            stop_strays(Path(begun.temp_dir))
-            remove_temporary(Path(begun.temp_dir))
-        fleet_record.write(old)
+        if (begun := fleet_record.read()) is not None and begun.temp_dir != record.temp_dir:
+            _remove(Path(begun.temp_dir))
+        fleet_record.write(replace(record, processes=tuple(p for p in record.processes if p.role != HEAD)))
         raise
-    abandon(old)
+    new = replace(new, state="up")
+    fleet_record.write(new)
     return new
 
 
-def abandon(record: FleetRecord) -> None:
-    """Kill the nodes of a cluster that is over, without a word that would make their attempts save and end."""
-    nodes = [p.process for p in record.processes]
-    kill_families(nodes)
-    stop_strays(Path(record.temp_dir))
-    remove_temporary(Path(record.temp_dir))
-    reap(nodes)
+def abandon(record: FleetRecord) -> FleetRecord:
+    """Kill the nodes of the cluster before, which no head looks after, without a word that would make their attempts
+    end. Until then they live beside the new ones: their agents renew the leases of the attempts.
+    """
+    if not record.before:
+        return record
+    _remove(Path(record.before))
+    reap(p.process for p in record.processes)
+    record = replace(record, before="")
+    fleet_record.write(record)
+    return record
+
+
+def _remove(folder: Path) -> None:
+    stop_strays(folder)
+    remove_temporary(folder)

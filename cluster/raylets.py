@@ -17,7 +17,7 @@ from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.identity import fleet_identity
 from cluster.paths import home, private_dir, storage_dir
-from cluster.processes import ProcessId, alive, free_port, identify, own, reap, start_detached, stop
+from cluster.processes import ProcessId, alive, free_port, identify, kill_families, own, reap, start_detached, stop
 from cluster.ray_hook import SOCKETS
 from cluster.ray_node import node_environment, resource_counts, worker_command
 from cluster.spec import FleetSpec, PoolSpec
@@ -168,8 +168,9 @@ def stop_processes(record: FleetRecord) -> None:
     stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     if record.embedded:
-        stop_strays(Path(record.temp_dir))
-        remove_temporary(Path(record.temp_dir))
+        for folder in filter(None, (record.temp_dir, record.before)):
+            stop_strays(Path(folder))
+            remove_temporary(Path(folder))
     reap(p.process for p in record.processes)
 
 
@@ -193,8 +194,11 @@ def stop_unrecorded() -> int:
 
 
 def stop_strays(folder: Path) -> None:
-    """Ray processes that work in `folder` or below: their parent died before it could stop them."""
-    stop([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)], 0.0)
+    """Kill Ray processes that work in `folder` or below: their parent died before it could stop them.
+
+    None hears anything before: a node that is told to end would have its attempts save and end.
+    """
+    kill_families([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)])
 
 
 def remove_temporary(folder: Path) -> None:

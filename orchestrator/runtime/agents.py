@@ -23,7 +23,7 @@ HEAD_LATE_S = 5.0
 """Ray answers within milliseconds; without an answer for so long nothing new is placed."""
 
 HUNG_S = 8.0
-"""The next agent is there 3 s later on this machine, 7 s later on another, where Ray needs 5 s to end a hung process."""
+"""The next agent is there 3 s later on this machine, 7 s later on another, where Ray needs 5 s to end this one."""
 
 HELLO_HUNG_S = 90.0
 REST_S = 0.5

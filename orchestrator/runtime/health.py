@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cluster.vocabulary import Finding
 from orchestrator.runtime.engine import Blocked
 from orchestrator.runtime.leaks import Leak
-from orchestrator.runtime.link import HEAD_GONE, NO_FLEET
+from orchestrator.runtime.link import HEAD_GONE, HEAD_STARTS, NO_FLEET
 
 TURN_LATE_S = 5.0
 SILENT_S = 6.0
@@ -129,6 +129,8 @@ def _head(seen: Seen) -> Iterator[NoteOf]:
 
 
 def _remedy(holding: str, repairing: bool) -> str:
+    if holding == HEAD_STARTS:
+        return "wait for it"
     if holding != HEAD_GONE:
         return "see whether its gcs_server runs; if it has ended, the server or `polyfleet up` starts it again"
     return "the server starts it again" if repairing else "`polyfleet up` starts it again"

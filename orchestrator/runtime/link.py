@@ -9,6 +9,7 @@ from typing import Any
 from cluster import connect, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
+from cluster.listeners import owners, port_of
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.engine import RAY
@@ -21,6 +22,7 @@ END_S = 5.0
 AGAIN_S = 1.0
 NO_FLEET = "no fleet is up"
 HEAD_GONE = "the fleet's head is gone"
+HEAD_STARTS = "the fleet's head is starting"
 
 
 class Link:
@@ -45,7 +47,7 @@ class Link:
 
         `give_back` returns what we hold of a cluster that is to be left; it may wait.
         """
-        self.holding = HEAD_GONE if self.fleet is not None and recorded is not None and recorded.headless else ""
+        self.holding = ""
         if self._under_way:
             return f"{self._under_way}, for {time.monotonic() - self._since_s:.0f} s"
         if recorded is not None and recorded.state == "leaving":
@@ -54,16 +56,20 @@ class Link:
         if (reason := _no_cluster(recorded)) or recorded is None:
             self._part()
             return reason
-        if self.fleet is not None and (self.fleet.address, self.fleet.head) != (recorded.address, recorded.head):
-            self._part()
-            return f"joining the Ray cluster at {recorded.address} again"
         if self.fleet is None:
+            return self._join(recorded)
+        if self.fleet.address == recorded.address:
             if recorded.headless:
-                return HEAD_GONE
-            self._join(recorded)
-            return self._failed or f"joining the Ray cluster at {recorded.address}"
-        self.fleet = recorded
-        return ""
+                self.holding = HEAD_GONE
+                return ""
+            if self.fleet.head == recorded.head:
+                self.fleet = recorded
+                return ""
+            if not _answers(recorded):
+                self.holding = HEAD_STARTS
+                return ""
+        self._part()
+        return f"joining the Ray cluster at {recorded.address} again"
 
     def joined(self, fleet: FleetRecord, error: BaseException | None) -> bool:
         """Whether it worked."""
@@ -89,11 +95,14 @@ class Link:
         except FleetError as e:
             log.warning("%s", e)
 
-    def _join(self, fleet: FleetRecord) -> None:
-        if self._failed and time.monotonic() - self._since_s < AGAIN_S:
-            return
-        self._begin(f"joining the Ray cluster at {fleet.address}")
-        self._ask("join the cluster", lambda: _join(fleet), JOIN_S, ("joined", fleet))
+    def _join(self, fleet: FleetRecord) -> str:
+        """The reason why we are not in it yet."""
+        if not _answers(fleet):
+            return HEAD_GONE if fleet.headless else HEAD_STARTS
+        if not self._failed or time.monotonic() - self._since_s > AGAIN_S:
+            self._begin(f"joining the Ray cluster at {fleet.address}")
+            self._ask("join the cluster", lambda: _join(fleet), JOIN_S, ("joined", fleet))
+        return self._failed or f"joining the Ray cluster at {fleet.address}"
 
     def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
         self._begin(f"leaving the Ray cluster at {fleet.address}")
@@ -129,6 +138,11 @@ def _no_cluster(fleet: FleetRecord | None) -> str:
     if fleet is None:
         return NO_FLEET
     return "" if fleet.state == "up" else f"the fleet is {fleet.state}"
+
+
+def _answers(fleet: FleetRecord) -> bool:
+    """Whether the head of an embedded fleet lives and listens: parting and joining wait for one that does not."""
+    return not fleet.embedded or not (fleet.headless or owners(port_of(fleet.address)) == frozenset())
 
 
 def _join(fleet: FleetRecord) -> None:
