@@ -144,13 +144,12 @@ def end_for_good(actor: Any) -> None:
 
 def end_hung(actor: Any, facts: NodeFacts | None) -> None:
     """For Ray to start it again: at once where its process is one of this machine, else as `end`."""
-    if facts is None or not kill_here(facts):
+    if facts is None or not kill_here(facts.agent_pid, facts.agent_created):
         end(actor)
 
 
-def kill_here(facts: NodeFacts) -> bool:
-    """Kill the agent's process, also one that is stopped. False where it is none of this machine's: its start, which
-    names the machine's boot, says so.
+def kill_here(pid: int, created: str | float) -> bool:
+    """Kill an agent's process, also one that is stopped. False where it is none of this machine: `created`, which names
+    the machine's boot, says so.
     """
-    created = facts.agent_created
-    return isinstance(created, str) and created != "" and kill([ProcessId(facts.agent_pid, created)])
+    return isinstance(created, str) and created != "" and kill([ProcessId(pid, created)])
