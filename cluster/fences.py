@@ -23,16 +23,21 @@ def folder_here() -> Path:
 
 
 def raise_to(folder: Path, job: str, epoch: int) -> None:
-    """Let the job's fence be `epoch`, unless it is higher already. One writer at a time: the controller.
-
-    What holds something else is replaced. Raises UserError for what is no job's id, OSError.
-    """
+    """Let the job's fence be `epoch`, unless it is higher already. See `write`."""
     try:
         known = read(folder, job)
     except Unreadable:
         known = None
-    if known is not None and known >= epoch:
-        return
+    if known is None or known < epoch:
+        write(folder, job, epoch)
+
+
+def write(folder: Path, job: str, epoch: int) -> None:
+    """Let the job's fence be `epoch`, whatever it was. One writer at a time: the controller.
+
+    What holds something else is replaced. Raises UserError for what is no job's id, OSError.
+    """
+    _checked(job)
     part = folder / f".{job}.part"
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ def test_a_fence_is_never_lowered(tmp_path: Path):
     for epoch in (2, 7, 5):
         fences.raise_to(tmp_path, "job", epoch)
     assert fences.read(tmp_path, "job") == 7
+    fences.write(tmp_path, "job", 6)  # by the one who raised it too far
+    assert fences.read(tmp_path, "job") == 6
 
 
 def test_a_fence_is_forgotten_once_and_again(tmp_path: Path):
@@ -34,7 +37,7 @@ def test_a_fence_is_forgotten_once_and_again(tmp_path: Path):
 
 @pytest.mark.parametrize("job", ["", ".", "..", "../up", "a/b", ".job.part", "a\n", "a" * 129, "é"])
 def test_what_is_no_jobs_id_names_no_file(tmp_path: Path, job: str):
-    for use in (fences.read, fences.forget, lambda folder, name: fences.raise_to(folder, name, 1)):
+    for use in (fences.read, fences.forget, partial(fences.raise_to, epoch=1), partial(fences.write, epoch=1)):
         with pytest.raises(UserError, match="cannot be a job's id"):
             use(tmp_path, job)
     assert not list(tmp_path.iterdir())

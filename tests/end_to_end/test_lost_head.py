@@ -95,19 +95,19 @@ def test_without_a_head_jobs_run_longer_than_their_lease_and_new_ones_wait(
 
 
 def test_a_head_lost_with_its_storage_is_replaced_and_nodes_adopt_what_runs(
-    unrepaired: Orchestrator, fleet_file: Path, counting, until, cli, agent_of
+    fleet: Orchestrator, counting, until, agent_of
 ):
-    job, end = counting(unrepaired, lease="30s")
+    job, end = counting(lease="30s")
     record, agent = fleet_record.read(), agent_of("right-0").pid
     assert record is not None
+    shutil.rmtree(storage(record))
     for process in head_processes():
         process.kill()
-    shutil.rmtree(storage(record))
-    assert cli("up", "-f", str(fleet_file)).returncode == 0
-    until(lambda: {n["state"] for n in unrepaired.inventory()} == {"ready"})
-    assert unrepaired.fleet()["address"] != record.address and not Path(record.temp_dir).exists()
+    until(lambda: fleet.fleet()["state"] == "up" and fleet.fleet()["address"] != record.address)
+    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
     assert agent_of("right-0").pid != agent
-    assert unrepaired.submit(RunJob(command="true", resources={"pool": "left"})).wait(60).state == "SUCCEEDED"
+    until(lambda: not Path(record.temp_dir).exists())
+    assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(60).state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
 
 
