@@ -12,6 +12,8 @@ from workers.messages import PROTOCOL
 OWNER = "node/"
 """Events of a node stand in the log under this and its name; no job may be called so."""
 
+EVENTS = ("drained", "undrained")
+
 SILENT_S = 5.0
 """An agent answers within its watch of two seconds. After so long nothing new is placed there."""
 
