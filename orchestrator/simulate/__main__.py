@@ -26,13 +26,16 @@ def main() -> int:
             injected[name] = injected.get(name, 0) + count
         if violation:
             bad += 1
-            print(f"seed {seed}, event {world.clock.happened}: {violation}")
             if not asked.keep_going:
                 print("\n".join(world.story(violation.job)))
+            print(f"seed {seed}, event {world.clock.happened}: {violation}")
+            if not asked.keep_going:
                 break
         seed += 1
     took_s = time.perf_counter() - began
-    print(f"seeds {asked.seed} to {seed}: {done} events, {done / took_s:,.0f} per second, {bad} violations; faults {injected}")
+    print(
+        f"seeds {asked.seed} to {seed}: {done} events, {done / took_s:,.0f} per second, {bad} violations; faults {injected}"
+    )
     return 1 if bad else 0
 
 

@@ -118,7 +118,9 @@ class Attempt:
         if self.still():
             self.machine.world.after(0.5, self.fail, kind)
         elif not (self.stop or self.ended):
-            self.end("failed", self.failure(kind, f"its code ended with {kind}"), -9 if kind in ("signal", "oom") else 1)
+            self.end(
+                "failed", self.failure(kind, f"its code ended with {kind}"), -9 if kind in ("signal", "oom") else 1
+            )
 
     def finish(self) -> None:
         if self.still():

@@ -126,25 +126,24 @@ class Checks:
                 if holder := self.leases.get((devices_id, number)):
                     self.broken("I2", job.id, f"{devices_id} [{number}] is leased to {holder}")
                 self.leases[devices_id, number] = job.id
-        self._fits(event, record)
 
-    def _fits(self, event: Event, record: Record) -> None:
+    def _fits(self, event: Event, record: Record, controls: tuple[Control, Control]) -> None:
+        """`controls`: before the turn and after it. What holds in neither of them never held."""
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
         counts = {len(set(numbers)) for _, numbers in attempt.leases}
         if len(attempt.leases) != want.nodes or len(counts) != 1 or not want.min_count <= min(counts) <= want.count:
             self.broken("I3", event.job, f"leases {attempt.leases} for {want}")
-        control = self.world.server.control
         for devices_id, numbers in attempt.leases:
-            node = control.nodes.get(node_of(devices_id))
-            facts = node.facts if node else None
-            if facts is None or facts.pool != attempt.pool or max(numbers) >= len(facts.devices):
+            name = node_of(devices_id)
+            known = [control.nodes[name].facts for control in controls if name in control.nodes]
+            if not any(f and f.pool == attempt.pool and max(numbers) < len(f.devices) for f in known):
                 self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}")
                 return
             kind = devices_id.partition("/")[2]
             if not any(pattern == "any" or meets(pattern, kind) for pattern in want.kinds):
                 self.broken("I10", event.job, f"{kind} is none of {want.kinds}")
-            if node_of(devices_id) in control.drained:
+            if all(name in control.drained for control in controls):
                 self.broken("I10", event.job, f"{devices_id} is drained")
 
     def _preempted(self, event: Event, victim: Record) -> None:
@@ -152,9 +151,12 @@ class Checks:
         if by is not None and by.job.priority <= victim.job.priority:
             self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
 
-    def turned(self, control: Control, events: Sequence[Event]) -> None:
+    def turned(self, before: Control, control: Control, events: Sequence[Event]) -> None:
         """The controller and the store agree on every job that this turn has moved."""
         store = self.world.store
+        for event in events:
+            if event.event == "placed":
+                self._fits(event, store.records[event.job], (before, control))
         for job in {event.job for event in events if event.event not in OF_NODES}:
             stored, held = store.records[job], control.records.get(job)
             is_open = stored.job.state not in TERMINAL or stored.live is not None

@@ -25,7 +25,17 @@ AGAIN_S = 0.5
 UNHEARD_S = 4.0
 PARTED_S = 8.0
 """Ray away for so long: we are no longer joined."""
-DOUBLED = (m.Heartbeat, m.Launched, m.LaunchFailed, m.Stopped, m.Fenced, m.Released, m.Reserved, m.AgentMade, m.AgentDied)
+DOUBLED = (
+    m.Heartbeat,
+    m.Launched,
+    m.LaunchFailed,
+    m.Stopped,
+    m.Fenced,
+    m.Released,
+    m.Reserved,
+    m.AgentMade,
+    m.AgentDied,
+)
 
 
 class Dead(Exception):
@@ -151,11 +161,11 @@ class Server:
             commands += asked
         try:
             if events:
-                before = {event.job: self.store.records.get(event.job) for event in events}
+                was = {event.job: self.store.records.get(event.job) for event in events}
                 for event in events:
                     self.reach(points.of_event(event.event, points.BEFORE))
                 stored = self.store.append(events)
-                self.world.checks.stored(stored, before)
+                self.world.checks.stored(stored, was)
                 for event in events:
                     self.world.note(event, now.s)
                 for event in events:
@@ -165,8 +175,8 @@ class Server:
             self.later(AGAIN_S, self._turn)
             return
         self._turning = False
-        self.control = control
-        self.world.checks.turned(control, events)
+        before, self.control = self.control, control
+        self.world.checks.turned(before, control, events)
         for _, done in taken:
             if done:
                 done()
@@ -221,10 +231,18 @@ class Server:
         self.later(UNHEARD_S, self._unheard, node, ray_id, number)
         if machine is None or machine.ray_id != ray_id:
             return
-        asked_s, known, heard, generation, life = self.now().s, self._known(node), self._heard[node], self.generation, self.life
+        asked_s, known, heard, generation, life = (
+            self.now().s,
+            self._known(node),
+            self._heard[node],
+            self.generation,
+            self.life,
+        )
 
         def answered(told: Any) -> None:
-            self.world.from_node(machine, lambda: self._mine(life, self._answered, (node, ray_id, number, asked_s, told)))
+            self.world.from_node(
+                machine, lambda: self._mine(life, self._answered, (node, ray_id, number, asked_s, told))
+            )
 
         self.world.to_node(machine, ray_id, lambda: machine.watch(generation, known, heard, answered))
 
@@ -250,7 +268,9 @@ class Server:
             if report not in good:
                 self.world.spoiled.add(report.job)
                 ended = report.phase == "ended"
-                self.tell(m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended))
+                self.tell(
+                    m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended)
+                )
         stored = self.store.records
         known = frozenset(r.job for r in good if r.job in stored)
         self.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs, known))

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from orchestrator.simulate.world import World
 
 KINDS = ("cpu", "tpu:v5e", "nvidia:A100-80GB")
+MOST_OPEN = 12
+"""Jobs that wait or run: a world with a long queue shows nothing more, and is slow."""
 FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
 
 
@@ -85,12 +87,14 @@ class Users:
         if not self.active:
             return
         world, rng = self.world, self.world.rng
+        world.after(rng.expovariate(1.0 / self.mean_s), self._submit)
+        if len(world.server.control.records) >= MOST_OPEN:
+            return
         self.number += 1
         job, script = make(rng, self.number)
         world.scripts[job.id] = script
         world.processes[job.id] = []
         self.send(job, rng.random() < 0.05)
-        world.after(rng.expovariate(1.0 / self.mean_s), self._submit)
 
     def send(self, job: Job, twice: bool = False) -> None:
         """Again until it is acknowledged, with the same key."""
