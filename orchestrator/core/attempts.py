@@ -3,6 +3,7 @@
 After a restart of the controller they are rebuilt from the log's leases; phases and cursors come back from the agents.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,12 @@ from workers.messages import Outcome
 def node_of(devices_id: str) -> str:
     """`xla-0/tpu:emulated` lies on node `xla-0`."""
     return devices_id.partition("/")[0]
+
+
+def place_of(leases: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    """16 hexadecimal digits."""
+    text = ";".join(f"{devices_id}:{','.join(map(str, numbers))}" for devices_id, numbers in leases)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,8 @@ class Live:
     """`launching` until the launch has answered. `since_s`: from then on its nodes must know it.
 
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood. `asked` is by node.
-    `told_at` is the position of the newest stored event of rank 0. Monotonic seconds.
+    `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
+    newest stored event of rank 0. Monotonic seconds.
     """
 
     job: str
@@ -62,10 +70,16 @@ class Live:
     asked: Mapping[str, Asked] = field(default_factory=dict)
     fence_asked_s: float | None = None
     fenced_s: float | None = None
+    overruled: str = ""
 
     @property
     def key(self) -> str:
         return f"{self.job}.{self.epoch}"
+
+    @property
+    def place(self) -> str:
+        """Name of its devices together: the same for the next attempt on just these."""
+        return place_of(tuple((part.devices_id, part.numbers) for part in self.parts))
 
     @property
     def over(self) -> bool:

@@ -12,7 +12,8 @@ class Launch:
     """Reserve, raise the fence, bring checkpoint and code, start every part. Answered by Launched or LaunchFailed.
 
     `orders` are by node rank, without the meeting point and the checkpoint to resume from; `bundles` are Ray resources
-    by node rank. `visited` are the pools that may hold checkpoints of the job, `known` the newest one it told.
+    by node rank, reserved under the name `place`. `visited` are the pools that may hold checkpoints of the job, `known`
+    is the newest one it told.
     """
 
     job: str
@@ -21,6 +22,7 @@ class Launch:
     orders: tuple[Order, ...]
     bundles: tuple[Mapping[str, float], ...]
     pool: str
+    place: str
     package: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict)
     visited: tuple[str, ...] = ()
@@ -53,17 +55,21 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Let nothing of `job` count that is older than `epoch`. In the order given. Answered by Fenced."""
+    """Let nothing of `job` count that is older than `epoch`. Answered by Fenced.
+
+    `lower`: the attempt `epoch` counts again; the fence just above it is taken down. Fences change in the order given.
+    """
 
     job: str
     epoch: int
+    lower: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give back what an attempt (its key) has reserved in Ray. Answered by Released."""
+    """Give back what is reserved in Ray under that name. Answered by Released."""
 
-    attempt: str
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +110,11 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """To whoever asked: this cannot be done, and what to do instead."""
+    """To whoever asked: this cannot be done, and what to do instead. `absent`: what was named is not there."""
 
     message: str
     remedy: str = ""
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

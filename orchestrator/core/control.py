@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from orchestrator.core import asked, ending, fencing, following, membership, placing
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import live_of
-from orchestrator.core.commands import Command, Release
-from orchestrator.core.draft import Control, Draft
+from orchestrator.core.commands import Command
+from orchestrator.core.draft import Control, Draft, Kept
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import Message, Now
 from orchestrator.core.model import Event
@@ -63,14 +63,14 @@ def submitted(draft: Draft, told: m.Submitted) -> None:
 
 def released(draft: Draft, told: m.Released) -> None:
     if not told.error:
-        draft.releasing.pop(told.attempt)
+        draft.releasing.pop(told.place)
 
 
 def reserved(draft: Draft, told: m.Reserved) -> None:
     """What is reserved in our name for an attempt that is over goes back."""
-    living = {live.key for live in draft.lives.values()}
-    for attempt in sorted(told.attempts - living - draft.releasing.now.keys()):
-        draft.command(Release(attempt))
+    living = {live.place for live in draft.lives.values()}
+    for place in sorted(told.places - living - draft.releasing.now.keys()):
+        draft.releasing[place] = Kept(f"reservation {place}", draft.now.s)
 
 
 def tick(draft: Draft, told: m.Tick) -> None:
@@ -78,8 +78,9 @@ def tick(draft: Draft, told: m.Tick) -> None:
     if draft.control.joined:
         membership.look(draft)
         fencing.look(draft)
-        ending.release(draft)
     placing.place(draft, told)
+    if draft.control.joined:
+        ending.release(draft)
 
 
 def _lived_through(draft: Draft) -> None:
@@ -112,3 +113,18 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Reserved: reserved,
     m.Tick: tick,
 }
+
+
+def watch_of(control: Control, node: str) -> tuple[dict[str, int], dict[str, str]]:
+    """What to ask of a node: how far each attempt there has told, and the phase it is known to be in."""
+    cursors: dict[str, int] = {}
+    known: dict[str, str] = {}
+    for job in control.on_node.get(node, ()):
+        live = control.lives[job]
+        for rank, part in enumerate(live.parts):
+            if part.node == node:
+                cursors[live.part_key(rank)] = part.cursor
+                known[live.part_key(rank)] = part.phase
+    for key, stranger in control.nodes[node].strangers.items() if node in control.nodes else ():
+        cursors[key], known[key] = stranger.cursor, stranger.phase
+    return cursors, known

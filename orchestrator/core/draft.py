@@ -18,11 +18,20 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A reservation that is to go back: of which attempt, since when, and when that was asked for last."""
+
+    attempt: str
+    since_s: float
+    asked_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """`records` are the open jobs: not ended, or with an attempt that may still run; `lives` those attempts, by job.
 
-    `drained`: node -> reason. `paused_until_s`: by job. `releasing`: attempts whose reservation is to go back, with
-    when that was asked for last (-inf: not yet). `trouble` is why nothing can be placed, "" when it can; `joined` is
+    `drained`: node -> reason. `paused_until_s`: by job. `releasing`: places whose reservation is to go back.
+    `trouble` is why nothing can be placed, "" when it can; `joined` is
     whether we are in the fleet's cluster. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
     Monotonic seconds.
     """
@@ -33,7 +42,7 @@ class Control:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     drained: Mapping[str, str] = field(default_factory=dict)
     paused_until_s: Mapping[str, float] = field(default_factory=dict)
-    releasing: Mapping[str, float] = field(default_factory=dict)
+    releasing: Mapping[str, Kept] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=Plan)
     planned_s: float = 0.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from orchestrator.core import fold, nodes, retry
 from orchestrator.core.attempts import Asked, Live
 from orchestrator.core.commands import Forget, Release, Stop
-from orchestrator.core.draft import Draft
+from orchestrator.core.draft import Draft, Kept
 from orchestrator.core.endings import combine, lost, peak_of, result_of
 from orchestrator.core.messages import Launched, LaunchFailed, Stopped
 from orchestrator.core.states import State
@@ -106,7 +106,7 @@ def _wanted(draft: Draft, live: Live) -> str:
     """ "", preempt or cancel. A part that was asked to save and has ended leaves its sisters their own grace."""
     state = draft.records[live.job].job.state
     broken = any(p.spoiled or p.unsure or (p.outcome and p.outcome.state in BROKEN) for p in live.parts)
-    if state is State.CANCELLED or broken:
+    if state is State.CANCELLED or broken or live.overruled:
         return "cancel"
     preempted = any(p.outcome and p.outcome.state == "preempted" for p in live.parts)
     return "preempt" if state is State.SAVING or preempted else ""
@@ -141,14 +141,14 @@ def _conclude(draft: Draft, live: Live) -> None:
         if decision.pause_s > 0:
             draft.paused_until_s[live.job] = draft.now.s + decision.pause_s
     draft.end(live)
-    draft.releasing[live.key] = float("-inf")
+    draft.releasing[live.place] = Kept(live.key, draft.now.s)
     for node in dict.fromkeys(part.node for part in live.parts):
         draft.command(Forget(node, live.job, live.epoch))
 
 
 def release(draft: Draft) -> None:
     """Reservations go back until Ray has confirmed it."""
-    for attempt, asked_s in draft.releasing.items():
-        if draft.now.s - asked_s > UNANSWERED_S:
-            draft.releasing[attempt] = draft.now.s
-            draft.command(Release(attempt))
+    for place, kept in draft.releasing.items():
+        if draft.now.s - kept.asked_s > UNANSWERED_S:
+            draft.releasing[place] = replace(kept, asked_s=draft.now.s)
+            draft.command(Release(place))

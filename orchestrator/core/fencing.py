@@ -53,8 +53,8 @@ def _look(draft: Draft, live: Live) -> None:
 
 def _doubt(draft: Draft, live: Live, part: Part) -> str:
     """Why it may have ended without a word, "" while there is no reason to think so."""
-    if part.unsure:
-        return part.unsure
+    if live.overruled or part.unsure:
+        return live.overruled or part.unsure
     if not draft.control.joined:
         return ""  # nobody could be heard
     node, now_s = draft.nodes.get(part.node), draft.now.s
@@ -85,15 +85,26 @@ def _lower(draft: Draft, live: Live) -> None:
     """All its nodes are heard again, and none was replaced: it counts again."""
     if live.fence_asked_s is not None and not any(part.outcome or part.spoiled for part in live.parts):
         draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None)
-        draft.command(Fence(live.job, live.epoch))
+        draft.command(Fence(live.job, live.epoch, lower=True))
 
 
 def fenced(draft: Draft, told: Fenced) -> None:
+    """A fence that stands above an attempt ends it, whoever raised it."""
     live = draft.lives.get(told.job)
-    if live is None or told.epoch != live.epoch + 1 or live.fence_asked_s is None or told.error:
+    if live is None or told.error or told.stands <= live.epoch:
         return
+    if told.epoch == live.epoch:
+        live = _fenced_by_others(draft, live, told.stands)
+    elif live.fence_asked_s is None:
+        return  # it was lowered meanwhile
     draft.lives[live.job] = replace(live, fenced_s=draft.now.s, asked={})  # a word from before does not count
     ending.look_after(draft, live.job)
+
+
+def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
+    draft.event(live.job, "overtaken", live.epoch, node="", seen=stands - 1)
+    why = f"its fence stands at epoch {stands}, above this attempt"
+    return replace(live, overruled=why, fence_asked_s=draft.now.s)
 
 
 def _certain(draft: Draft, live: Live, rank: int) -> str:

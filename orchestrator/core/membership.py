@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cluster.errors import nearest
 from orchestrator.core import ending, nodes
-from orchestrator.core.commands import DropAgent, MakeAgent, Refuse, RestartAgent
+from orchestrator.core.commands import DropAgent, Fence, MakeAgent, Refuse, RestartAgent
 from orchestrator.core.draft import Draft
 from orchestrator.core.messages import (
     AgentDied,
@@ -32,16 +32,22 @@ FORGOTTEN_S = 3600.0
 
 
 def joined(draft: Draft, told: Joined) -> None:
-    """Nodes have a whole lease, from now on, to tell what runs there."""
-    draft.change(joined=True, prices=dict(told.prices), changed=True)
+    """Nodes have a whole lease, from now on, to tell what runs there. Their fences are asked for: one that stands above
+    an attempt was raised by a controller before us, or by one whose log is newer.
+    """
+    draft.change(joined=True, changed=True)
     for live in draft.lives.values():
         draft.lives[live.job] = replace(live, since_s=draft.now.s, asked={}, fence_asked_s=None, fenced_s=None)
+        draft.command(Fence(live.job, live.epoch))
 
 
 def parted(draft: Draft, told: Parted) -> None:
     draft.change(joined=False, changed=True)
-    for name in draft.nodes if told.over else ():
-        draft.nodes.pop(name)
+    for name, node in draft.nodes.items():
+        if told.over:
+            draft.nodes.pop(name)
+        else:
+            draft.nodes[name] = replace(node, has_agent=False, making_s=None)
 
 
 def seen(draft: Draft, told: NodesSeen) -> None:
@@ -159,7 +165,7 @@ def agent_died(draft: Draft, told: AgentDied) -> None:
 
 def drain(draft: Draft, asked: DrainAsked) -> None:
     if asked.node not in draft.nodes:
-        draft.command(Refuse(f"no node {asked.node!r}", _nearest(draft, asked.node)))
+        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
         return
     if draft.control.drained.get(asked.node) != asked.reason:
         draft.note(OWNER + asked.node, "drained", reason=asked.reason)
@@ -172,7 +178,7 @@ def drain(draft: Draft, asked: DrainAsked) -> None:
 def resume(draft: Draft, asked: ResumeAsked) -> None:
     node = draft.nodes.get(asked.node)
     if node is None and asked.node not in draft.drained:
-        draft.command(Refuse(f"no node {asked.node!r}", _nearest(draft, asked.node)))
+        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
         return
     if asked.node in draft.drained:
         draft.note(OWNER + asked.node, "undrained")
@@ -180,7 +186,3 @@ def resume(draft: Draft, asked: ResumeAsked) -> None:
     if node is not None:
         draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0, notice="")
     draft.change(changed=True)
-
-
-def _nearest(draft: Draft, name: str) -> str:
-    return nearest(name, sorted(draft.nodes))

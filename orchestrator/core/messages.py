@@ -62,9 +62,7 @@ class ResumeAsked:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """We are in the fleet's cluster. `prices`: pool -> price per hour of one device."""
-
-    prices: Mapping[str, float] = field(default_factory=dict)
+    """We are in the fleet's cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,34 +171,36 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The fence of `job` stands at `epoch`, or `error` says why not."""
+    """The fence of `job` was to stand at `epoch` at least, and stands at `stands`; or `error` says why not."""
 
     job: str
     epoch: int
+    stands: int = 0
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The reservation of an attempt (its key) went back, or `error` says why not."""
+    """The reservation of a place went back, or `error` says why not."""
 
-    attempt: str
+    place: str
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The attempts that hold a reservation in Ray now."""
+    """The places that are reserved in Ray in our name now."""
 
-    attempts: frozenset[str]
+    places: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `trouble` is "" or why nothing can be placed now."""
+    """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool."""
 
     throughput: Throughput = field(default_factory=Throughput)
     trouble: str = ""
+    prices: Mapping[str, float] = field(default_factory=dict)
 
 
 Message = (

@@ -6,6 +6,7 @@ from typing import Any
 
 from cluster.catalogue import ray_resource
 from cluster.vocabulary import NodeFacts
+from orchestrator.core.attempts import place_of
 from orchestrator.core.commands import Launch
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
@@ -40,6 +41,7 @@ def launch(record: Record, shares: list[Share]) -> Launch:
         orders(record, shares),
         tuple(bundle(share) for share in shares),
         first.pool,
+        place_of(record.attempts[-1].leases),
         job.package,
         job.secrets,
         tuple(visited),

@@ -56,7 +56,7 @@ def place(draft: Draft, tick: Tick) -> None:
     """Plan where there is news, or time has passed; then place, preempt, and refuse what can never run."""
     control, now = draft.ended(), draft.now
     due = any(control.planned_s < until_s <= now.s for until_s in control.paused_until_s.values())
-    draft.change(trouble=tick.trouble)
+    draft.change(trouble=tick.trouble, prices=tick.prices)
     if not (control.changed or due or tick.trouble != control.trouble or now.s - control.planned_s > PLAN_EVERY_S):
         return
     seen = snapshot(control, now, tick.throughput)
@@ -86,6 +86,7 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     assert live is not None
     draft.paused_until_s.pop(job)
     draft.begin(live)
+    draft.releasing.pop(live.place)  # the next attempt takes over what this one had reserved
     shares = []
     for part in live.parts:
         facts = draft.nodes[node_of(part.devices_id)].facts

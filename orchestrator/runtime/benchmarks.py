@@ -16,8 +16,8 @@ from cluster.errors import Conflict, NotFound, PolyfleetError, SpecError, neares
 from orchestrator.benchmark import suite
 from orchestrator.benchmark.conductor import Cancelled, ColumnLost, Conductor
 from orchestrator.benchmark.suite import Request
+from orchestrator.core import nodes
 from orchestrator.core.states import TERMINAL
-from orchestrator.runtime import observe
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.columns import FleetColumn
 from orchestrator.runtime.jobs import Jobs
@@ -289,7 +289,7 @@ def targets(asked: Request, agents: Agents) -> list[Target]:
     found = []
     for name, agent in agents.ready():
         assert agent.facts is not None
-        for group in observe.groups(name, agent, agent.facts, {}, {}):
+        for group in nodes.groups(agent.facts, name, "", 0.0, {}):
             if group.schedulable:
                 found.append(Target(group.pool, group.kind, name, group.total, tuple(range(group.total))))
     if not found:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.vocabulary import Finding
+from orchestrator.core.leaks import Leak
 from orchestrator.runtime.engine import Blocked
-from orchestrator.runtime.leaks import Leak
 from orchestrator.runtime.link import NO_FLEET
 
 TURN_LATE_S = 5.0

@@ -4,14 +4,14 @@ stored.
 
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cluster.errors import FleetError, NotFound, nearest
 from orchestrator.core.fold import Ledger, Record, ignored
 from orchestrator.core.model import Event, Job
-from orchestrator.core.states import WAITING
+from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.store import EventStore
 from orchestrator.store.damage import DamagedRow
 
@@ -69,6 +69,18 @@ class Jobs:
                 raise NotStored(*e.args) from e
             self._ledger.apply(replace(event, seq=seq))
         return ""
+
+    def open(self) -> list[Record]:
+        return [r for r in self.all() if r.job.state not in TERMINAL or r.live is not None]
+
+    def commit(self, events: Sequence[Event]) -> None:
+        with self._lock:
+            try:
+                numbers = self._store.append(events)
+            except FleetError as e:
+                raise NotStored(*e.args) from e
+            for event, seq in zip(events, numbers, strict=True):
+                self._ledger.apply(replace(event, seq=seq))
 
     def absorb(self, stored: Iterable[Event]) -> None:
         """Apply events that the store has already."""

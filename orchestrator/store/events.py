@@ -134,7 +134,17 @@ class EventStore:
         with self._writer.committed:
             return self._writer.committed.wait_for(lambda: self.last_seq > after, timeout_s)
 
-    def report(self, job: str, epoch: int, step: int, time_s: float, data: Data) -> None:
+    def events_below(self, prefix: str) -> list[Event]:
+        """Of all owners whose name begins so, oldest first."""
+        return self._events(select(events).where(events.c.job.startswith(prefix, autoescape=True)), None)
+
+    def told_at(self, job: str, epoch: int) -> int:
+        return 0
+
+    def next_generation(self, floor: int = 0) -> int:
+        return max(floor + 1, time.time_ns() // 1_000_000)
+
+    def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:
         """Metrics of one step: written soon, not waited for, dropped rather than ever blocking (`reports_lost`).
 
         A step or time that is no number a database can hold is stored as 0: metrics come from users' code.
