@@ -12,6 +12,8 @@ from workers.messages import PROTOCOL
 OWNER = "node/"
 """Events of a node stand in the log under this and its name; no job may be called so."""
 
+EVENTS = ("drained", "undrained")
+
 SILENT_S = 5.0
 """An agent answers within its watch of two seconds. After so long nothing new is placed there."""
 
@@ -39,7 +41,8 @@ class Stranger:
 class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
     its attempts. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all (another protocol),
-    `notice` why it is about to go. `failures` are the newest, as (when, what). Monotonic seconds.
+    `notice` why it is about to go. `same_as`: the name
+    that it was given and that another living node bears. `failures` are the newest, as (when, what). Monotonic seconds.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Node:
     lost: str = ""
     refused: str = ""
     notice: str = ""
+    same_as: str = ""
     strangers: Mapping[str, Stranger] = field(default_factory=dict)
     failures: tuple[tuple[float, str], ...] = ()
     quarantined_until_s: float = 0.0
@@ -87,6 +91,8 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
         return f"node {node.name} is lost: {node.lost}"
     if node.refused:
         return f"node {node.name} {node.refused}"
+    if node.same_as:
+        return f"node {node.name} was given the name of {node.same_as}, which is up; give every node its own name"
     if node.name in drained:
         why = f": {drained[node.name]}" if drained[node.name] else ""
         return f"node {node.name} is drained{why}; `polyfleet node resume {node.name}` ends that"
