@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, exists, func, select, union_all
+from sqlalchemy import Connection, Select, bindparam, exists, func, select, union_all
 
 from orchestrator.core.fold import Record
 from orchestrator.core.states import State
@@ -104,10 +104,10 @@ class JobTable:
                 self._ledger.put((record,))
         found = select(jobs.c.id, jobs.c.damaged).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
         for chunk in _chunks(ids):
-            for row in connection.execute(found, {"ids": chunk}):
-                self.damaged.pop(row.id)
-                if row.damaged:
-                    self.damaged[row.id] = row.damaged
+            for job, why in connection.execute(found, {"ids": chunk}).tuples():
+                self.damaged.pop(job)
+                if why:
+                    self.damaged[job] = why
 
     def load_some(self, connection: Connection, ids: list[str]) -> Iterator[Record]:
         """Those of `ids` that have a row."""
@@ -189,7 +189,7 @@ class JobTable:
                     found[folded.job] = "its events lead to another state than was stored with them"
         return found
 
-    def _record(self, connection: Connection, row: Row[Any]) -> Record | None:
+    def _record(self, connection: Connection, row: Any) -> Record | None:
         """Of an ended job, or one not in memory; from its events where the row does not tell."""
         if record := self._read(row):
             return record
@@ -197,7 +197,7 @@ class JobTable:
             return folded.record
         return None
 
-    def _read(self, row: Row[Any]) -> Record | None:
+    def _read(self, row: Any) -> Record | None:
         if row.version != records.version():
             return None
         try:
@@ -209,7 +209,7 @@ class JobTable:
             self._damage.add(DamagedRow("jobs", row.number, readable(row.id), readable(row.state), str(e)))
             return None
 
-    def _metrics(self, row: Row[Any]) -> Data:
+    def _metrics(self, row: Any) -> Data:
         try:
             return data_of(row.metrics) if row.metrics is not None else {}
         except Damaged:

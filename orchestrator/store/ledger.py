@@ -24,6 +24,7 @@ class NotCounted(PolyfleetError):
 
     def __init__(self, job: str, event: str, why: str):
         super().__init__(f"event {event!r} of {job} does not count: {why}", "report this; nothing was stored")
+        self.why = why
         self.args = (job, event, why)
 
 

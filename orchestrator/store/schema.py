@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     Text,
     select,
+    text,
 )
 
 from cluster.errors import FleetError
@@ -109,7 +110,7 @@ jobs = Table(
 newest event that counted. `open` is a job that has not ended, or whose attempt still holds devices. `damaged` says why
 its history cannot be trusted. `data` is the Record (see records.py), `digest` its checksum."""
 
-Index("jobs_open", jobs.c.open, jobs.c.number, sqlite_where=jobs.c.open, postgresql_where=jobs.c.open)
+Index("jobs_open", jobs.c.open, jobs.c.number, sqlite_where=text("open = 1"), postgresql_where=jobs.c.open)
 Index("jobs_ended", jobs.c.ended, sqlite_where=~jobs.c.open, postgresql_where=~jobs.c.open)
 
 counters = Table(

@@ -53,10 +53,11 @@ class Work:
 
 
 class Writer(threading.Thread):
-    """`last_seq` is of the newest durable event, `last_report` of the newest report; `committed` is notified of new
-    events. Reports that did not fit or could not be written are counted in `reports_lost`. `trouble` is the error of the
-    last write, "" when it went well, and when that was (monotonic). After an error, rows above `last_seq` and requests
-    with a `doubtful` key may lie in the database although nobody was told so: readers look past them.
+    """`last_seq` is of the newest durable event, `last_report` of the newest report; `committed` is notified of events.
+
+    Reports that did not fit or could not be written are counted in `reports_lost`. `trouble` is the error of the last
+    write, "" when it went well, and when that was (monotonic). After an error, rows above `last_seq` and requests with
+    a `doubtful` key may lie in the database although nobody was told so: readers look past them.
     """
 
     def __init__(self, database: Database, ledger: Ledger, table: JobTable, damage: Damage):
