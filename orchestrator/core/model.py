@@ -34,14 +34,20 @@ class Recovery:
     """What may be tried again. `max_restarts` counts failures of the job's code, `max_interruptions` those of nodes.
 
     -1: no limit. An exit code of `retry_exit_codes` counts as an interruption.
+    `on_events` says what follows a kind of failure: restart, retry, next, fail, or ignore (only nan).
+    `on_disconnect`: restart, wait or stop. `hang_after_s` 0: the default rule of its task, -1: never.
     """
 
     max_restarts: int = 0
     max_interruptions: int = -1
     retry_exit_codes: tuple[int, ...] = ()
     backoff_s: float = 1.0
-    lease_s: float = 20.0
+    lease_s: float = 10.0
     grace_s: float = 30.0
+    on_events: dict[str, str] = field(default_factory=dict)
+    cross_vendor: bool = True
+    on_disconnect: str = "restart"
+    hang_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
