@@ -10,12 +10,13 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import NotFound
+from cluster.errors import NotFound, UserError
 from cluster.paths import private_dir
-from cluster.plain import from_plain, to_plain
+from cluster.plain import to_plain
 from workers.attempt import fence
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
@@ -26,7 +27,7 @@ from workers.discovery.facts import node_facts, place
 from workers.discovery.limits import cores
 from workers.discovery.machine import Machine
 from workers.incoming_checkpoints import IncomingCheckpoints
-from workers.messages import FENCE_KEY, Order
+from workers.messages import FENCE_KEY, Order, Unusable
 from workers.packages import Packages
 from workers.storage import Storage
 from workers.stored_checkpoints import StoredCheckpoints
@@ -89,10 +90,12 @@ class Agent:
 
     def start(self, order: dict[str, Any], secrets: dict[str, str]) -> None:
         """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch older than one seen of the job."""
-        if isinstance(order.get("command"), str):
-            order = {**order, "command": ["/bin/sh", "-c", order["command"]]}
+        try:
+            asked = Order.parse(order)
+        except Unusable as e:
+            raise UserError(f"the order {e}", "install the same Polyfleet version on server and node") from None
         named = {str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties}
-        self._attempts.start(from_plain(Order, {**order, "visible_as": named}), secrets)
+        self._attempts.start(replace(asked, visible_as=named), secrets)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
         """`preempt` lets the ranks save first, `cancel` does not. Unknown attempt: nothing to do."""
@@ -110,7 +113,11 @@ class Agent:
         self._attempts.renew()
         leases = [a.lease_s / 3 for a in self._attempts.live()]
         reports = self._attempts.news(cursors, known, min([timeout_s, *leases]))
-        told = {"reports": reports, "attempts": self._attempts.known(), "poison": self._attempts.poison()}
+        told = {
+            "reports": [r.to_plain() for r in reports],
+            "attempts": self._attempts.known(),
+            "poison": self._attempts.poison(),
+        }
         return {"facts": self._facts_if_due(), **told}
 
     def _facts_if_due(self) -> dict[str, Any] | None:

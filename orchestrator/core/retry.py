@@ -12,7 +12,7 @@
 | its ranks broke what the node reads of them             | restart      | unchanged      | growing |
 
 "Killed from outside" is SIGKILL, SIGTERM, SIGINT or SIGHUP. The kernel's OOM killer looks the same unless the
-supervisor reports kind `memory`. A pause doubles with each restart or interruption, from `backoff_s` to MAX_BACKOFF_S.
+supervisor reports kind `oom`. A pause doubles with each restart or interruption, from `backoff_s` to MAX_BACKOFF_S.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from orchestrator.core.states import State
 
 MAX_BACKOFF_S = 60.0
 FROM_OUTSIDE = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
-MOVES_ON = frozenset({"memory", "start"})
+MOVES_ON = frozenset({"oom", "start"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def after(job: Job, ended: Ended, now_s: float) -> Decision:
         return _interrupted(job, ended, now_s, cause, moves_on=False, pause=False)
     if ended.state != "failed":
         return _interrupted(job, ended, now_s, ended.message or f"the attempt was {ended.state}", moves_on=True)
-    if ended.failure != "memory" and _killed(ended):
+    if ended.failure != "oom" and _killed(ended):
         return _interrupted(job, ended, now_s, f"a rank was killed by {_killer(ended)} from outside", moves_on=True)
     if codes := sorted({code for code in ended.exit_codes if code in job.recovery.retry_exit_codes}):
         told = ", ".join(str(code) for code in codes)

@@ -4,6 +4,7 @@ from typing import Any
 
 from orchestrator.core.retry import Ended
 from orchestrator.runtime.live import Live
+from workers.messages import Failure
 
 # What one node saw decides for all, in this order: its neighbours were then stopped by us.
 GRAVEST_FIRST = ("failed", "lost", "preempted", "cancelled", "succeeded")
@@ -24,8 +25,7 @@ def _known(outcome: dict[str, Any]) -> dict[str, Any]:
     if outcome["state"] in GRAVEST_FIRST:
         return outcome
     message = f"the attempt ended in the unknown state {str(outcome['state'])[:40]!r}"
-    failure = {"rank": 0, "node": "", "kind": "unreadable", "message": message, "traceback": "", "exit_code": None}
-    return outcome | {"state": "failed", "failure": failure}
+    return outcome | {"state": "failed", "failure": Failure(0, "", "unreadable", message).to_plain()}
 
 
 def _kind(outcome: dict[str, Any]) -> str:

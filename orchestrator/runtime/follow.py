@@ -15,8 +15,7 @@ from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.live import Live, Part, lost_outcome
 from orchestrator.store import EventStore
-from workers.job_events import refusal
-from workers.messages import outcome_refusal
+from workers.messages import Outcome, RankEvent, Unusable
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,11 @@ class Follower:
             self._part_ended(live, report["node_rank"], part, report["outcome"])
 
     def _part_ended(self, live: Live, rank: int, part: Part, outcome: dict[str, Any]) -> None:
-        why = part.spoiled or outcome_refusal(outcome, live.job, live.epoch, rank)
+        why = part.spoiled
+        try:
+            outcome = Outcome.parse_of((live.job, live.epoch, rank), outcome).to_plain()
+        except Unusable as e:
+            why = why or str(e)
         part.ended = self._lost(live, rank, part, f"its outcome {why}", "failed", "unreadable") if why else outcome
 
     def _spoil(self, node: str, report: Any, why: str) -> None:
@@ -144,23 +147,24 @@ class Follower:
             log.warning("asking %s to %s %s: %s", node, what, arguments, e)
             return False
 
-    def _absorb(self, live: Live, part: Part, event: dict[str, Any]) -> None:
-        if why := refusal(event):
-            log.warning("attempt %s: an event that %s is left out", live.key, why)
+    def _absorb(self, live: Live, part: Part, event: Any) -> None:
+        try:
+            told = RankEvent.parse(event)
+        except Unusable as e:
+            log.warning("attempt %s: an event that %s is left out", live.key, e)
             return
-        if event["rank"] != 0 or event["t"] <= live.told_s:
+        if told.rank != 0 or told.t <= live.told_s:
             return  # rank 0 speaks for all; and what the server before us stored is told again
-        if event["type"] == "checkpoint":
-            pool, path = self._place(part, event["path"])
-            data = {"pool": pool, "path": path, "step": event["step"]}
-            data |= {key: event[key] for key in ("bytes", "seconds", "blocked_s") if key in event}
+        if told.type == "checkpoint":
+            pool, path = self._place(part, told.data["path"])
+            data = {"pool": pool, "path": path, "step": told.data["step"]}
+            data |= {key: told.data[key] for key in ("bytes", "seconds", "blocked_s") if key in told.data}
             if data["path"]:
-                self._jobs.record(Event(live.job, "checkpoint", live.epoch, event["t"], data))
-        elif event["type"] == "report":
-            metrics = {k: v for k, v in event.items() if k not in ("t", "rank", "type")}
-            self._store.report(live.job, live.epoch, metrics.get("step", 0), event["t"], metrics)
-            self._jobs.measured(live.job, metrics)
-        live.told_s = event["t"]
+                self._jobs.record(Event(live.job, "checkpoint", live.epoch, told.t, data))
+        elif told.type == "report":
+            self._store.report(live.job, live.epoch, told.data.get("step", 0), told.t, told.data)
+            self._jobs.measured(live.job, told.data)
+        live.told_s = told.t
 
     def _place(self, part: Part, path: str) -> tuple[str, str]:
         """The pool, and the path below its storage: "" for one that user code made up."""

@@ -10,7 +10,6 @@ from typing import Any
 from cluster import places
 from cluster.errors import FleetError, NotFound, SpecError
 from cluster.places import Place
-from cluster.plain import to_plain
 from cluster.untrusted import Unreadable, read_bytes
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.fold import Record
@@ -48,7 +47,7 @@ class Launcher:
         address, port = self.agents.call(live.parts[0].node, "meeting_place")
         given = orders(record, spec, self._shares(live, devices), (address, port), resumed)
         for order, part in zip(given, live.parts, strict=True):
-            self.agents.call(part.node, "start", to_plain(order), secrets)
+            self.agents.call(part.node, "start", order.to_plain(), secrets)
         return resumed
 
     def _reserve(self, live: Live, devices: dict[str, Devices]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Job
+from workers.messages import Failure, Outcome
 
 
 def node_of(devices_id: str) -> str:
@@ -73,11 +74,7 @@ def live_of(record: Record) -> Live | None:
 
 
 def lost_outcome(
-    job: Job, epoch: int, node_rank: int, node: str, reason: str, state: str = "lost", kind: str = "internal"
+    job: Job, epoch: int, node_rank: int, node: str, reason: str, state: str = "lost", kind: str = "lost"
 ) -> dict[str, Any]:
     """The Outcome, as plain data, of a part whose agent tells none, or none that can be used."""
-    failure = {"rank": 0, "node": node, "kind": kind, "message": reason, "traceback": "", "exit_code": None}
-    return {
-        "job": job.id, "epoch": epoch, "node_rank": node_rank, "state": state, "exit_codes": {}, "failure": failure,
-        "result": {}, "ended_s": 0.0,
-    }  # fmt: skip
+    return Outcome(job.id, epoch, node_rank, state, {}, Failure(0, node, kind, reason)).to_plain()

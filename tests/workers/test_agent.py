@@ -57,7 +57,7 @@ def ended(agent, job="j", epoch=1):
         for report in agent.watch({}, known, 1.0)["reports"]:
             known[f"{report['job']}.{report['epoch']}.{report['node_rank']}"] = report["phase"]
             if (report["job"], report["epoch"], report["phase"]) == (job, epoch, "ended"):
-                return from_plain(AttemptReport, report)
+                return AttemptReport.parse(report)
     raise AssertionError(f"{job} did not end within {DEADLINE_S} s: {known}")
 
 
@@ -88,7 +88,7 @@ def test_a_command_given_as_text_is_run_by_a_shell(agent):
 
 
 def test_a_malformed_order_is_refused_with_its_field(agent):
-    with pytest.raises(UserError, match=r"Order\.epoch"):
+    with pytest.raises(UserError, match=r"the order has no `epoch`"):
         agent.start(order() | {"epoch": "first"}, {})
 
 

@@ -16,7 +16,7 @@ from workers.attempt import launch, lease, life, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.records import AttemptId, Folder, parse, read_json
 from workers.job_events import LONGEST_LINE_BYTES
-from workers.messages import PROTOCOL, Order
+from workers.messages import PROTOCOL, AttemptReport, Order
 from workers.packages import Packages
 
 LOOK_EVERY_S = 0.02
@@ -187,8 +187,8 @@ class Attempts:
                 except OSError as e:
                     LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
-    def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[dict[str, Any]]:
-        """AttemptReports of all attempts with news, as soon as there is one; [] after `timeout_s`."""
+    def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[AttemptReport]:
+        """Of all attempts with news, as soon as there is one; [] after `timeout_s`."""
         until = time.monotonic() + timeout_s
         while True:
             reports, live = self._look(cursors, known)
@@ -198,7 +198,7 @@ class Attempts:
             with self._changed:
                 self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
 
-    def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[dict[str, Any]], bool]:
+    def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptReport], bool]:
         """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""
         with self._changed:
             attempts = list(self._attempts.values())
@@ -206,7 +206,7 @@ class Attempts:
         found = [self._ask(a, cursors.get(str(a.id), 0), known.get(str(a.id), ""), share) for a in attempts]
         return [report for report in found if report is not None], any(a.live or a.draining for a in attempts)
 
-    def _ask(self, attempt: Attempt, cursor: int, known: str, share: int) -> dict[str, Any] | None:
+    def _ask(self, attempt: Attempt, cursor: int, known: str, share: int) -> AttemptReport | None:
         """What goes wrong with one attempt stops no other."""
         lines, size = max(LEAST_LINES, MOST_LINES // share), max(2 * LONGEST_LINE_BYTES, MOST_BYTES // share)
         try:

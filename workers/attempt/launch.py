@@ -13,7 +13,6 @@ from typing import Any
 
 from cluster.errors import FleetError, UserError
 from cluster.places import path_refusal
-from cluster.plain import to_plain
 from workers.attempt import cgroup, lease, processes, removal, reserve
 from workers.attempt.environment import rank_environment, supervisor_environment
 from workers.attempt.life import STOP_BYTES
@@ -60,8 +59,8 @@ def prepare(
             packages.unpack(order.package, folder.work(rank))
     if order.checkpoint_root:
         Path(order.checkpoint_root).mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_json(folder.order, to_plain(order))
-    write_json(folder.told, to_plain(order))
+    write_json(folder.order, order.to_plain())
+    write_json(folder.told, order.to_plain())
     write_json(folder.launch, launch_record(folder, order, node, threads, environ))
     for path, size_bytes in RESERVES.items():
         reserve.keep(getattr(folder, path), size_bytes)
