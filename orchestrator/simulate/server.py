@@ -1,6 +1,7 @@
 """The server, simulated: the real `step` over an inbox, turns of one transaction each, and commands carried out after."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import control as core
@@ -157,7 +158,7 @@ class Server:
         for message, _ in taken:
             self.world.note(message, now.s)
             was = control
-            control, told, asked = core.step(was, message, now)
+            control, told, asked = core.step(was, self._known(message, was), now)
             for command in asked:
                 if isinstance(command, StoreReport):
                     self.world.checks.reported(command, was)
@@ -189,6 +190,13 @@ class Server:
             self.reach(points.of_command(command, points.BEFORE))
             self._carrying.out(command)
             self.reach(points.of_command(command, points.AFTER))
+
+    def _known(self, message: m.Message, control: Control) -> m.Message:
+        """An agent's answer with which of its jobs the store has, beside those that are open."""
+        if not isinstance(message, m.Heartbeat) or not message.reports:
+            return message
+        others = {report.job for report in message.reports} - control.records.keys()
+        return replace(message, known=frozenset(others & self.store.records.keys())) if others else message
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
@@ -259,9 +267,7 @@ class Server:
                 self.tell(
                     m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended)
                 )
-        stored, held = self.store.records, self.control.records
-        known = frozenset(r.job for r in good if r.job in stored and r.job not in held)
-        self.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs, known))
+        self.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs))
         self._heard[node] = max(self._heard[node], answer)
         if number == self._asked.get(node):
             self._asked[node] += 1
