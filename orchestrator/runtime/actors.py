@@ -6,6 +6,8 @@ from cluster.connect import NAMESPACE
 from cluster.errors import FleetError, PolyfleetError
 
 NODE_LABEL = "polyfleet.io/node"
+GROUP_OF = {"stop": "ends", "forget": "ends", "hello": "watches", "watch": "watches"}
+GROUP_THREADS = 4
 
 
 def answer(ref: Any, what: str, timeout_s: float) -> Any:
@@ -66,7 +68,16 @@ def make(node_id: str) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
     }
-    return ray.remote(AgentActor).options(**options).remote()
+    return grouped(AgentActor).options(**options).remote()
+
+
+def grouped(agent: type) -> Any:
+    """The actor class. Stops and watches have threads of their own: they never wait behind starts that hang."""
+    import ray
+
+    for name, group in GROUP_OF.items():
+        ray.method(concurrency_group=group)(getattr(agent, name))
+    return ray.remote(concurrency_groups=dict.fromkeys(GROUP_OF.values(), GROUP_THREADS))(agent)
 
 
 def end(actor: Any) -> None:
