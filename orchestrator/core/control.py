@@ -77,6 +77,7 @@ def tick(draft: Draft, told: m.Tick) -> None:
     _lived_through(draft)
     if draft.control.joined:
         membership.look(draft)
+        following.look(draft)
         fencing.look(draft)
     placing.place(draft, told)
     if draft.control.joined:

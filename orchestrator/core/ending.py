@@ -5,11 +5,12 @@ Pure.
 from dataclasses import replace
 
 from orchestrator.core import fold, nodes, retry
-from orchestrator.core.attempts import Asked, Live
+from orchestrator.core.attempts import Asked, Live, Part
 from orchestrator.core.commands import Forget, Release, Stop
 from orchestrator.core.draft import Draft, Kept
 from orchestrator.core.endings import combine, lost, peak_of, result_of
 from orchestrator.core.messages import Launched, LaunchFailed, Stopped
+from orchestrator.core.nodes import Stranger
 from orchestrator.core.states import State
 from workers.messages import Outcome
 
@@ -142,8 +143,17 @@ def _conclude(draft: Draft, live: Live) -> None:
             draft.paused_until_s[live.job] = draft.now.s + decision.pause_s
     draft.end(live)
     draft.releasing[live.place] = Kept(live.key, draft.now.s)
-    for node in dict.fromkeys(part.node for part in live.parts):
-        draft.command(Forget(node, live.job, live.epoch))
+    for rank, part in enumerate(live.parts):
+        _forget(draft, live.part_key(rank), part)
+
+
+def _forget(draft: Draft, key: str, part: Part) -> None:
+    """Its node tells of it until it has forgotten: it is a stranger there from now on."""
+    if (node := draft.nodes.get(part.node)) is not None:
+        stranger = Stranger(part.cursor, "ended", known=True, asked_s=draft.now.s)
+        draft.nodes[node.name] = replace(node, strangers={**node.strangers, key: stranger})
+    job, epoch, _ = key.rsplit(".", 2)
+    draft.command(Forget(part.node, job, int(epoch)))
 
 
 def release(draft: Draft) -> None:

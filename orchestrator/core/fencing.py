@@ -16,10 +16,10 @@ from orchestrator.core.endings import lost
 from orchestrator.core.messages import Fenced
 from orchestrator.core.states import State
 
-SILENT_S = 6.0
-"""So long after the last answer of a node its attempts are fenced; sooner where Ray says that it is dead."""
-
-DEAD_S = 3.0
+SILENT_S = 6.5
+"""So long after the last answer of a node its attempts are fenced. A node that ended is often back by then, and its
+attempts go on. With the lease that follows, an attempt is placed anew within 20 s.
+"""
 MARGIN_S = 2.0
 """Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""
 
@@ -62,7 +62,7 @@ def _doubt(draft: Draft, live: Live, part: Part) -> str:
         return f"node {part.node} is not in the fleet" if now_s - live.since_s > SILENT_S else ""
     silent_s = now_s - max(node.heard_s, live.since_s)
     if node.lost:
-        return f"node {node.name} was lost: {node.lost}" if silent_s > DEAD_S else ""
+        return f"node {node.name} was lost: {node.lost}" if silent_s > SILENT_S else ""
     return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
 
 

@@ -140,6 +140,14 @@ def dismiss(draft: Draft, node: str, key: str) -> None:
     draft.command(Forget(node, job, int(epoch)) if ended else Stop(node, job, int(epoch), how))
 
 
+def look(draft: Draft) -> None:
+    """Once per tick: nodes that were asked to stop or forget something, and still have it, are asked again."""
+    for name, node in draft.nodes.items():
+        for key, stranger in node.strangers.items() if node.has_agent else ():
+            if stranger.known:
+                dismiss(draft, name, key)
+
+
 def _seen_epoch(draft: Draft, node: str, job: str, epoch: int) -> None:
     record = draft.records.get(job)
     if record is not None and epoch >= record.job.next_epoch:

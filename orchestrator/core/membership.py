@@ -52,7 +52,8 @@ def parted(draft: Draft, told: Parted) -> None:
 
 def seen(draft: Draft, told: NodesSeen) -> None:
     """Compare with Ray's list: new nodes get an agent, those gone are lost. A name that two living nodes bear belongs
-    to the one that had it; the other is told apart by its Ray id, until the first has gone.
+    to the one that had it. The other may be the same machine, started again before Ray has missed it: it is told apart
+    by its Ray id, and takes no work, until the first has gone. Then the name is its own.
     """
     alive = {row.ray_id: row for row in told.nodes}
     held = {node.ray_id: node.name for node in draft.nodes.values()}
@@ -60,7 +61,10 @@ def seen(draft: Draft, told: NodesSeen) -> None:
         if node.ray_id not in alive and not node.lost:
             _lost(draft, node)
     for row in sorted(told.nodes, key=lambda r: r.ray_id):
-        name = held.get(row.ray_id) or _free_name(draft, row, alive)
+        name = _free_name(draft, row, alive)
+        if (had := held.get(row.ray_id, name)) != name:
+            draft.nodes.pop(had)
+            draft.command(DropAgent(had, row.ray_id))
         known = draft.nodes.get(name)
         if known is None or known.ray_id != row.ray_id:
             _appeared(draft, name, row)
@@ -71,7 +75,8 @@ def seen(draft: Draft, told: NodesSeen) -> None:
 
 def _free_name(draft: Draft, row: NodeSeen, alive: dict[str, NodeSeen]) -> str:
     holder = draft.nodes.get(row.name)
-    return row.name if holder is None or holder.ray_id not in alive else f"{row.name}-{row.ray_id[:6]}"
+    free = holder is None or holder.ray_id == row.ray_id or holder.ray_id not in alive
+    return row.name if free else f"{row.name}-{row.ray_id[:6]}"
 
 
 def _appeared(draft: Draft, name: str, row: NodeSeen) -> None:
@@ -79,7 +84,14 @@ def _appeared(draft: Draft, name: str, row: NodeSeen) -> None:
     failures = before.failures if before else ()
     until_s = before.quarantined_until_s if before else 0.0
     heard_s = before.heard_s if before else draft.now.s  # its attempts are as silent as they were
-    draft.nodes[name] = Node(name, row.ray_id, heard_s, failures=failures, quarantined_until_s=until_s)
+    draft.nodes[name] = Node(
+        name,
+        row.ray_id,
+        heard_s,
+        failures=failures,
+        quarantined_until_s=until_s,
+        same_as="" if name == row.name else row.name,
+    )
     draft.change(changed=True)
     _make(draft, name)
 

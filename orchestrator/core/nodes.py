@@ -12,11 +12,16 @@ from workers.messages import PROTOCOL
 OWNER = "node/"
 """Events of a node stand in the log under this and its name; no job may be called so."""
 
+EVENTS = ("drained", "undrained")
+
 SILENT_S = 5.0
 """An agent answers within its watch of two seconds. After so long nothing new is placed there."""
 
 FAILURES = 3
 WITHIN_S = 600.0
+ONE_FAULT_S = 15.0
+"""One fault is told by many: by Ray, by the agent's end, by each attempt that is lost."""
+
 QUARANTINE_S = 600.0
 
 Leased = dict[str, dict[int, str]]
@@ -36,7 +41,8 @@ class Stranger:
 class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
     its attempts. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all (another protocol),
-    `notice` why it is about to go. `failures` are the newest, as (when, what). Monotonic seconds.
+    `notice` why it is about to go. `same_as`: the name
+    that it was given and that another living node bears. `failures` are the newest, as (when, what). Monotonic seconds.
     """
 
     name: str
@@ -51,6 +57,7 @@ class Node:
     lost: str = ""
     refused: str = ""
     notice: str = ""
+    same_as: str = ""
     strangers: Mapping[str, Stranger] = field(default_factory=dict)
     failures: tuple[tuple[float, str], ...] = ()
     quarantined_until_s: float = 0.0
@@ -71,8 +78,8 @@ class Node:
 def failed(node: Node, what: str, now_s: float) -> Node:
     """One more failure of the node itself; the third within ten minutes puts it into quarantine."""
     recent = tuple((at, why) for at, why in node.failures if now_s - at < WITHIN_S)
-    if recent and now_s - recent[-1][0] < 1.0:
-        return node  # one fault is told by many
+    if recent and now_s - recent[-1][0] < ONE_FAULT_S:
+        return node
     recent = (*recent, (now_s, what))
     until_s = now_s + QUARANTINE_S if len(recent) >= FAILURES else node.quarantined_until_s
     return replace(node, failures=recent, quarantined_until_s=until_s)
@@ -84,6 +91,8 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
         return f"node {node.name} is lost: {node.lost}"
     if node.refused:
         return f"node {node.name} {node.refused}"
+    if node.same_as:
+        return f"node {node.name} was given the name of {node.same_as}, which is up; give every node its own name"
     if node.name in drained:
         why = f": {drained[node.name]}" if drained[node.name] else ""
         return f"node {node.name} is drained{why}; `polyfleet node resume {node.name}` ends that"

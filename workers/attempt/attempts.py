@@ -138,7 +138,9 @@ class Attempts:
             self._epochs[attempt.job] = attempt.epoch
             known = self._attempts.setdefault(attempt, Attempt(attempt, folder, order.lease_s))
             lock = None if known.starting or folder.supervisor.exists() else lease.hold(folder.lock)
-            known.starting = lock is not None or known.starting
+            if lock is not None and not known.begin():
+                os.close(lock)
+                raise Conflict(f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran")
         try:
             yield lock
         finally:

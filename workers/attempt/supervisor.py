@@ -212,6 +212,8 @@ class Supervisor:
         for read in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
                 read.unlink()
+        with suppress(OSError):  # unless it holds something; before anybody can know that we ended, and start the next
+            Path(self.launch["checkpoint_root"]).rmdir()
         self._tell(Outcome(*self.attempt, ended_as, self.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints

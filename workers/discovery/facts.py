@@ -11,6 +11,7 @@ import psutil
 
 from cluster.catalogue import vendor
 from cluster.paths import home
+from cluster.processes import start_of
 from cluster.vocabulary import Device, Finding, NodeFacts
 from workers.discovery import discover
 from workers.discovery.limits import cores, memory
@@ -108,6 +109,7 @@ def node_facts(
         storage=str(place.storage),
         neighbours=tuple(place.neighbours),
         findings=findings + _disk(place.storage, disk_free),
+        agent_created=start_of(os.getpid()),
     )
 
 
