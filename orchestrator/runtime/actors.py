@@ -112,7 +112,6 @@ def make(ray_id: str) -> Any:
 
     Agents of other fleets in the same Ray cluster are in other namespaces.
     """
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from workers.agent import Agent as AgentActor
