@@ -86,7 +86,6 @@ class Service:
         return self.job(made["id"])
 
     def _stored(self, events: list[Event]) -> None:
-        self.jobs_table.absorb(events)
         self.runtime.post(Submitted(tuple(self.jobs_table[event.job] for event in events)))
 
     def _acceptable(self, spec: dict[str, Any], package: str) -> JobSpec:
@@ -141,19 +140,11 @@ class Service:
 
     def jobs(self, states: list[str] | None, limit: int) -> list[dict[str, Any]]:
         """The newest `limit`, newest last."""
-        found = [r for r in self.jobs_table.all() if not states or str(r.job.state) in states]
-        return [self._view(record) for record in found[-limit:]]
+        return [self._view(record) for record in self.jobs_table.page(states or (), None, limit).records]
 
     def _view(self, record: Record) -> dict[str, Any]:
-        metrics = self.jobs_table.metrics(record.job.id) or self._last_report(record)
+        metrics = self.jobs_table.metrics(record.job.id) if record.attempts else {}
         return job_view(record, metrics, self._why(record))
-
-    def _last_report(self, record: Record) -> dict[str, Any]:
-        if not record.attempts:
-            return {}
-        last = self.store.last_report(record.job.id)
-        self.jobs_table.measured(record.job.id, last)
-        return last
 
     def _why(self, record: Record) -> str:
         """Why a waiting job waits, in one sentence; "" for others."""
@@ -214,7 +205,8 @@ class Service:
         return {"events": [self._event_view(e) for e in events], "last": events[-1].seq if events else after}
 
     def _event_view(self, event: Event) -> dict[str, Any]:
-        state = str(self.jobs_table[event.job].job.state) if event.job in self.jobs_table else ""
+        record = self.jobs_table.get(event.job)
+        state = str(record.job.state) if record else ""
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
         return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "epoch": event.epoch,
                 "state": state, **{"data": data}}  # fmt: skip

@@ -125,6 +125,7 @@ class JobSpec(Model):
             environment=self.env | own.env,
             command=_words(own.command or self.command),
             arguments=self.arguments | own.arguments,
+            exclusive=self.resources.is_exclusive(own),
         )
 
 

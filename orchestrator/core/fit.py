@@ -9,6 +9,11 @@ ANY = "any"
 Rule = Callable[[Candidate, Devices], str]
 
 
+def least(want: Candidate, have: Devices) -> int:
+    """The fewest devices of this node with which the candidate runs."""
+    return have.total if want.exclusive else want.min_count
+
+
 def matches(pattern: str, have: Devices) -> bool:
     """Equal, in any case; the backend alone; `any`; or the model's family: `nvidia:H100` takes `nvidia:H100-80GB`."""
     return pattern.lower() == ANY or meets(pattern, have.kind)
@@ -52,9 +57,9 @@ def enough_memory(want: Candidate, have: Devices) -> str:
 
 
 def enough_devices(want: Candidate, have: Devices) -> str:
-    if have.total >= want.min_count:
+    if have.total >= least(want, have):
         return ""
-    return f"has {_devices(have.total)} in all, job needs {_needed(want)}"
+    return f"has {_devices(have.total)} in all, job needs {needed(want)}"
 
 
 def node_takes_jobs(_want: Candidate, have: Devices) -> str:
@@ -64,10 +69,10 @@ def node_takes_jobs(_want: Candidate, have: Devices) -> str:
 
 
 def enough_free(want: Candidate, have: Devices) -> str:
-    if len(have.free) >= want.min_count:
+    if len(have.free) >= least(want, have):
         return ""
     are = "is" if have.total == 1 else "are"
-    return f"{len(have.free)} of {_devices(have.total)} {are} free, job needs {_needed(want)}"
+    return f"{len(have.free)} of {_devices(have.total)} {are} free, job needs {needed(want)}"
 
 
 def other_vendor(job: Job, have: Devices) -> str:
@@ -94,7 +99,10 @@ def _devices(count: int) -> str:
     return f"{count} device" if count == 1 else f"{count} devices"
 
 
-def _needed(want: Candidate) -> str:
+def needed(want: Candidate) -> str:
+    """How many devices of a node, in words."""
+    if want.exclusive:
+        return "all of them (exclusive)"
     return f"{want.min_count}" if want.min_count == want.count else f"at least {want.min_count}"
 
 

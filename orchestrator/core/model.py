@@ -13,6 +13,7 @@ class Candidate:
     """One acceptable way to run a job. `kinds` are patterns: `nvidia:H100-80GB`, a backend alone (`tpu`), or `any`.
 
     `count` devices on each of `nodes` nodes; `min_count` ≤ count where a range was asked for; memory is per device.
+    `exclusive`: all devices of the kind on each node, none of which anybody else holds; the counts then say nothing.
     Overrides are merged with the job's own values already (see orchestrator/spec.py); zero and "" mean "nothing said".
     """
 
@@ -28,6 +29,7 @@ class Candidate:
     environment: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Recovery:
     """What may be tried again. `max_restarts` counts failures of the job's code, `max_interruptions` those of nodes.
 
     -1: no limit. An exit code of `retry_exit_codes` counts as an interruption. `on_events` replaces what retry.py does
-    by default after a failure of that kind. `on_disconnect`: restart, wait or stop. `hang_after_s` 0 is the default
-    rule, -1 means never.
+    by default after a failure of that kind: restart, retry, next, fail, or (of nan) ignore. `on_disconnect`: restart,
+    wait or stop. `hang_after_s` 0: the default rule of its task, -1: never.
     """
 
     max_restarts: int = 0
