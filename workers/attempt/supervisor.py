@@ -311,11 +311,15 @@ def _put_on_record(folder: Folder) -> None:
 
 
 def main() -> int:
-    folder, lock = Folder(Path(sys.argv[1])), int(sys.argv[2])
-    attempt = parse(folder.path.name)
+    return supervise(Path(sys.argv[1]), int(sys.argv[2]), keeper.detach())
+
+
+def supervise(path: Path, lock: int, launcher: int) -> int:
+    """In a process of its own, which becomes the keeper; `launcher` is told by one byte once the agent may know us."""
+    folder = Folder(path)
+    attempt = parse(path.name)
     if attempt is None:
         return 2
-    launcher = keeper.detach()
     keeper.become_supervisor(folder, lock, launcher)
     secrets = sys.stdin.read()
     if not secrets:  # the agent could not prepare the folder

@@ -13,6 +13,7 @@ import pytest
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers.attempt import lease, processes
 from workers.attempt.records import read_json
+from workers.attempt.starting import Starter
 from workers.messages import AttemptReport
 
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
@@ -149,6 +150,8 @@ def test_an_order_that_cannot_be_followed_leaves_nothing_behind(node):
 
 def test_a_supervisor_that_cannot_start_is_an_error_with_its_last_words(node, monkeypatch):
     monkeypatch.setattr("workers.attempt.environment.CODE", node.root)
+    node.starter = Starter()
+    node.reopen()
     with pytest.raises(FleetError, match=r"did not start: .*No module named 'workers'"):
         node.start()
     assert not node.folder().path.exists()
