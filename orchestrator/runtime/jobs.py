@@ -67,10 +67,10 @@ class Jobs:
         self,
         key: str,
         digest: str,
-        new: Sequence[tuple[Job, dict[str, Any], str]],
+        new: Sequence[tuple[Job, dict[str, Any]]],
         stored: Callable[[list[Event]], None] = lambda _: None,
     ) -> list[str]:
-        """Submit all of `new` (job without an id, its spec, its code archive), or none: their ids, durable.
+        """Submit all of `new` (job without an id, its spec), or none: their ids, durable.
 
         The same key and digest give the ids of the first time; with another digest the key is a Conflict. `stored` gets
         the events of jobs that are new before anybody else can know their ids.
@@ -79,10 +79,10 @@ class Jobs:
         ids: list[str] = body["ids"] if "ids" in body else [body["id"]]  # one alone, as older versions stored it
         return ids
 
-    def _submitted(self, new: Sequence[tuple[Job, dict[str, Any], str]]) -> Answer:
-        named = [(replace(job, id=self.new_id(job.name)), spec, package) for job, spec, package in new]
-        events = tuple(submitted(job, spec, package, job.submitted_s) for job, spec, package in named)
-        ids = [job.id for job, _, _ in named]
+    def _submitted(self, new: Sequence[tuple[Job, dict[str, Any]]]) -> Answer:
+        named = [(replace(job, id=self.new_id(job.name)), spec) for job, spec in new]
+        events = tuple(submitted(job, spec, job.submitted_s) for job, spec in named)
+        ids = [job.id for job, _ in named]
         return Answer({"id": ids[0]} if len(ids) == 1 else {"ids": ids}, events, 201)
 
     # -- what may not be trusted, and what is too old

@@ -86,7 +86,7 @@ def describe(e: BaseException, rank: int) -> dict[str, Any]:
     whole = traceback.TracebackException.from_exception(e)
     users = isinstance(e, SyntaxError) or any(_is_users(frame.filename) for frame in whole.stack)
     said_on_purpose = isinstance(e, PolyfleetError)
-    kind = "memory" if _is_out_of_memory(e) else "user" if users or said_on_purpose else "internal"
+    kind = "oom" if _is_out_of_memory(e) else "user" if users or said_on_purpose else "internal"
     if kind != "internal":
         _cut(whole)
     return {

@@ -1,13 +1,12 @@
-"""How an attempt ended, decided from what its supervisor saw. Plain data in, plain data out: an Outcome as JSON."""
+"""How an attempt ended, decided from what its supervisor saw."""
 
 import os
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
 from cluster.untrusted import Unreadable, opened, parse_json
-from workers.attempt.records import AttemptId
+from workers.fields import LONGEST_TEXT
+from workers.messages import Failure
 
 MOST_NOTE_BYTES = 1 << 20
 
@@ -49,44 +48,18 @@ def _is_preempted(line: bytes) -> bool:
     return isinstance(note, dict) and note.get("type") == "note" and note.get("preempted") is True
 
 
-def outcome(
-    attempt: AttemptId,
-    ended_as: str,
-    codes: dict[int, int],
-    failure: dict[str, Any] | None = None,
-    result: dict[str, Any] | None = None,
-    peak_memory_bytes: int = 0,
-) -> dict[str, Any]:
-    return {
-        "job": attempt.job,
-        "epoch": attempt.epoch,
-        "node_rank": attempt.node_rank,
-        "state": ended_as,
-        "exit_codes": {str(rank): code for rank, code in sorted(codes.items())},
-        "failure": failure,
-        "result": result or {},
-        "ended_s": time.time(),
-        "peak_memory_bytes": peak_memory_bytes,
-    }
-
-
-def failure(rank: int, node: str, kind: str, message: str, exit_code: int | None = None) -> dict[str, Any]:
-    """A Failure for which no child wrote one: it has no traceback."""
-    return {"rank": rank, "node": node, "kind": kind, "message": message, "traceback": "", "exit_code": exit_code}
-
-
-def from_exit(rank: int, node: str, code: int, last_err: str) -> dict[str, Any]:
+def from_exit(rank: int, node: str, code: int, last_err: str) -> Failure:
     """What can be said of a rank that left only an exit code and its last line on stderr."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         hint = ", often the kernel's when memory runs out" if code == -signal.SIGKILL else ""
-        return failure(rank, node, "signal", f"rank {rank} was killed by {name}{hint}", code)
+        return Failure(rank, node, "signal", f"rank {rank} was killed by {name}{hint}", exit_code=code)
     said = f": {last_err}" if last_err else ""
-    return failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}", code)
+    return Failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}"[:LONGEST_TEXT], exit_code=code)
 
 
-def out_of_memory(rank: int, node: str, limit_bytes: int) -> dict[str, Any]:
+def out_of_memory(rank: int, node: str, limit_bytes: int) -> Failure:
     """Of a rank that the kernel killed because memory ran out. `limit_bytes` 0: the machine's own."""
     limit = f"the attempt's limit of {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "the node's memory"
     message = f"rank {rank} was killed by the kernel: {limit} was used up"
-    return failure(rank, node, "memory", message, -signal.SIGKILL)
+    return Failure(rank, node, "oom", message, exit_code=-signal.SIGKILL)

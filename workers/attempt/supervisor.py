@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import NAMES, Redactor
+from workers.messages import Failure, Outcome
 
 LOOK_EVERY_S = 0.25
 DRAIN_S = 1.0
@@ -34,7 +36,7 @@ MOST_FAILURE_BYTES = 1 << 20
 LONGEST_TEXT = 64 << 10
 SHORT_TEXT = 1000
 """Of a message, where a full disk leaves no more space than the reserve."""
-OF_A_CHILD = ("user", "memory", "internal")
+OF_A_CHILD = ("user", "oom", "internal")
 """Kinds of failure that a rank tells of itself."""
 SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
@@ -54,7 +56,7 @@ class Supervisor:
         self.logs: dict[int, RankLog] = {}
         self.running: dict[int, int] = {}  # rank by pid
         self.codes: dict[int, int] = {}
-        self.failure: dict[str, Any] | None = None
+        self.failure: Failure | None = None
         self.culprit: int | None = None  # the rank that failed first
         self.why = ""
         self.kill_at_s = float("inf")
@@ -120,7 +122,7 @@ class Supervisor:
             self.codes[number] = CANNOT_START
             why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
             message = f"rank {number} could not start {rank['command'][0][:200]!r}: {why}"
-            self.failure = outcome.failure(number, self.launch["node"], "start", message, CANNOT_START)
+            self.failure = Failure(number, self.launch["node"], "start", message, exit_code=CANNOT_START)
             self._end("failed")
             return
         self.running[it.pid] = number
@@ -205,21 +207,21 @@ class Supervisor:
         failure = (self.failure or self._failure()) if ended_as == "failed" else None
         result, unreadable = self._result()
         if ended_as == "succeeded" and unreadable:
-            ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
+            ended_as, failure = "failed", Failure(0, self.launch["node"], "unreadable", unreadable)
         peak_bytes = self.group.peak_bytes() if self.group else 0
         for read in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
                 read.unlink()
-        self._tell(outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes))
+        self._tell(Outcome(*self.attempt, ended_as, self.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
-    def _tell(self, done: dict[str, Any]) -> None:
+    def _tell(self, done: Outcome) -> None:
         """On a full disk without what the reserve cannot hold."""
-        failure = done["failure"]
-        short = failure and failure | {"traceback": "", "message": failure["message"][:SHORT_TEXT]}
-        shorter = json.dumps(done | {"result": {}, "failure": short})
-        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=shorter)
+        failure = done.failure
+        short = failure and replace(failure, traceback="", message=failure.message[:SHORT_TEXT])
+        shorter = json.dumps(replace(done, result={}, failure=short).to_plain())
+        reserve.put(self.folder.outcome, json.dumps(done.to_plain()), durable=True, shorter=shorter)
 
     def _result(self) -> tuple[dict[str, Any], str]:
         """What rank 0 returned, and why it cannot be read."""
@@ -231,7 +233,7 @@ class Supervisor:
             return {}, f"result.json {e.why}"
         return (found, "") if isinstance(found, dict) else ({}, "result.json holds no JSON object")
 
-    def _failure(self) -> dict[str, Any]:
+    def _failure(self) -> Failure:
         """Of the rank that failed first: what its child wrote, else what its exit code and last line tell."""
         number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
         code = self.codes[number]
@@ -246,7 +248,7 @@ class Supervisor:
             return outcome.from_exit(number, self.launch["node"], code, self.logs[number].last_err)
         kind = written["kind"] if written.get("kind") in OF_A_CHILD else "user"
         message, trace = (str(written.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
-        return outcome.failure(number, self.launch["node"], kind, message, code) | {"traceback": trace}
+        return Failure(number, self.launch["node"], kind, message, trace, code)
 
 
 def _before_exec(parent: int) -> None:
