@@ -25,7 +25,7 @@ def submit():
         key = f"{round_}-{number}"
         os.write(1, f"asked {key}\\n".encode())
         job = Job(key, "j", "run", (Candidate(("cpu",)),))
-        events = [submitted(job, {"command": "true"}, "", 1.0), Event(key, "cancelled", 0, 1.0)]
+        events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
         store.once(key, "digest", lambda: Answer({"id": key}, events))
         os.write(1, f"acked {key}\\n".encode())
 
@@ -46,7 +46,7 @@ store, acked, refused = EventStore(url), [], []
 
 def append(number):
     job = Job(f"j{number}", "j", "run", (Candidate(("cpu",)),))
-    events = [submitted(job, {"pad": "p" * 4000}, "", 1.0), Event(job.id, "cancelled", 0, 1.0)]
+    events = [submitted(job, {"pad": "p" * 4000}, 1.0), Event(job.id, "cancelled", 0, 1.0)]
     try:
         if with_keys:
             store.once(f"key-{number}", "digest", lambda: Answer({}, events))
