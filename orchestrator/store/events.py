@@ -179,7 +179,9 @@ class EventStore:
         Within an attempt `at` only grows, and epochs do too: the newest rows tell.
         """
         report = select(reports.c.epoch, reports.c.at).where(reports.c.job == job).order_by(reports.c.seq.desc())
-        noted = select(events.c.data).where(events.c.job == job, events.c.epoch == epoch, events.c.event == "checkpoint")
+        noted = select(events.c.data).where(
+            events.c.job == job, events.c.epoch == epoch, events.c.event == "checkpoint"
+        )
         record = self.jobs.get(job)
         with self._database.reading() as connection:
             newest = connection.execute(report.limit(1)).first()
