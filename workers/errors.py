@@ -73,6 +73,17 @@ class CheckpointError(UserError):
     """A checkpoint that cannot be saved, read or trusted; names file, tensor or chunk."""
 
 
+class NotFinite(UserError):
+    """A number or a tensor of `step` that is NaN or infinite: training on is useless, and its checkpoints are too."""
+
+    def __init__(self, what: str, step: int):
+        super().__init__(
+            f"{what} at step {step}",
+            "look at the learning rate and the data of this step; recovery: {on_events: {nan: ignore}} trains on",
+        )
+        self.args = (what, step)
+
+
 class NotEnoughMemory(UserError):
     """No device that was wanted has room. `looked` has a sentence per device."""
 

@@ -37,8 +37,8 @@ class Recovery:
     """What may be tried again. `max_restarts` counts failures of the job's code, `max_interruptions` those of nodes.
 
     -1: no limit. An exit code of `retry_exit_codes` counts as an interruption. `on_events` replaces what retry.py does
-    by default after a failure of that kind. `on_disconnect`: restart, wait or stop. `hang_after_s` 0 is the default
-    rule, -1 means never.
+    by default after a failure of that kind: restart, retry, next, fail, or (of nan) ignore. `on_disconnect`: restart,
+    wait or stop. `hang_after_s` 0: the default rule of its task, -1: never.
     """
 
     max_restarts: int = 0

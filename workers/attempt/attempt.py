@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.errors import NotFound, UserError
 from cluster.untrusted import Unreadable, read_bytes
-from workers.attempt import log_files, removal, reserve
+from workers.attempt import disks, log_files, removal, reserve
 from workers.attempt.life import STOP_BYTES, Life
 from workers.attempt.reading import Piece, Reader, read_outcome, stamp
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
@@ -62,7 +62,7 @@ class Attempt:
                 self._no_outcome = None if e.passing else found
         if self._ended is None or not self.unreadable:
             return self._ended
-        failure = Failure(0, "", "unreadable", self.unreadable)
+        failure = self._failure("unreadable", self.unreadable)
         return replace(self._ended, state="failed", failure=failure, result={})
 
     @property
@@ -107,13 +107,25 @@ class Attempt:
             self.life.renew(asked_s)
 
     def _why_lost(self) -> Failure:
+        """Of kind `storage` where a full disk ended the supervisor, which can hardly have said so."""
         try:
             said = read_bytes(self.folder.complaints, MOST_COMPLAINT_BYTES).decode(errors="replace")
         except (FileNotFoundError, Unreadable):
             said = ""
         last = (said.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
-        message = f"the attempt's supervisor is gone: {last}"
-        return Failure(0, "", "lost", message[:LONGEST_TEXT])
+        disk = disks.full([self.folder.path])
+        kind = "storage" if disk or disks.says_full(last) else "lost"
+        message = "; ".join(filter(None, (f"the attempt's supervisor is gone: {last}", disk)))
+        return self._failure(kind, message)
+
+    def _failure(self, kind: str, message: str) -> Failure:
+        """Of the whole part, told by its node and first rank."""
+        launched: Any = read_json(self.folder.launch)
+        try:
+            node, rank = str(launched["node"]), int(launched["ranks"][0]["rank"])
+        except (TypeError, KeyError, IndexError, ValueError):
+            node, rank = "", 0
+        return Failure(rank, node, kind, message[:LONGEST_TEXT])
 
     def spoil(self, reason: str) -> None:
         """Its ranks broke what we read of them: it is stopped, and ends as failed of kind `unreadable`."""

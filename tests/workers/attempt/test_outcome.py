@@ -43,7 +43,7 @@ def test_an_outcome_is_the_message_the_controller_reads():
     [
         (2, "boom", "user", "rank 0 ended with exit code 2: boom"),
         (2, "", "user", "rank 0 ended with exit code 2"),
-        (-9, "", "signal", "rank 0 was killed by SIGKILL, often the kernel's when memory runs out"),
+        (-9, "", "signal", "rank 0 was killed by SIGKILL"),
         (-40, "", "signal", "rank 0 was killed by signal 40"),
     ],
 )
