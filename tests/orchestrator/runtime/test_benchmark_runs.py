@@ -15,8 +15,8 @@ from cluster.vocabulary import Device, NodeFacts
 from orchestrator.benchmark.throughput import Rates
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
+from orchestrator.core.nodes import Node
 from orchestrator.core.states import State
-from orchestrator.runtime.agents import Agent
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.store import Answer, EventStore
 
@@ -62,7 +62,7 @@ class Fleet:
 def _agent(pool, kind):
     devices = (Device("cpu", kind, 0, "cpu", total_memory_bytes=GIB),)
     facts = NodeFacts(pool, "id", "h", "10.0.0.1", pool, "cpu", pool, 1, {}, devices, 8, GIB, GIB, 0.0, GIB, 1, "/s")
-    return Agent("id", None, facts, "")
+    return Node(pool, "id", 0.0, facts)
 
 
 def until(what):
