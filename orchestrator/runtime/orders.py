@@ -76,4 +76,6 @@ def _common(record: Record, spec: JobSpec) -> dict[str, Any]:
         "seed": spec.seed,
         "grace_s": job.recovery.grace_s,
         "lease_s": job.recovery.lease_s,
+        "hang_after_s": job.recovery.hang_after_s,
+        "stop_on_nan": job.recovery.on_events.get("nan") != "ignore",
     }

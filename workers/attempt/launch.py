@@ -73,6 +73,7 @@ def launch_record(folder: Folder, order: Order, node: str, threads: int, environ
         "task": order.task,
         "node": node,
         "grace_s": order.grace_s,
+        "hang_after_s": order.hang_after_s,
         "log_limit_bytes": log_limit_bytes(environ),
         "cgroup": str(_group(folder, environ) or ""),
         "ranks": [

@@ -115,6 +115,33 @@ def tree(roots: Collection[int], folder: Path, session: Process | None = None) -
     return found - {*roots, os.getpid()}
 
 
+def descendants(root: int) -> set[int]:
+    """Living ones, without `root`."""
+    children: dict[int, list[int]] = {}
+    for pid, process in _living().items():
+        children.setdefault(process.parent, []).append(pid)
+    found, todo = set(), list(children.get(root, ()))
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, ())
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and of those it has waited for; 0.0 for one that is gone."""
+    if LINUX:
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=15)
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if len(fields) > 14 else 0.0
+    import psutil
+
+    try:
+        return float(sum(psutil.Process(pid).cpu_times()[:4]))
+    except psutil.Error:
+        return 0.0
+
+
 def _may_be(session: Process, seen: dict[int, Stat]) -> bool:
     """The kernel gives no number to a process while a session is called so: another who has it proves ours empty."""
     leader = seen.get(session.pid)
