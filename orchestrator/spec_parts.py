@@ -47,6 +47,9 @@ class Shape(Model):
     node: str = ""
     """Only this node, as `polyfleet inventory` names it."""
 
+    exclusive: StrictBool | None = None
+    """All devices of the kind on each node, once no other job holds one of them; takes the place of a number."""
+
     @model_validator(mode="before")
     @classmethod
     def _gpus_is_accelerators(cls, data: Any) -> Any:
@@ -90,6 +93,19 @@ class Resources(Shape):
         if self.any_of and self.ordered:
             raise WrongValueError("has both any_of and ordered", "keep one of them")
         return self
+
+    @model_validator(mode="after")
+    def _whole_or_counted(self) -> "Resources":
+        if not any(one.exclusive for one in (self, *self.any_of, *self.ordered)):
+            return self
+        for own, wanted in self.alternatives():
+            if self.is_exclusive(own) and wanted.counted:
+                told = f"exclusive takes all {','.join(wanted.kinds)} devices of a node, and a number is given as well"
+                raise WrongValueError(told, "keep one of them")
+        return self
+
+    def is_exclusive(self, own: CandidateSpec) -> bool:
+        return bool(self.exclusive if own.exclusive is None else own.exclusive)
 
     @property
     def in_order(self) -> bool:

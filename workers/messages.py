@@ -16,8 +16,8 @@ __all__ += ["AttemptReport", "Failure", "Order", "Outcome", "RankEvent", "Unusab
 PROTOCOL = 3
 """Raised when a message changes its meaning. An agent of another protocol is refused at join."""
 
-FENCE_KEY = "polyfleet/fence/{job}"
-"""Ray KV key that holds the newest epoch of a job, as decimal text: the second channel of a lease."""
+FENCE_KEY = "polyfleet/{fleet}/fence/{job}"
+"""Of Ray's key-value store: the epoch, as decimal text, below which nothing of the job's attempts counts any more."""
 
 OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "lost")
 PHASES = ("starting", "running", "ended")

@@ -57,11 +57,11 @@ class Node:
             first_rank=0, ranks=1, world_size=1, master_address="127.0.0.1", master_port=29500, lease_s=60.0,
             command=(sys.executable, "-S", "-c", START + code),
         )  # fmt: skip
-        self.agent.start(dataclasses.replace(order, **more).to_plain(), {})
+        self.agent.start(1, dataclasses.replace(order, **more).to_plain(), {})
 
     def watch(self, timeout_s=0.2):
         """One watch, as a controller asks for it."""
-        answer = self.call("watch", self.cursors, self.known, timeout_s)
+        answer = self.call("watch", 1, self.cursors, self.known, timeout_s)
         self.poison |= answer.get("poison", {})
         for report in answer["reports"]:
             key = f"{report['job']}.1.0"
@@ -92,9 +92,9 @@ class Node:
         assert [event["data"]["step"] for event in self.told[name]] == [7]
 
     def close(self):
-        for key in self.agent.watch({}, {}, 0.0)["attempts"]:
+        for key in self.agent.watch(1, {}, {}, 0.0)["attempts"]:
             job = key.rsplit(".", 2)[0]
-            self.agent.stop(job, 1, "cancel")
+            self.agent.stop(1, job, 1, "cancel")
             self.ended(job)
 
 
@@ -337,7 +337,7 @@ def test_what_cannot_be_looked_at_stops_no_other_attempt(node):
 def test_a_folder_of_two_thousand_nested_folders_is_removed_without_waiting(node):
     node.start("culprit", "os.chdir('work')\nfor _ in range(2000): os.mkdir('d'); os.chdir('d')")
     assert node.ended("culprit")["state"] == "succeeded"
-    node.agent.forget("culprit", 1)
+    node.agent.forget(1, "culprit", 1)
     assert node.watch()["attempts"] == []
     assert not (node.root / "node/shared/culprit.1.0").exists()
     node.until(lambda: not list((node.root / "node/shared").iterdir()), "it is removed")
@@ -350,7 +350,7 @@ def test_a_supervisor_killed_over_a_folder_in_place_of_its_outcome_leaves_an_end
     (record / "outcome.json").mkdir()
     os.kill(json.loads((record / "supervisor.json").read_text())["pid"], signal.SIGKILL)
     assert failed_as_unreadable(node.ended("culprit"), "outcome.json")
-    node.agent.forget("culprit", 1)
+    node.agent.forget(1, "culprit", 1)
     node.probe()
 
 

@@ -158,6 +158,21 @@ def test_candidates_take_from_resources_what_they_leave_out():
     assert not job.ordered
 
 
+def test_a_job_may_ask_for_whole_nodes():
+    data = {
+        "command": "x",
+        "resources": {"exclusive": True, "any_of": [{"pool": "a"}, {"pool": "b", "exclusive": False}]},
+    }
+    job = parse_job(data).to_job("j", 0)
+    assert [(c.pool, c.exclusive, c.count) for c in job.candidates] == [("a", True, 1), ("b", False, 1)]
+
+
+@pytest.mark.parametrize("resources", [{"accelerators": "nvidia:8"}, {"count": "2..8"}, {"any_of": [{"count": 2}]}])
+def test_a_whole_node_and_a_number_of_devices_contradict_each_other(resources):
+    with pytest.raises(SpecError, match=r"exclusive takes all .* devices of a node, and a number is given as well"):
+        parse_job({"command": "x", "resources": {"exclusive": True, **resources}})
+
+
 def test_a_candidate_of_a_run_job_may_bring_its_own_command():
     resources = {"ordered": [{"accelerators": "nvidia", "command": ["torchrun", "x.py"]}, {"accelerators": "cpu"}]}
     job = parse_job({"command": "python x.py", "resources": resources}).to_job("j", 0)

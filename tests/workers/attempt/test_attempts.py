@@ -260,3 +260,35 @@ def test_an_attempt_that_is_stopped_in_the_moment_it_starts_ends_as_asked(node):
         node.start(job, ("sleep", "600"))
         node.attempts.stop(job, 1, "preempt")
     assert {node.outcome(job)["state"] for job in jobs} == {"preempted"}
+
+
+@pytest.mark.parametrize("call", [lambda a: a.stop("j", 2, "cancel"), lambda a: a.forget("j", 2)])
+def test_a_start_that_arrives_after_its_stop_is_refused_also_by_the_next_agent(node, call):
+    call(node.attempts)
+    for attempts in (node.attempts, node.reopen()):
+        for epoch in (1, 2):
+            with pytest.raises(Conflict):
+                attempts.start(node.order(epoch=epoch), {})
+    assert not list((node.root / "attempts").iterdir())
+    node.start(epoch=3)
+    assert node.outcome(epoch=3)["state"] == "succeeded"
+
+
+def test_an_epoch_that_ran_and_was_forgotten_does_not_run_again(node):
+    node.start()
+    node.outcome()
+    node.attempts.forget("j", 1)
+    with pytest.raises(Conflict, match="has run on node n0 and was forgotten"):
+        node.start()
+
+
+def test_leases_are_given_from_when_the_controller_spoke(node):
+    """A call that lay in a frozen agent must stretch no lease."""
+    node.start(command=FOREVER, lease_s=5.0)
+    before = lease.deadline_s(node.folder().lease)
+    node.attempts.renew(before - 5.0)
+    assert lease.deadline_s(node.folder().lease) == before
+    node.reopen().renew(before - 4.98)
+    assert lease.deadline_s(node.folder().lease) == pytest.approx(before + 0.02, abs=0.002)
+    node.reopen().renew(before + 1e6)
+    assert lease.deadline_s(node.folder().lease) <= lease.now_s() + 5.0
