@@ -19,7 +19,7 @@ from cluster.errors import NotFound, UserError
 from cluster.paths import private_dir
 from cluster.plain import to_plain
 from workers import notices
-from workers.attempt import fence, lease
+from workers.attempt import fence, lease, processes
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
@@ -61,6 +61,8 @@ class Agent:
         self._place = place(node, pool, backend, node_dir, storage, fleet)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
+        if _ray() is not None:
+            processes.killed_for_memory(first=False)
         private_dir(self._place.node_dir)
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,16 @@ def adopt_orphans() -> None:
     """Whatever a descendant leaves behind becomes our child instead of init's."""
     if LINUX:
         _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def killed_for_memory(first: bool) -> None:
+    """Whom the kernel kills when memory runs out: a rank first, an agent or a supervisor as late as any other program.
+
+    Ray lets all its workers, of which an agent is one, and so what they start, go first.
+    """
+    if LINUX:
+        with suppress(OSError):  # without the right to go back
+            Path("/proc/self/oom_score_adj").write_text("1000" if first else "0")
 
 
 def die_with(parent: int) -> None:

@@ -316,6 +316,7 @@ def _kind(said: Any) -> str:
 def _before_exec(parent: int) -> None:
     """In the new child: die with the supervisor, and start with the signals a program expects."""
     processes.die_with(parent)
+    processes.killed_for_memory(first=True)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

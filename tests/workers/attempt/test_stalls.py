@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -159,3 +160,36 @@ def test_beats_tell_the_99th_percentile_of_the_last_thousand_steps(node, watched
     with told.saving():
         assert beats.read(node.folder().beat(0)).saving
     assert beats.read(node.folder().beat(0)).flags == 0
+
+
+def test_in_a_gang_the_rank_that_is_furthest_behind_is_named_and_all_stacks_are_told(node, watched):
+    beat_at(node, 70.0, steps=12)
+    node.folder().beat(0).rename(node.folder().beat(1))
+    beat_at(node, 61.0, steps=11)
+    watching, said = watched(), []
+    with subprocess.Popen(["sleep", "600"]) as first, subprocess.Popen(["sleep", "601"]) as second:
+        ranks = {second.pid: 1, first.pid: 0}
+        node.until(lambda: said.append(watching.look(ranks)) or said[-1], "it has said something")
+        first.kill()
+        second.kill()
+    assert said[-1].message.startswith("rank 0 made no step for 6")
+    assert sorted(said[-1].stacks) == [0, 1]
+    assert "sleep 601" in said[-1].stacks[1]
+
+
+def test_a_task_of_ours_without_steps_tells_its_python_stacks_where_its_job_sets_a_limit(node):
+    node.folder().shared.mkdir(parents=True)
+    code = f"""
+import pathlib, time
+from workers.attempt import child
+child._tell_stacks(pathlib.Path({str(node.folder().stacks(0))!r}))
+def measures():
+    time.sleep(600)
+measures()
+"""
+    watching, said = stalls.Stalls(node.folder(), "benchmark", 1.0), []
+    with subprocess.Popen([sys.executable, "-c", code]) as rank:
+        node.until(lambda: node.folder().stacks(0).exists(), "it listens")
+        node.until(lambda: said.append(watching.look({rank.pid: 0})) or said[-1], "it has said something")
+        rank.kill()
+    assert "in measures" in said[-1].stacks[0]
