@@ -103,6 +103,11 @@ class JobSpec(Model):
             workload=self.workload,
             submitted_s=now_s,
             recovery=self.recovery.to_recovery(),
+            entry=self.entry,
+            seed=self.seed,
+            secrets=dict(self.secrets),
+            keep_checkpoints=self.checkpoint.keep,
+            resume_from=self.checkpoint.resume_from,
         )
 
     def _candidate(self, own: CandidateSpec, wanted: Wanted) -> Candidate:

@@ -1,7 +1,7 @@
 """The parts of a job's spec below its top level: devices and candidates, recovery, checkpoints."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,7 @@ from cluster.validation import WrongValueError, in_field
 from orchestrator import resources as written
 from orchestrator import spec_fields as f
 from orchestrator.core.model import Recovery
-from orchestrator.resources import Wanted, counted, duration_s
+from orchestrator.resources import Wanted, counted, duration_s, hang_after_s
 
 
 class Model(BaseModel):
@@ -118,6 +118,13 @@ class Resources(Shape):
                 yield candidate, wanted
 
 
+Failing = Literal[
+    "user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang"
+]
+"""Kinds of failure, as workers.messages.FAILURES has them."""
+Reaction = Literal["restart", "retry", "next", "fail", "ignore"]
+
+
 class RecoverySpec(Model):
     """What may be tried again. Failures of the job's code are restarts, lost nodes and preemptions interruptions."""
 
@@ -131,11 +138,36 @@ class RecoverySpec(Model):
     backoff: f.Duration = "1s"
     """First pause; it doubles up to 60 s."""
 
-    lease: f.Duration = "20s"
+    lease: f.Duration = "10s"
     """How long an attempt runs on without hearing from the server or the cluster's head; at least 3 s."""
 
     grace: f.Duration = "30s"
     """Time to save a checkpoint when asked to stop."""
+
+    on_events: dict[Failing, Reaction] = Field(default_factory=dict)
+    """What follows a kind of failure, e.g. {oom: next, hang: retry}: `restart` counts against max_restarts, `retry` as
+    an interruption, `next` is a restart that goes on with the next candidate, `fail` ends the job. {nan: ignore} lets a
+    training go on whose loss is no number."""
+
+    cross_vendor: StrictBool = True
+    """Whether a restart may use a candidate of another back end than the one the job last ran on."""
+
+    on_disconnect: Literal["restart", "wait", "stop"] = "restart"
+    """When the node of an attempt cannot be reached: restart elsewhere once its lease has ended, wait for the node, or
+    stop the job."""
+
+    hang_after: f.HangAfter = ""
+    """How long ranks may make no progress, e.g. 10m, or `never`. Left out: twice their 99th percentile step, at least
+    60 s, for `train`; no limit for other tasks."""
+
+    @field_validator("on_events")
+    @classmethod
+    def _only_nan_is_ignored(cls, on_events: dict[str, str]) -> dict[str, str]:
+        for kind, reaction in on_events.items():
+            if reaction == "ignore" and kind != "nan":
+                remedy = "write `hang_after: never`" if kind == "hang" else "write restart, retry, next or fail"
+                raise WrongValueError(f"{kind} cannot be ignored", remedy)
+        return on_events
 
     @field_validator("lease")
     @classmethod
@@ -152,6 +184,10 @@ class RecoverySpec(Model):
             backoff_s=duration_s(self.backoff),
             lease_s=duration_s(self.lease),
             grace_s=duration_s(self.grace),
+            on_events={str(kind): str(reaction) for kind, reaction in self.on_events.items()},
+            cross_vendor=self.cross_vendor,
+            on_disconnect=self.on_disconnect,
+            hang_after_s=hang_after_s(self.hang_after),
         )
 
 

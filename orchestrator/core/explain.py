@@ -72,7 +72,7 @@ def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: 
     refused = {key: told for (number, key), told in why_not.items() if number == index}
     fits = {have.id: have for have in sorted(snapshot.devices, key=lambda d: d.id) if have.id not in refused}
     measured = {
-        name: sentence(snapshot.throughput.of(job, index, have.kind), snapshot.now_s) for name, have in fits.items()
+        name: sentence(snapshot.throughput.of(job, index, have.kind), snapshot.wall_s) for name, have in fits.items()
     }
     told = measured if job.workload else {}
     return Answer(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from cluster.catalogue import meets
-from orchestrator.core.model import Candidate, Devices
+from orchestrator.core.model import Candidate, Devices, Job
 
 ANY = "any"
 Rule = Callable[[Candidate, Devices], str]
@@ -73,6 +73,13 @@ def enough_free(want: Candidate, have: Devices) -> str:
         return ""
     are = "is" if have.total == 1 else "are"
     return f"{len(have.free)} of {_devices(have.total)} {are} free, job needs {needed(want)}"
+
+
+def other_vendor(job: Job, have: Devices) -> str:
+    """A job that may not cross vendors stays with the back end it last ran on."""
+    if job.recovery.cross_vendor or job.backend in ("", have.backend):
+        return ""
+    return f"is {have.backend}; the job last ran on {job.backend}, and recovery.cross_vendor is false"
 
 
 EVER: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, right_node, enough_memory, enough_devices)

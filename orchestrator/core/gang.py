@@ -50,8 +50,10 @@ def islands(want: Candidate, devices: Iterable[Devices]) -> dict[Island, list[De
     return dict(sorted(grouped.items()))
 
 
-def option(index: int, want: Candidate, fits: list[Devices], fewest: bool = False) -> Option | None:
-    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses.
+def option(
+    index: int, want: Candidate, fits: list[Devices], fewest: bool = False, avoid: tuple[str, ...] = ()
+) -> Option | None:
+    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses; those of `avoid` come last.
 
     Of a range, as many devices per node as `want.nodes` nodes can give, or the `fewest`. Every node gives the same
     number, since the ranks of unequal nodes wait for the slowest.
@@ -60,7 +62,8 @@ def option(index: int, want: Candidate, fits: list[Devices], fewest: bool = Fals
         return None
     frees = sorted((len(have.free) for have in fits), reverse=True)
     count = least(want, fits[0]) if fewest or want.exclusive else min(want.count, frees[want.nodes - 1])
-    tightest = sorted((have for have in fits if len(have.free) >= count), key=lambda d: (len(d.free), d.id))
+    able = [have for have in fits if len(have.free) >= count]
+    tightest = sorted(able, key=lambda d: (d.node in avoid, len(d.free), d.id))
     return Option(index, count, tuple(tightest[: want.nodes]))
 
 

@@ -82,7 +82,7 @@ def _claim_in(index: int, want: Candidate, job: Job, nodes: list[Devices], room:
 def _fewest_victims(need: int, nodes: int, promised: dict[str, int], lower: list[Running]) -> list[Running]:
     """A set of which none can be spared, or nobody when stopping all would not help.
 
-    Spared first: higher priority, then longer running, then the name.
+    Spared first: higher priority, then submitted earlier, then the name.
     """
     here = [r for r in lower if any(devices_id in promised for devices_id, _ in r.leases)]
     left = dict(promised)
@@ -91,7 +91,7 @@ def _fewest_victims(need: int, nodes: int, promised: dict[str, int], lower: list
     if not _enough(need, nodes, left):
         return []
     victims = []
-    for attempt in sorted(here, key=lambda r: (-r.priority, r.started_s, r.job)):
+    for attempt in sorted(here, key=lambda r: (-r.priority, r.order, r.job)):
         _count(left, attempt, -1)
         if not _enough(need, nodes, left):
             _count(left, attempt, 1)

@@ -14,7 +14,7 @@ from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserE
 from cluster.plain import to_plain
 from orchestrator.benchmark import asking, suite
 from orchestrator.core.model import Devices
-from orchestrator.runtime import observe
+from orchestrator.core.nodes import groups
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmark_run import Cancel, Run, Shared, Submit, cancelled
 from orchestrator.runtime.jobs import Jobs
@@ -82,8 +82,8 @@ class Benchmarks:
         self._start(made)
 
     def _devices(self) -> list[Devices]:
-        ready = [(name, agent, agent.facts) for name, agent in self._agents.ready() if agent.facts is not None]
-        return [group for name, agent, facts in ready for group in observe.groups(name, agent, facts, {}, {})]
+        ready = [(name, node.facts) for name, node in self._agents.ready() if node.facts is not None]
+        return [group for name, facts in ready for group in groups(facts, name, "", 0.0, {})]
 
     def view(self, ref: str) -> Data:
         """Where a run stands."""

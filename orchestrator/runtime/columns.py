@@ -7,11 +7,11 @@ from typing import Any
 from cluster import fleet_record
 from cluster.errors import FleetError, NotFound, UserError
 from orchestrator.benchmark.conductor import ColumnLost, SessionEnded
+from orchestrator.core.attempts import node_of
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.live import node_of
 
 LOOK_S = 0.2
 UP_S = 180.0

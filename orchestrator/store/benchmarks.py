@@ -29,7 +29,7 @@ class BenchmarkLines:
 
     def append(self, run: str, line: Data) -> None:
         row = {"run": run, "time": time.time(), "line": str(line["line"]), "data": encode(line)}
-        self._writer.submit(Work([], benchmark_lines=[row]))
+        self._writer.submit(Work(benchmark_lines=[row]))
         with self._lock:
             if self._counts is not None and line["line"] == "cell":
                 self._counts[run] = self._counts.get(run, 0) + 1

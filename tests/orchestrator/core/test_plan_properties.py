@@ -273,7 +273,7 @@ class World(RuleBasedStateMachine):
                 ("succeeded", "", (0,)),
                 ("failed", "user", (1,)),
                 ("failed", "signal", (-9,)),
-                ("failed", "memory", (1,)),
+                ("failed", "oom", (1,)),
                 ("lost", "internal", ()),
                 ("preempted", "", (0,)),
             ]
