@@ -78,7 +78,7 @@ def _state(node: Node, control: Control, now_s: float) -> str:
     """One word, and a reason where it is not ready."""
     if node.lost or node.refused:
         return f"lost: {node.lost or node.refused}"
-    if node.facts is None:
+    if node.facts is None or node.listed_s is None:
         return "starting"
     if node.name in control.drained:
         return "drained"
