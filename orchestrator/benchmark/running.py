@@ -20,11 +20,11 @@ POLL_S = 1.0
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-def begin(client: "Client", request: Data, working_dir: str = "") -> Data:
-    """The run's view. Raises SpecError, NotFound before anything is sent."""
+def begin(client: "Client", request: Data, working_dir: str = "", key: str = "") -> Data:
+    """The run's view; the same `key` gives the same run. Raises SpecError, NotFound before anything is sent."""
     asked = suite.request(request)
     if not asked.entry or entry.needs_no_folder(asked.entry):
-        return client.benchmark_begin(request)
+        return client.benchmark_begin(request, key=key)
     if not working_dir and entry.in_folder(asked.entry):
         raise UserError(f"{asked.entry} is a file of a folder", "name the folder with --working-dir")
     with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
@@ -35,7 +35,7 @@ def begin(client: "Client", request: Data, working_dir: str = "") -> Data:
         if asked.sample_input:
             entry.check(asked.sample_input, where, "sample_input")
         client.upload(package.sha, package.path)
-    return client.benchmark_begin(request, package.sha)
+    return client.benchmark_begin(request, package.sha, key)
 
 
 def follow(client: "Client", run: str, progress: Progress) -> Data:

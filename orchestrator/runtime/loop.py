@@ -15,7 +15,7 @@ from cluster import fleet_record
 from cluster.errors import PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home
-from orchestrator.core.model import Event, Plan, Snapshot
+from orchestrator.core.model import Devices, Event, Plan, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.states import TERMINAL
 from orchestrator.core.throughput import Throughput
@@ -46,7 +46,7 @@ def told_until(store: EventStore, live: Live) -> float:
 
 class Runtime(threading.Thread):
     """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed. `planned` is the newest plan, for
-    `explain` and `jobs`. `replaced`: the fleet began with another database.
+    `explain` and `jobs`. `replaced`: the fleet began with another database. `seen` is told the devices of each turn.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class Runtime(threading.Thread):
         inbox: "queue.SimpleQueue[Any]",
         throughput: Callable[[], Throughput] = Throughput,
         pulse: Pulse | None = None,
+        seen: Callable[[tuple[Devices, ...]], None] = lambda _: None,
     ):
         super().__init__(name="runtime", daemon=True)
         self._jobs, self._store, self._agents, self._inbox = jobs, store, agents, inbox
         self.replaced = False
+        self.seen = seen
         self._throughput = throughput
         self.pulse = pulse or Pulse()
         self.trouble, self.planned = NO_FLEET, Plan()
@@ -161,6 +163,7 @@ class Runtime(threading.Thread):
             self._placements.steer(live)
         self.pulse.doing = "placing jobs"
         seen = self.snapshot()
+        self.seen(seen.devices)
         self.planned = plan(seen)
         if not self.holding:
             self._placements.apply(self.planned, {d.id: d for d in seen.devices})

@@ -5,6 +5,7 @@ from typing import Any
 
 from cluster.plain import to_plain
 from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.model import Job
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.runtime.agents import Agent
 from orchestrator.runtime.live import node_of
@@ -43,6 +44,23 @@ def job_view(record: Record, metrics: dict[str, Any], why_waiting: str = "") -> 
     }
 
 
+def acknowledged(job: Job, note: str) -> dict[str, Any]:
+    """What is kept of a submission's answer: enough to give the same answer again."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "task": job.task,
+        "priority": job.priority,
+        "submitted_at": iso(job.submitted_s),
+        "reason": note or "submitted",
+    }
+
+
+def accepted_view(kept: dict[str, Any]) -> dict[str, Any]:
+    """The view of a job as it was when it was accepted; `kept` is what `acknowledged` gave."""
+    return _ACCEPTED | kept
+
+
 def attempt_view(attempt: Attempt) -> dict[str, Any]:
     return {
         "epoch": attempt.epoch,
@@ -68,3 +86,7 @@ def node_view(name: str, agent: Agent, leased: dict[str, dict[int, str]]) -> dic
     for device in view["devices"]:
         device["leased_by"] = leased.get(f"{name}/{device['kind']}", {}).get(device["index"])
     return view
+
+
+_ACCEPTED = job_view(Record(Job("", "", "", ()), {}), {})
+FIELDS = tuple(_ACCEPTED)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Row, Select, func, select
 
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.model import Event
@@ -162,6 +162,13 @@ class EventStore:
         with self._database.reading() as connection:
             row = connection.execute(newest).first()
         return self._metrics(row) or {} if row else {}
+
+    def last_reports(self, jobs: Sequence[str]) -> dict[str, Data]:
+        """The newest metrics of each of these jobs that reported any, in one query."""
+        newest = select(func.max(reports.c.seq)).where(reports.c.job.in_(jobs)).group_by(reports.c.job)
+        with self._database.reading() as connection:
+            rows = connection.execute(select(reports).where(reports.c.seq.in_(newest))).all()
+        return {row.job: told for row in rows if (told := self._metrics(row))}
 
     def _answer(self, made: Answer, request: Data | None, stored: Callable[[list[Event]], None]) -> Data:
         rows = [_row(event) for event in made.events]
