@@ -320,8 +320,18 @@ class Client(Transport):
             yield data
 
     def upload(self, sha: str, archive: Path) -> None:
-        """Send a package, unless the server has it."""
-        path = f"/v1/packages/{sha}"
+        """Send a package, unless the server has it. Its name is its content's: sending it twice has one effect."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                self._upload(f"/v1/packages/{sha}", archive)
+                return
+            except Unreachable as e:
+                if not tries_left:
+                    raise
+                if self._home is not None:
+                    self._reconnect(e)
+
+    def _upload(self, path: str, archive: Path) -> None:
         try:
             self.call("HEAD", path)
         except NotFound:

@@ -1,6 +1,5 @@
 """A job on its way to the server: checked here first, its folder packed and sent, then submitted."""
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,14 +38,13 @@ def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
     """Pack and upload the folders that `specs` name, each once; the names of their archives by folder."""
     packages: dict[str, str] = {}
     for spec in specs:
-        if spec.working_dir:
-            with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-                package = _packed(client, spec, Path(folder)) if spec.working_dir not in packages else None
-                if package is None:
-                    _check_entries(spec, Path(spec.working_dir))
-                else:
-                    client.upload(package.sha, package.path)
-                    packages[spec.working_dir] = package.sha
+        if spec.working_dir in packages:
+            _check_entries(spec, Path(spec.working_dir))
+        elif spec.working_dir:
+            with bundle.scratch() as folder:
+                package = _packed(client, spec, folder)
+                client.upload(package.sha, package.path)
+            packages[spec.working_dir] = package.sha
     return packages
 
 
@@ -54,8 +52,8 @@ def plan(client: "Client", job: JobSpec | Data) -> Data:
     """What would happen now. The folder is packed to find what is wrong with it, and not sent."""
     spec = checked(job)
     if spec.working_dir:
-        with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-            _packed(client, spec, Path(folder))
+        with bundle.scratch() as folder:
+            _packed(client, spec, folder)
     return client.plan(plain(spec))
 
 

@@ -1,6 +1,5 @@
 """A run as its user sees it: the folder packed and sent, the run begun, followed to its end, its lines read."""
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +26,9 @@ def begin(client: "Client", request: Data, working_dir: str = "", key: str = "")
         return client.benchmark_begin(request, key=key)
     if not working_dir and entry.in_folder(asked.entry):
         raise UserError(f"{asked.entry} is a file of a folder", "name the folder with --working-dir")
-    with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
+    with bundle.scratch() as folder:
         where = Path(working_dir or ".").expanduser().absolute()
-        package = bundle.pack(where, "benchmark", Path(folder) / "package.zip")
+        package = bundle.pack(where, "benchmark", folder / "package.zip")
         client.tell(package.told)
         entry.check(asked.entry, where)
         if asked.sample_input:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from orchestrator.server.serve import listener, server_config
 from orchestrator.service import Service
 
 HANG_S = 20.0
+COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoint-v1"
 RECORDED = Path(__file__).with_name("recorded_fleet.py")
 
@@ -180,3 +182,20 @@ def wait_for(condition, deadline_s=HANG_S):
 @pytest.fixture(name="wait_for")
 def wait_for_fixture():
     return wait_for
+
+
+@pytest.fixture
+def start():
+    """Start the command and leave it to the test, which ends it or has it ended."""
+    running = []
+
+    def run(*words, **options):
+        child = subprocess.Popen([*COMMAND, *words], **options)
+        running.append(child)
+        return child
+
+    yield run
+    for child in running:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
