@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,19 +39,28 @@ class Network:
         self.path = folder / f"net-{os.urandom(4).hex()}"
         self.connections = 0
         self._server, self._faults = server, faults
-        self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ready = threading.Event()
+        self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def address(self) -> str:
         return f"unix:{self.path}"
 
-    async def listen(self) -> None:
-        self._listening = await asyncio.start_unix_server(self._connected, self.path)
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        listening = await asyncio.start_unix_server(self._connected, self.path)
+        self._ready.set()
+        await self._stop.wait()
+        listening.close()
+        for writer in list(self._open):
+            writer.transport.abort()
+        while self._open:
+            await asyncio.sleep(0.001)
 
     async def _connected(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
         fault, self.connections = self._faults(self.connections), self.connections + 1
-        opened = [near_out]
+        opened, ways = [near_out], set()
+        self._open.add(near_out)
         try:
             far_in, far_out = await asyncio.open_unix_connection(str(self._server))
             opened.append(far_out)
@@ -61,51 +69,36 @@ class Network:
                 echo_in, echo_out = await asyncio.open_unix_connection(str(self._server))
                 opened.append(echo_out)
                 to.append(echo_out)
-                self._keep(_swallow(echo_in))
+                ways.add(asyncio.ensure_future(_swallow(echo_in)))
             request = _pump(near_in, to, fault.cut_request_at, fault.delay_s, fault.half_closed_at)
             answer = _pump(far_in, [near_out], fault.cut_answer_at, fault.delay_s, None)
-            ways = {self._keep(request), self._keep(answer)}
-            while ways:
-                done, ways = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            ways |= {asyncio.ensure_future(request), asyncio.ensure_future(answer)}
+            left = set(ways)
+            while left:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 if any(not task.result() for task in done):
                     break
-        except OSError:
-            pass
         finally:
             for writer in opened:
                 if fault.reset:
                     linger = struct.pack("ii", 1, 0)
                     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 writer.transport.abort()
-
-    def _keep(self, work: Any) -> "asyncio.Task[Any]":
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def run(self) -> None:
-        self._loop.run_until_complete(self.listen())
-        self.ready.set()
-        self._loop.run_forever()
-        self._listening.close()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # connections that were aborted are told so
-        self._loop.close()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for writer in opened:
+                with suppress(OSError):
+                    await writer.wait_closed()
+            self._open.discard(near_out)
 
     @contextmanager
     def up(self) -> Iterator["Network"]:
-        self.ready = threading.Event()
-        thread = threading.Thread(target=self.run)
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         thread.start()
-        assert self.ready.wait(10)
+        assert self._ready.wait(10)
         try:
             yield self
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._stop.set)
             thread.join(10)
 
 
@@ -118,7 +111,7 @@ async def _pump(
 ) -> bool:
     """Until the source ends (True), or the connection is to be cut (False)."""
     went = 0
-    while data := await source.read(65536):
+    while data := await _piece(source):
         await asyncio.sleep(delay_s)
         limit = cut_at if half_closed_at is None else half_closed_at
         data = data if limit is None else data[: max(limit - went, 0)]
@@ -137,6 +130,15 @@ async def _pump(
     return True
 
 
-async def _swallow(source: asyncio.StreamReader) -> None:
-    while await source.read(65536):
+async def _piece(source: asyncio.StreamReader) -> bytes:
+    """Nothing at its end, however it ended."""
+    try:
+        return await source.read(65536)
+    except OSError:
+        return b""
+
+
+async def _swallow(source: asyncio.StreamReader) -> bool:
+    while await _piece(source):
         pass
+    return True

@@ -18,6 +18,8 @@ from orchestrator import client as http
 from orchestrator.bundle import SCRATCH
 from orchestrator.runtime.jobs_page import JobsWanted
 
+# Of connections that were aborted as the network's loop ended.
+pytestmark = pytest.mark.filterwarnings("ignore:.*StreamWriter.__del__.*:pytest.PytestUnraisableExceptionWarning")
 RUN = {"task": "run", "command": "true", "resources": {"pool": "xla"}}
 
 
