@@ -153,11 +153,10 @@ class Client(Transport):
         *,
         name: str = "",
         since_s: float = 0.0,
-        before: str = "",
         fields: tuple[str, ...] = (),
     ) -> list[Data]:
-        """The newest `limit`, the newest last; `before` the job of that id. Fields: those of a job's view."""
-        return self.rows("/v1/jobs", **_wanted(states, limit, name, since_s, before, fields))
+        """The newest `limit`, the newest last. Fields: those of a job's view."""
+        return self.rows("/v1/jobs", **_wanted(states, limit, name, since_s, fields))
 
     def job_pages(
         self,
@@ -169,12 +168,11 @@ class Client(Transport):
         page: int = 1000,
     ) -> Iterator[list[Data]]:
         """All of them, page by page, the newest page first; within a page the newest is last."""
-        before = ""
-        while found := self.jobs(states, page, name=name, since_s=since_s, before=before, fields=fields):
-            yield found
-            if len(found) < page:
-                return
-            before = found[0]["id"]
+        path, params = "/v1/jobs", _wanted(states, page, name, since_s, fields)
+        while path:
+            response = self.answer("GET", path, params=params)
+            yield response.json()
+            path, params = response.links.get("next", {}).get("url", ""), None
 
     def job(self, ref: str) -> Data:
         return self.get(f"/v1/jobs/{segment(ref)}")
@@ -376,8 +374,6 @@ class Client(Transport):
         raise AssertionError("the last try returns or raises")
 
 
-def _wanted(
-    states: list[str] | None, limit: int, name: str, since_s: float, before: str, fields: tuple[str, ...]
-) -> Data:
-    told: Data = {"state": states, "limit": limit, "name": name, "before": before, "fields": ",".join(fields)}
+def _wanted(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:
+    told: Data = {"state": states, "limit": limit, "name": name, "fields": ",".join(fields)}
     return {key: value for key, value in told.items() if value} | ({"since": since_s} if since_s else {})

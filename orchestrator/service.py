@@ -4,37 +4,38 @@ Methods are synchronous and safe to call from many threads. They raise Polyfleet
 """
 
 import queue
-import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from cluster import fleet_record
-from cluster.errors import FleetError
+from cluster.errors import FleetError, SpecError, UserError
 from cluster.plain import to_plain
 from orchestrator import checkpoint_moves
 from orchestrator.benchmark import throughput
 from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
+from orchestrator.core.messages import CancelAsked, DrainAsked, MigrateAsked, ResumeAsked, Submitted
 from orchestrator.core.model import Devices, Event, Job
+from orchestrator.core.nodes import leased
 from orchestrator.core.states import TERMINAL, WAITING
-from orchestrator.runtime import jobs_page, observe, repair
+from orchestrator.resources import accelerators
+from orchestrator.runtime import jobs_page, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
+from orchestrator.runtime.controller import Runtime, now
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
 from orchestrator.runtime.known import KnownDevices
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.logs import Logs
-from orchestrator.runtime.loop import Runtime
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.submissions import Submissions, digest
-from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view
+from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
 from orchestrator.store import Answer, EventStore
@@ -44,6 +45,13 @@ FIRST_NODES_WAIT_S = 20.0
 SUBMIT_WAIT_S = 4.0
 """For the nodes of a fleet that has just come up; then a job is accepted and waits for them."""
 NOT_YET = "no node has reported yet"
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    try:
+        return accelerators(text)[0].kinds
+    except UserError as e:
+        raise SpecError("to", e.message, e.remedy) from None
 
 
 class _AbsentError(Exception):
@@ -64,15 +72,14 @@ class Service:
         launcher = Launcher(self.agents, self.packages, self._checkpoints)
         self._rates = throughput.Rates(self.store.benchmarks)
         self._known = KnownDevices(home / "inventory.json")
-        self.runtime = Runtime(
-            self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse, self._known.look
-        )
-        self._submissions = Submissions(self.jobs_table, self.store, self.packages, self._checkpoints, self._devices)
+        self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
+        self.runtime.seen = self._known.look
+        parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
+        self._submissions = Submissions(*parts, self._devices, self._stored)
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
         self._settled = ""
-        self._beginning = threading.Lock()
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
         self.runtime.start()
         self._benchmarks.take_up()
@@ -90,15 +97,14 @@ class Service:
 
     def submit(self, spec: dict[str, Any], package: str, key: str) -> dict[str, Any]:
         """Durable when it returns. The same key gives the same answer; with another body it is a Conflict."""
-        kept = self._submissions.one(spec, package, key)
-        self.runtime.wake()
-        return accepted_view(kept)
+        return accepted_view(self._submissions.one(spec, package, key))
 
     def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
         """Specs with their packages, all of them or none: {"jobs": [{"id", "name"}], "note"}"""
-        kept = self._submissions.many(jobs, key)
-        self.runtime.wake()
-        return kept
+        return self._submissions.many(jobs, key)
+
+    def _stored(self, events: list[Event]) -> None:
+        self.runtime.post(Submitted(tuple(record for e in events if (record := self.jobs_table.get(e.job)))))
 
     def _devices(self) -> tuple[tuple[Devices, ...] | None, str]:
         """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""
@@ -106,10 +112,8 @@ class Service:
         trouble, known = self.runtime.trouble, self._known.newest
         if known is None:
             return None, f"{trouble or NOT_YET}; the job waits, and what it asks for is checked once a fleet is up"
-        return (
-            known.devices,
-            f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else "",
-        )
+        waits = f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else ""
+        return known.devices, waits
 
     def _seen(self) -> Any:
         """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
@@ -145,39 +149,19 @@ class Service:
     def job(self, ref: str) -> dict[str, Any]:
         return self._view(self.jobs_table.find(ref))
 
-    def jobs(self, wanted: JobsWanted) -> list[dict[str, Any]]:
-        """One page, the newest last. Where it is full there may be older ones, before its first."""
+    def jobs(self, wanted: JobsWanted) -> JobsPage:
+        """One page of the list, the newest last, and what to ask for next."""
         fields = wanted.fields or FIELDS
-        page = jobs_page.page(self.jobs_table, wanted)
-        reports = self.store.last_reports(unknown) if (unknown := self._unreported(page, fields)) else {}
-        for job_id, metrics in reports.items():
-            self.jobs_table.measured(job_id, metrics)
-        return [self._listed(record, fields) for record in page]
+        found, before = jobs_page.page(self.jobs_table, wanted)
+        return JobsPage([self._listed(record, fields) for record in found], before)
 
     def _listed(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
-        whole = job_view(record, self.jobs_table.metrics(record.job.id), self._why(record))
+        whole = self._view(record)
         return {name: whole[name] for name in fields}
 
-    def _unreported(self, page: list[Record], fields: tuple[str, ...]) -> list[str]:
-        """Jobs that ran and of whose reports nothing is in memory."""
-        if "metrics" not in fields:
-            return []
-        return [r.job.id for r in page if r.attempts and not self.jobs_table.metrics(r.job.id)]
-
-    def counts(self) -> dict[str, int]:
-        """How many jobs are in which state."""
-        return dict(Counter(str(record.job.state) for record in self.jobs_table.all()))
-
     def _view(self, record: Record) -> dict[str, Any]:
-        metrics = self.jobs_table.metrics(record.job.id) or self._last_report(record)
+        metrics = self.jobs_table.metrics(record.job.id) if record.attempts else {}
         return job_view(record, metrics, self._why(record))
-
-    def _last_report(self, record: Record) -> dict[str, Any]:
-        if not record.attempts:
-            return {}
-        last = self.store.last_report(record.job.id)
-        self.jobs_table.measured(record.job.id, last)
-        return last
 
     def _why(self, record: Record) -> str:
         """Why a waiting job waits, in one sentence; "" for others."""
@@ -193,11 +177,16 @@ class Service:
         """Wins over whatever the job does next; a job that has ended stays as it is."""
         record = self.jobs_table.find(ref)
         if record.job.state not in TERMINAL:
-            self.jobs_table.record(
-                Event(record.job.id, "cancelled", record.job.epoch, time.time(), {"reason": "cancelled by the user"})
-            )
-            self.runtime.wake()
+            self.runtime.ask(CancelAsked(record.job.id))
         return self.job(record.job.id)
+
+    def migrate(self, ref: str, to: str) -> dict[str, Any]:
+        """`to` is a pool of the fleet, else a kind or back end. Refused while nothing is free there."""
+        job = self.jobs_table.find(ref).job
+        pools = {facts.pool for _, node in self.agents.items() if (facts := node.facts)}
+        asked = MigrateAsked(job.id, pool=to) if to in pools else MigrateAsked(job.id, kinds=_kinds(to))
+        self.runtime.ask(asked)
+        return self.job(job.id)
 
     def explain(self, ref: str) -> dict[str, Any]:
         record = self.jobs_table.find(ref)
@@ -241,7 +230,8 @@ class Service:
         return {"events": [self._event_view(e) for e in events], "last": events[-1].seq if events else after}
 
     def _event_view(self, event: Event) -> dict[str, Any]:
-        state = str(self.jobs_table[event.job].job.state) if event.job in self.jobs_table else ""
+        record = self.jobs_table.get(event.job)
+        state = str(record.job.state) if record else ""
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
         return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "epoch": event.epoch,
                 "state": state, **{"data": data}}  # fmt: skip
@@ -250,22 +240,35 @@ class Service:
 
     def nodes(self) -> list[dict[str, Any]]:
         self._settle()
-        held = observe.leased(self.jobs_table.all())
-        return [node_view(name, agent, held) for name, agent in self.agents.items()]
+        state, at = self.runtime.control, now()
+        held = leased(state.records.values())
+        return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
+
+    def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
+        self.runtime.ask(DrainAsked(node, reason, now))
+        return self._node(node)
+
+    def node_resume(self, node: str) -> dict[str, Any]:
+        self.runtime.ask(ResumeAsked(node))
+        return self._node(node)
+
+    def _node(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next((n for n in self.nodes() if n["node"] == name), {"node": name, "state": "unknown"})
+        return found
 
     def fleet(self) -> dict[str, Any]:
         record = fleet_record.read()
         if record is None:
             raise FleetError("no fleet is up", NO_FLEET)
-        held = observe.leased(self.jobs_table.all())
-        nodes = self.agents.items()
-        pools = record.pools or {a.facts.pool: {} for _, a in nodes if a.facts}
+        state, at = self.runtime.control, now()
+        held = leased(state.records.values())
+        pools = record.pools or {node.facts.pool: {} for node in state.nodes.values() if node.facts}
         return {
             "name": record.name,
             "address": record.address,
             "state": self.runtime.trouble or record.state,
             "left_out": [list(pair) for pair in record.left_out],
-            "pools": [observe.pool_view(name, spec, nodes, held) for name, spec in sorted(pools.items())],
+            "pools": [pool_view(name, spec, state, at.s, held) for name, spec in sorted(pools.items())],
         }
 
     def doctor(self) -> list[dict[str, Any]]:
@@ -277,19 +280,14 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """The server's own state, as seen now from outside its controller's thread."""
-        return self._watched.view() | {"jobs": self.counts()}
+        return self._watched.view() | {"jobs": self.store.jobs.counts()}
 
     # -- benchmarks
 
     def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
         """The same key gives the same run, whatever the fleet has become meanwhile."""
-        asked = ["benchmark", request, package]
-        with self._beginning:
-            known = self.answered(key, asked)
-            if known is None:
-                self._seen()
-                known = self.answer(key, asked, {"run": self._benchmarks.begin(request, package)["run"]})
-        return self._benchmarks.view(known["run"])
+        self._settle(SUBMIT_WAIT_S)
+        return self._benchmarks.begin(request, package, key)
 
     def benchmarks(self) -> list[dict[str, Any]]:
         return self._benchmarks.views()

@@ -29,11 +29,21 @@ COUNT_EVERY_S = 1.0
 
 
 class Submissions:
-    """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or ""."""
+    """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or "". `stored`
+    gets the events of what was accepted.
+    """
 
-    def __init__(self, jobs: Jobs, store: EventStore, packages: Packages, checkpoints: Checkpoints, seen: Seen):
+    def __init__(
+        self,
+        jobs: Jobs,
+        store: EventStore,
+        packages: Packages,
+        checkpoints: Checkpoints,
+        seen: Seen,
+        stored: Callable[[list[Event]], None],
+    ):
         self._jobs, self._store, self._packages, self._checkpoints = jobs, store, packages, checkpoints
-        self._seen = seen
+        self._seen, self._stored = seen, stored
         self._most = most_waiting()
         self._waiting, self._counted_s = 0, float("-inf")
 
@@ -45,7 +55,7 @@ class Submissions:
             event, kept = self._accepted(spec, package, "", *self._seen())
             return Answer(kept, (event,), 201)
 
-        return self._store.once(key, digest([spec, package]), accept, self._jobs.absorb)
+        return self._store.once(key, digest([spec, package]), accept, self._stored)
 
     def many(self, jobs: list[tuple[Data, str]], key: str) -> Data:
         """Of specs with their packages: {"jobs": [{"id", "name"}], "note"}. The field of an error begins with `jobs.N`,
@@ -59,7 +69,7 @@ class Submissions:
             rows = [{"id": kept["id"], "name": kept["name"]} for _, kept in accepted]
             return Answer({"jobs": rows, "note": note}, [event for event, _ in accepted], 201)
 
-        return self._store.once(key, digest(jobs), accept, self._jobs.absorb)
+        return self._store.once(key, digest(jobs), accept, self._stored)
 
     def _accepted(
         self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, note: str
@@ -72,8 +82,8 @@ class Submissions:
             message = e.message.removeprefix(f"{e.field}: ")
             raise SpecError(".".join(filter(None, (place, e.field))), message, e.remedy) from None
         job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
-        job = replace(job, workload=job.workload or throughput.of_package(package))
-        return submitted(job, spec, package, job.submitted_s), acknowledged(job, note)
+        job = replace(job, workload=job.workload or throughput.of_package(package), package=package)
+        return submitted(job, spec, job.submitted_s), acknowledged(job, note)
 
     def _acceptable(self, spec: Data, package: str, devices: tuple[Devices, ...] | None, waits: bool) -> JobSpec:
         """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has.

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster import connect, fleet_record
+from cluster import fences as cluster_fences
 from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord
+from cluster.paths import private_dir
 from cluster.plain import from_plain
 from cluster.version import VERSION
 from cluster.vocabulary import NodeFacts
+from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Event
 from orchestrator.runtime import actors, fences, reservations
 from orchestrator.service import Service
@@ -41,12 +44,15 @@ class RecordedAgent(Agent):
         storage = home / "storage"
         self.facts = facts | {"storage": str(storage / facts["pool"]), "protocol": PROTOCOL}
         where = (home / "nodes" / facts["node"], storage / facts["pool"], facts["node"], facts["pool"])
-        super().__init__(*where, backend=facts["backend"])
+        super().__init__(*where, backend=facts["backend"], fences=private_dir(home / "fences"))
         self._place = replace(self._place, neighbours={pool: storage / pool for pool in facts["neighbours"]})
 
     def _discover(self) -> None:
         found = from_plain(NodeFacts, self.facts)
         self._discovered_s, self._devices, self._findings = time.monotonic(), found.devices, found.findings
+
+    def _watch_fences(self) -> None:
+        """It would never end."""
 
     def _facts(self) -> dict[str, Any]:
         self._told_s = time.monotonic()
@@ -115,12 +121,14 @@ class RecordedFleet:
         self._home = home
         self._lock = threading.Lock()
         self._by_id: dict[str, Actor] = {}
+        self._fences: dict[str, int] = {}
         self.facts = {facts["ray_node_id"]: dict(facts) for facts in RECORDED}
         patch.setenv("POLYFLEET_REPAIR", "off")
         for module, name, stand_in in (
             (actors, "nodes", self._nodes),
             (actors, "make", self._make),
             (actors, "end", lambda actor: None),
+            (actors, "end_for_good", lambda actor: None),
             (actors, "answer", answer),
             (connect, "prepare", lambda record: None),
             (connect, "connect", lambda record: None),
@@ -128,19 +136,22 @@ class RecordedFleet:
             (reservations, "reserve", lambda *_: None),
             (reservations, "release", lambda attempt: None),
             (reservations, "give_back", lambda attempt: None),
-            (reservations, "held", dict),
-            (reservations, "list_held", dict),
-            (fences, "raise_to", lambda job, epoch: None),
+            (reservations, "held", frozenset),
+            (reservations, "list_held", frozenset),
+            (fences, "_read", lambda job: self._fences.get(job, 0)),
+            (fences, "_write", self._write_fence),
         ):
             patch.setattr(module, name, stand_in)
 
-    def _nodes(self) -> list[dict[str, Any]]:
-        """As ray.nodes()."""
+    def _nodes(self) -> list[actors.NodeRow]:
         return [
-            {"NodeID": i, "Alive": True, "NodeManagerHostname": f["host"], "Resources": {"CPU": float(f["cpu_count"])},
-             "Labels": {"polyfleet.io/node": f["node"]}}
+            actors.NodeRow(i, f["node"], True, True, f["host"], f["address"], {"CPU": float(f["cpu_count"])}, {})
             for i, f in self.facts.items()
-        ]  # fmt: skip
+        ]
+
+    def _write_fence(self, job: str, epoch: int) -> None:
+        self._fences[job] = epoch
+        cluster_fences.write(cluster_fences.folder_here(), job, epoch)
 
     def _make(self, node_id: str) -> Actor:
         with self._lock:
@@ -205,7 +216,7 @@ def _until(service: Service, truth: Callable[[], Any]) -> None:
     end = time.monotonic() + HANG_S
     while not truth():
         assert time.monotonic() < end, "the controller has not seen it"
-        service.runtime.wake()
+        service.runtime.post(Submitted(()))  # it looks at once
         time.sleep(0.005)
 
 

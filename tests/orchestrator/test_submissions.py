@@ -42,7 +42,7 @@ def test_the_next_server_knows_the_devices_seen_last_also_without_a_fleet(live, 
     assert view["reason"].startswith("no fleet is up; the job waits, checked against the fleet of 20")
     with pytest.raises(SpecError, match="no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated"):
         service.submit(ON_V5P, "", "")
-    assert [job["id"] for job in service.jobs(_all())] == [view["id"]]
+    assert [job["id"] for job in service.jobs(_all()).rows] == [view["id"]]
 
 
 def test_where_no_fleet_was_ever_seen_everything_waits_with_words(tmp_path, monkeypatch):
@@ -151,7 +151,7 @@ def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
     live.service.jobs_table._metrics.clear()
     asked = []
     monkeypatch.setattr(live.service.store, "last_report", lambda job: asked.append(job))
-    assert [job["metrics"] for job in live.service.jobs(_all())] == [{"step": n} for n in range(3)] + [{}]
+    assert [job["metrics"] for job in live.service.jobs(_all()).rows] == [{"step": n} for n in range(3)] + [{}]
     assert asked == []
 
 

@@ -24,7 +24,7 @@ Cursor = Annotated[str, Query(max_length=4096, description="go on where this `cu
 
 
 Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="submitted then or later, seconds since 1970")]
-Before = Annotated[str, Query(max_length=200, description="a job's id: only those submitted before it")]
+Before = Annotated[int | None, Query(ge=0, le=LARGEST, description="go on where the page before ended: see `Link`")]
 Fields = Annotated[str, Query(max_length=1000, description="only these of each job, a,b; by default all")]
 
 
@@ -56,17 +56,17 @@ def jobs(
     state: Annotated[list[State] | None, Query(description="only jobs in these states")] = None,
     name: Annotated[str, Query(max_length=200, description="only jobs of this name")] = "",
     since: Since = 0.0,
-    before: Before = "",
+    before: Before = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     fields: Fields = "",
 ) -> Response:
-    """The newest jobs, the newest of them last. A full page names the one before it in `Link: <...>; rel="next"`."""
+    """The newest jobs, the newest of them last. Where there are older ones, `Link: <...>; rel="next"` leads to them."""
     chosen = tuple(dict.fromkeys(("id", *_fields(fields)))) if fields else ()
     wanted = JobsWanted(tuple(map(str, state or ())), name, since, before, limit, chosen)
     found = service.jobs(wanted)
-    response = answer(found)
-    if len(found) == limit:
-        older = request.url.include_query_params(before=found[0]["id"])
+    response = answer(found.rows)
+    if found.before is not None:
+        older = request.url.include_query_params(before=found.before)
         response.headers["Link"] = f'<{older.path}?{older.query}>; rel="next"'
     return response
 

@@ -145,7 +145,7 @@ def test_a_cancel_that_races_its_submission_wins_or_finds_nothing(live, wait_for
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(race, range(12)))
-    views = live.service.jobs(JobsWanted())
+    views = live.service.jobs(JobsWanted()).rows
     assert [view["state"] for view in views] == ["CANCELLED"] * 12
     wait_for(lambda: all(pool["free"] == pool["devices"] for pool in live.service.fleet()["pools"]))
 
