@@ -16,7 +16,7 @@ from workers.attempt.records import Folder, read_json
 from workers.messages import Order
 from workers.packages import Packages
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Node:
