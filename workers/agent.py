@@ -23,6 +23,7 @@ from workers.attempt import fence, lease, processes
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
+from workers.attempt.starting import Starter
 from workers.benchmark.serving import ask
 from workers.checkpoint_tools import CheckpointTools
 from workers.discovery import discover
@@ -66,16 +67,17 @@ class Agent:
         private_dir(self._place.node_dir)
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")
-        self._checkpoints = StoredCheckpoints(self._storage)
-        self._incoming = IncomingCheckpoints(self._storage)
+        self._checkpoints = StoredCheckpoints(self._storage, self._place.pool)
+        self._incoming = IncomingCheckpoints(self._storage, self._place.pool)
         self._tools = CheckpointTools(self._storage, self._place.pool, self._readable)
         self._discover()
         self._generation = Generation(self._place.node_dir / "generation")
         given = os.environ.get("POLYFLEET_FENCES")
         shared = fences or (Path(given) if given else None)
         self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
-        folder, ours = self._place.node_dir / "attempts", self._place
-        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences)
+        folder, ours, starter = self._place.node_dir / "attempts", self._place, Starter()
+        starter.begin()
+        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
         self._notices = Notices(notices.files(ours.node_dir), self._attempts, self._tell_facts)
@@ -241,15 +243,22 @@ class Agent:
     def checkpoints(self, prefix: str) -> list[dict[str, Any]]:
         return self._checkpoints.list(prefix)
 
-    def resolve_checkpoint(self, path: str, pool: str = "") -> str:
-        """A checkpoint's own path, or the newest one of a folder of checkpoints, or ""."""
-        return StoredCheckpoints(self._readable(pool)).step(path)
+    def resolve_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
+        """Which checkpoint is meant: `path` itself, or the newest of a folder of them. No tensor is read."""
+        return self._stored(pool).step(path)
 
     def describe_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        return StoredCheckpoints(self._readable(pool)).describe(path)
+        return self._stored(pool).describe(path)
 
-    def verify_checkpoint(self, path: str) -> dict[str, Any]:
-        return self._checkpoints.verify(path)
+    def verify_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
+        """Every byte; what is damaged is marked as such. Raises CheckpointError."""
+        return self._stored(pool).verify(path)
+
+    def damaged_checkpoints(self) -> list[dict[str, str]]:
+        return self._checkpoints.damaged()
+
+    def _stored(self, pool: str) -> StoredCheckpoints:
+        return StoredCheckpoints(self._readable(pool), pool or self._place.pool)
 
     def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
         return self._checkpoints.plan(path, kind, count)
