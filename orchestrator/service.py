@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster import fleet_record
 from cluster.errors import FleetError, SpecError, UserError
+from cluster.fleet_record import FleetRecord
 from cluster.plain import to_plain
 from orchestrator import checkpoint_moves
 from orchestrator.benchmark import throughput
@@ -73,7 +74,7 @@ class Service:
         self._rates = throughput.Rates(self.store.benchmarks)
         self._known = KnownDevices(home / "inventory.json")
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
-        self.runtime.seen = self._known.look
+        self.runtime.seen = self._look
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
         self._submissions = Submissions(*parts, self._devices, self._stored)
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
@@ -109,8 +110,8 @@ class Service:
     def _devices(self) -> tuple[tuple[Devices, ...] | None, str]:
         """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""
         self._settle(SUBMIT_WAIT_S)
-        trouble, known = self.runtime.trouble, self._known.newest
-        if known is None:
+        trouble, known, fleet = self.runtime.trouble, self._known.newest, self.runtime.fleet
+        if known is None or (fleet is not None and not self._complete(fleet)):
             return None, f"{trouble or NOT_YET}; the job waits, and what it asks for is checked once a fleet is up"
         waits = f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else ""
         return known.devices, waits
@@ -139,12 +140,24 @@ class Service:
                 return
             if RAY.blocked():
                 return  # what has not shown itself by now does not within a moment
-            known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
-            if known and known >= {p.node for p in fleet.living() if p.role == "worker"}:
+            if self._complete(fleet):
                 self._known.look(self.runtime.snapshot().devices)
                 self._settled = fleet.address
                 return
             time.sleep(0.05)
+
+    def _complete(self, fleet: FleetRecord) -> bool:
+        """Every node of the fleet has told what it has, or is lost."""
+        if self._settled == fleet.address:
+            return True
+        known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
+        return bool(known) and known >= {p.node for p in fleet.living() if p.role == "worker"}
+
+    def _look(self, devices: tuple[Devices, ...]) -> None:
+        """Half of a fleet is not its inventory."""
+        fleet = self.runtime.fleet
+        if fleet is not None and self._complete(fleet):
+            self._known.look(devices)
 
     def job(self, ref: str) -> dict[str, Any]:
         return self._view(self.jobs_table.find(ref))
