@@ -33,7 +33,7 @@ class Machine:
         self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
         self.ray_id = ""
         self.powered = True
-        self.frozen = self.agent_stopped = self.agent_up = False
+        self.frozen = self.agent_stopped = self.agent_up = self.agent_gone = False
         self.cut_in = self.cut_out = False
         self.generation = 0
         self.attempts: dict[str, Attempt] = {}

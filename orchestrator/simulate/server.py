@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import control as core
 from orchestrator.core import messages as m
 from orchestrator.core import points
-from orchestrator.core.commands import StoreReport
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Job
@@ -159,9 +158,8 @@ class Server:
             self.world.note(message, now.s)
             was = control
             control, told, asked = core.step(was, self._known(message, was), now)
-            for command in asked:
-                if isinstance(command, StoreReport):
-                    self.world.checks.reported(command, was)
+            if told or asked:
+                self.world.checks.stepped(was, told, asked, control)
             events += told
             commands += asked
         try:
@@ -180,8 +178,8 @@ class Server:
             self.later(AGAIN_S, self._turn)
             return
         self._turning = False
-        before, self.control = self.control, control
-        self.world.checks.turned(before, control, events)
+        self.control = control
+        self.world.checks.turned(control, events)
         for _, done in taken:
             if done:
                 done()

@@ -112,6 +112,7 @@ class World:
         ray_id = machine.ray_id
         if machine.agent_up and not machine.frozen:
             machine.agent_down()
+            machine.agent_gone = gone
             self.after(self.rng.uniform(0.1, 1.0), self._agent_ended, machine, ray_id, gone)
 
     def _agent_ended(self, machine: Machine, ray_id: str, gone: bool) -> None:
@@ -132,8 +133,11 @@ class World:
         self.after(self._delay_s(), self._arrives, machine, ray_id, action)
 
     def _arrives(self, machine: Machine, ray_id: str, action: Callable[[], Any]) -> None:
-        if machine.ray_id == ray_id and not machine.cut_in:
-            machine.call(action)
+        if machine.ray_id != ray_id or machine.cut_in:
+            return
+        if machine.agent_gone and not self.ray.away:
+            self.from_node(machine, lambda: self.server.died(machine, ray_id, True))
+        machine.call(action)
 
     def from_node(self, machine: Machine, action: Callable[[], Any]) -> None:
         if not machine.cut_out and not self._is_lost():
