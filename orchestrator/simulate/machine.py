@@ -84,7 +84,7 @@ class Machine:
             devices = tuple(
                 Device(backend, self.kind, i, self.kind, total_memory_bytes=16 * GIB) for i in range(self.count)
             )
-            named = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
+            named: tuple[Any, ...] = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
             self._facts = NodeFacts(*named, 8, GIB, GIB, 0.0, GIB, 1, "/store")
         return self._facts
 
@@ -161,8 +161,8 @@ class Machine:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
         if (
             key in self.attempts
-            or newest == order.epoch
-            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
+            or (newest == order.epoch
+            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ()))
         ):
             return
         for attempt in list(self.attempts.values()):

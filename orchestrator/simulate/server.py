@@ -1,4 +1,4 @@
-"""The server, simulated: the real `step` over an inbox, turns of one transaction each, and commands carried out after."""
+"""The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import control as core
 from orchestrator.core import messages as m
 from orchestrator.core import points
+from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
-from orchestrator.core.model import Job
+from orchestrator.core.model import Event, Job
 from orchestrator.simulate.carrying import Carrying
 from orchestrator.simulate.machine import Machine
 from orchestrator.simulate.storing import NotStored
@@ -43,7 +44,7 @@ class Dead(Exception):
 
 
 class Server:
-    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents`: name -> Ray id."""
+    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents`: node -> Ray id."""
 
     def __init__(self, world: "World"):
         self.world, self.store = world, world.store
@@ -153,7 +154,9 @@ class Server:
 
     def _turn(self) -> None:
         taken, self.inbox = self.inbox, []
-        control, events, commands, now = self.control, [], [], self.now()
+        control, now = self.control, self.now()
+        events: list[Event] = []
+        commands: list[Command] = []
         for message, _ in taken:
             self.world.note(message, now.s)
             was = control
