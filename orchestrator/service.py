@@ -289,7 +289,8 @@ class Service:
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
-        return [{"node": name, **to_plain(finding)} for name, finding in [*told, *self._watched.findings()]]
+        told += [*self._watched.findings(), *self._checkpoints.findings()]
+        return [{"node": name, **to_plain(finding)} for name, finding in told]
 
     def health(self) -> dict[str, Any]:
         """The server's own state, as seen now from outside its controller's thread."""
