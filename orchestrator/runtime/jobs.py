@@ -23,6 +23,8 @@ CHECKED_AT_ONCE = 100
 class NotStored(FleetError):
     """The job store cannot take anything now: a full disk, a database that is gone. Later it may."""
 
+    retry_after_s = 5
+
 
 class Jobs:
     """Safe to use from several threads."""
