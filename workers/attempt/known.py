@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.errors import NotFound
 from cluster.paths import private_dir
-from workers.attempt import lease
+from workers.attempt import bell, lease
 from workers.attempt.attempt import Attempt
 from workers.attempt.records import Folder, parse, read_json
 from workers.job_events import LONGEST_LINE_BYTES
@@ -38,6 +38,7 @@ class Known:
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
         self._wakes = 0
+        bell.listen(folder, self, Known._look_now)
 
     def _on_disk(self, names: list[str]) -> Iterator[Attempt]:
         """What an agent before us left: running attempts are adopted by knowing them."""
@@ -127,6 +128,10 @@ class Known:
                 return reports
             with self._changed:
                 self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
+
+    def _look_now(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def wake(self) -> None:
         """There is news of the node itself: whoever waits for news is answered."""
