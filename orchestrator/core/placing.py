@@ -92,7 +92,7 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
         facts = draft.nodes[node_of(part.devices_id)].facts
         assert facts is not None
         shares.append(Share(devices[part.devices_id], part.numbers, facts))
-    draft.command(launch(record, shares))
+    draft.command(launch(record, shares, fenced=draft.raised.get(job) == record.job.epoch))
 
 
 def _refuse(draft: Draft, seen: Snapshot) -> None:

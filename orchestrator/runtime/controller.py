@@ -20,7 +20,7 @@ from orchestrator.core import messages as m
 from orchestrator.core.commands import Command, Refuse
 from orchestrator.core.draft import Control
 from orchestrator.core.messages import Message, Now
-from orchestrator.core.model import Event, Plan, Snapshot
+from orchestrator.core.model import Devices, Event, Plan, Snapshot
 from orchestrator.core.nodes import OWNER, drained
 from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import crash, reservations
@@ -65,7 +65,7 @@ def now() -> Now:
 
 class Runtime(threading.Thread):
     """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed. `control` is the newest state.
-    `replaced`: the fleet began with another database.
+    `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go.
     """
 
     def __init__(
@@ -83,6 +83,8 @@ class Runtime(threading.Thread):
         self._throughput = throughput
         self.pulse = pulse or Pulse()
         self.replaced, self.trouble = False, NO_FLEET
+        self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
+        self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
         self._kept: list[Any] = []
         self._reserved_s = 0.0
@@ -206,9 +208,16 @@ class Runtime(threading.Thread):
         commands = self._steps([*self._kept, tick])
         self._kept.clear()
         self._carry(commands)
+        self._tell_devices()
         self.pulse.doing = "asking the agents"
         if not self.trouble:
             self._look()
+
+    def _tell_devices(self) -> None:
+        there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
+        if there != self._nodes_told:
+            self._nodes_told = there
+            self.seen(self.snapshot().devices)
 
     def _linked(self, told: list[tuple[Any, ...]], recorded: FleetRecord | None) -> list[Message]:
         """Our place in the fleet's Ray cluster, and what the controller has to know of it."""
@@ -242,7 +251,7 @@ class Runtime(threading.Thread):
         for item in items:
             message = item.message if isinstance(item, Ask) else item
             try:
-                done = control.step(state, self._known(message), at)
+                done = control.step(state, self._known(message, state), at)
             except Exception as e:
                 log.exception("a message of kind %s is dropped", type(message).__name__)
                 if isinstance(item, Ask):
@@ -279,11 +288,11 @@ class Runtime(threading.Thread):
                 log.exception("%s could not be begun", command)
             crash.point(f"command:{type(command).__name__}:after")
 
-    def _known(self, message: Message) -> Message:
-        """An agent's answer with which of its jobs the store has, beside those that are open."""
+    def _known(self, message: Message, state: Control) -> Message:
+        """An agent's answer with which of its jobs the store has, beside those that are open in `state`."""
         if not isinstance(message, m.Heartbeat):
             return message
-        others = {report.job for report in message.reports} - self.control.records.keys()
+        others = {report.job for report in message.reports} - state.records.keys()
         if not others:
             return message
         return replace(message, known=frozenset(job for job in others if job in self._jobs))

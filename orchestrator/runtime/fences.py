@@ -2,9 +2,8 @@
 store, and for nodes of this machine in a folder that is read while Ray's head does not answer.
 """
 
-from cluster.identity import fleet_identity
-
 from cluster import fences
+from cluster.identity import fleet_identity
 from cluster.paths import home
 from orchestrator.runtime.engine import in_time
 from workers.messages import FENCE_KEY
@@ -19,6 +18,18 @@ def raise_to(job: str, epoch: int) -> int:
     if stands < epoch:
         _write(job, epoch)
     return max(stands, epoch)
+
+
+@in_time("raise a fence", LIMIT_S)
+def take(job: str, epoch: int, ours: bool) -> int:
+    """For an attempt that is to start. Where that epoch or a newer one may have run already, nothing changes, and what
+    stands is returned; else 0. `ours`: the fence may stand there since we raised it.
+    """
+    stands = _read(job)
+    if stands > epoch or (stands == epoch and not ours):
+        return stands
+    _write(job, epoch)
+    return 0
 
 
 @in_time("lower a fence", LIMIT_S)

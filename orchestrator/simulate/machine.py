@@ -33,7 +33,7 @@ class Machine:
         self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
         self.ray_id = ""
         self.powered = True
-        self.frozen = self.agent_stopped = self.agent_up = False
+        self.frozen = self.agent_stopped = self.agent_up = self.agent_gone = False
         self.cut_in = self.cut_out = False
         self.generation = 0
         self.attempts: dict[str, Attempt] = {}
@@ -45,7 +45,6 @@ class Machine:
         self._answers = 0
         self._answered_s: dict[int, float] = {}
         self._told_facts_s = -1e9
-        self._told_seen: dict[str, int] = {}
         self._facts: NodeFacts | None = None
 
     @property
@@ -85,7 +84,7 @@ class Machine:
             devices = tuple(
                 Device(backend, self.kind, i, self.kind, total_memory_bytes=16 * GIB) for i in range(self.count)
             )
-            named = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
+            named: tuple[Any, ...] = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
             self._facts = NodeFacts(*named, 8, GIB, GIB, 0.0, GIB, 1, "/store")
         return self._facts
 
@@ -96,7 +95,6 @@ class Machine:
         if generation > self.generation:
             self.generation = generation
             self._told_facts_s = -1e9
-            self._told_seen = {}
 
     def watch(self, generation: int, known: Mapping[str, tuple[int, str]], heard: int, answer: Answer) -> None:
         """`known`: key -> (cursor, phase). `heard` is the newest answer that has arrived: leases go on from when that
@@ -107,6 +105,10 @@ class Machine:
         except Refused:
             return
         now_s = self.heard_s = self.world.now_s
+        if not heard:  # a first greeting
+            self._told_facts_s = now_s
+            answer((self._numbered(), self.facts(), (), None, dict(self.seen)))
+            return
         if (answered_s := self.lease_from(heard)) is not None:
             for attempt in self.attempts.values():
                 attempt.renew(now_s, answered_s)
@@ -138,14 +140,12 @@ class Machine:
         now_s, facts = self.world.now_s, None
         if now_s - self._told_facts_s > 10.0:
             facts, self._told_facts_s = self.facts(), now_s
-        epochs = {job: epoch for job, epoch in self.seen.items() if self._told_seen.get(job) != epoch}
-        self._answers += 1
-        self._answered_s = {**dict(list(self._answered_s.items())[-3:]), self._answers: now_s}
-        answer((self._answers, facts, tuple(reports), frozenset(self.attempts), epochs))
+        answer((self._numbered(), facts, tuple(reports), frozenset(self.attempts), {}))
 
-    def heard_epochs(self, epochs: Mapping[str, int]) -> None:
-        """The controller acknowledges what it was told."""
-        self._told_seen |= epochs
+    def _numbered(self) -> int:
+        self._answers += 1
+        self._answered_s = {**dict(list(self._answered_s.items())[-3:]), self._answers: self.world.now_s}
+        return self._answers
 
     def start(self, generation: int, order: Order, number: int) -> None:
         """Raises Refused. Idempotent. The fence is read first, and the lease begins with that."""
@@ -161,8 +161,8 @@ class Machine:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
         if (
             key in self.attempts
-            or newest == order.epoch
-            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
+            or (newest == order.epoch
+            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ()))
         ):
             return
         for attempt in list(self.attempts.values()):
@@ -211,5 +211,4 @@ class Machine:
         self._watch = None
         self._answered_s = {}
         self._told_facts_s = -1e9
-        self._told_seen = {}
         self.waiting = []

@@ -18,13 +18,14 @@ from orchestrator.simulate.telling import brief
 from orchestrator.simulate.users import KINDS, Script, Users
 
 CHUNK_S = 10.0
-TRACED = 6000
+TRACED = 100_000
 FAULTY = ("fault", "server")
 
 
 class World:
     def __init__(self, seed: int, faults: Faults | None = None, *, jobs_per_s: float | None = None):
-        self.seed, self.rng, self.clock = seed, Random(seed), Clock()
+        self.seed, self.clock = seed, Clock()
+        self.rng = Random(seed)  # noqa: S311 - a world to be had again, no secret
         self.faults = swarm(self.rng) if faults is None else faults
         self.wall_offset_s = 1.7e9
         self.scripts: dict[str, Script] = {}
@@ -32,7 +33,6 @@ class World:
         self.starts: dict[str, list[int]] = {}
         self.steps: dict[str, int] = {}
         self.forgotten: dict[tuple[str, int], set[int]] = {}
-        self.held: dict[str, frozenset[tuple[str, int]]] = {}
         self.acked: set[str] = set()
         self.cancelled: set[str] = set()
         self.moved: set[str] = set()
@@ -113,6 +113,7 @@ class World:
         ray_id = machine.ray_id
         if machine.agent_up and not machine.frozen:
             machine.agent_down()
+            machine.agent_gone = gone
             self.after(self.rng.uniform(0.1, 1.0), self._agent_ended, machine, ray_id, gone)
 
     def _agent_ended(self, machine: Machine, ray_id: str, gone: bool) -> None:
@@ -133,8 +134,11 @@ class World:
         self.after(self._delay_s(), self._arrives, machine, ray_id, action)
 
     def _arrives(self, machine: Machine, ray_id: str, action: Callable[[], Any]) -> None:
-        if machine.ray_id == ray_id and not machine.cut_in:
-            machine.call(action)
+        if machine.ray_id != ray_id or machine.cut_in:
+            return
+        if machine.agent_gone and not self.ray.away:
+            self.from_node(machine, lambda: self.server.died(machine, ray_id, True))
+        machine.call(action)
 
     def from_node(self, machine: Machine, action: Callable[[], Any]) -> None:
         if not machine.cut_out and not self._is_lost():
@@ -181,7 +185,7 @@ class World:
             return e.violation
         return None
 
-    def story(self, job: str, most: int = 60) -> list[str]:
+    def story(self, job: str, most: int = 6000) -> list[str]:
         """The last of what happened that names `job`, and the faults meanwhile."""
         told = []
         for at_s, what, about in self.trace:

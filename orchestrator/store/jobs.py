@@ -14,6 +14,7 @@ from orchestrator.core.states import State
 from orchestrator.store import folding, records
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, readable
 from orchestrator.store.ledger import Ledger, Turn
+from orchestrator.store.rows import insert_rows
 from orchestrator.store.schema import jobs, removals, reports
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class JobTable:
         """
         if not connection.scalar(select(exists(select(jobs.c.number)))):
             folding.rebuild(connection, self._damage)
-        rows = connection.execute(select(*READ).where(jobs.c.open).order_by(jobs.c.number))
+        wanted = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
+        rows = connection.execute(wanted, execution_options={"yield_per": AT_ONCE})
         anew: list[str] = []
         with _without_gc():
             for row in rows:
@@ -104,7 +106,7 @@ class JobTable:
                 self._ledger.put((record,))
         found = select(jobs.c.id, jobs.c.damaged).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
         for chunk in _chunks(ids):
-            for job, why in connection.execute(found, {"ids": chunk}).tuples():
+            for job, why in connection.execute(found, {"ids": chunk}):
                 self.damaged.pop(job)
                 if why:
                     self.damaged[job] = why
@@ -121,7 +123,7 @@ class JobTable:
         """The rows of a transaction."""
         rows = [(job, folding.values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
         if new := [row for job, row in rows if job in turn.numbers]:
-            connection.execute(jobs.insert(), new)
+            insert_rows(connection, jobs, new)
         changed = [(job, row) for job, row in rows if job not in turn.numbers]
         if changed:
             kept = [{"of": job} | {k: v for k, v in row.items() if k not in FIXED} for job, row in changed]

@@ -5,8 +5,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from workers.attempt import launch, lease, life, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.fence import Fences, Unreadable
 from workers.attempt.records import AttemptId, Folder, parse, read_json
+from workers.attempt.starting import Starter
 from workers.attempt.stopped import Stopped
 from workers.job_events import LONGEST_LINE_BYTES
 from workers.messages import PROTOCOL, AttemptReport, Order
@@ -23,6 +25,10 @@ from workers.packages import Packages
 
 LOOK_EVERY_S = 0.02
 RENEW_AT_MOST_EVERY_S = 0.5
+END_OLDER_S = 10.0
+"""Longer than a cancelled attempt's grace, and than the kernel takes to end processes."""
+MOST_EPOCHS = 100_000
+"""Of jobs, told to a new controller: some megabytes."""
 MOST_LINES, LEAST_LINES = 2000, 50
 MOST_BYTES = 1 << 20
 """Of events, read in one look at all attempts of the node."""
@@ -40,11 +46,14 @@ class Attempts:
         packages: Packages,
         threads: Callable[[Order], int],
         fences: Fences | None = None,
+        starter: Starter | None = None,
     ):
         self._folder = private_dir(folder)
+        self._starter = starter or Starter()
         self._fences = fences or Fences()
         self._stopped = Stopped(folder.with_name("stopped.json"))
-        removal.resume(Folder(folder / "any").shared.parent)
+        for parent in (folder, Folder(folder / "any").shared.parent):
+            removal.resume(parent)
         self._storage = storage
         self._node = node
         self._packages = packages
@@ -54,6 +63,7 @@ class Attempts:
         self._epochs = self._stopped.epochs()
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
+        self._wakes = 0
 
     def _on_disk(self, names: list[str]) -> Iterator[Attempt]:
         """What an agent before us left: running attempts are adopted by knowing them."""
@@ -78,17 +88,17 @@ class Attempts:
         """
         attempt = AttemptId(order.job, order.epoch, order.node_rank)
         _check(order, attempt)
+        self._end_older(attempt)
         asked_s = lease.now_s()
         self._refuse_fenced(attempt)
         folder = Folder(self._folder / str(attempt))
         with self._starting(attempt, folder, order) as lock:
             if lock is None:
                 return
-            self._end_older(attempt)
             try:
                 order = launch.absolute(order, self._storage)
                 where = launch.Where(self._node, self._packages, self._fences.folder, os.environ)
-                with launch.supervisor(folder, lock) as begin:
+                with self._starter.supervisor(folder, lock) as begin:
                     launch.prepare(folder, order, where, self._threads(order), asked_s)
                     begin(secrets)
             except (UserError, FleetError):
@@ -119,15 +129,22 @@ class Attempts:
             raise Conflict(f"epoch {attempt.epoch} of {attempt.job} was stopped before it was started here")
 
     def _end_older(self, attempt: AttemptId) -> None:
-        with self._changed:
-            older = [a for a in self._attempts.values() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
+        """Two attempts of a job never run here at once. Raises FleetError where an older one does not end in time."""
+        older = [a for a in self.live() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
         for other in older:
             other.stop("cancel")
+        until = time.monotonic() + END_OLDER_S
+        while older := [a for a in older if a.live]:
+            if time.monotonic() >= until:
+                raise FleetError(f"attempt {older[0].id} still ends on node {self._node}", "the start is tried again")
+            time.sleep(LOOK_EVERY_S)
+            for other in older:
+                other.settle()
 
     def epochs(self) -> dict[str, int]:
-        """The highest epoch that this node has seen of each job."""
+        """The highest epoch that this node has seen of each job, of the newest MOST_EPOCHS of them."""
         with self._changed:
-            return dict(self._epochs)
+            return dict(islice(reversed(self._epochs.items()), MOST_EPOCHS))
 
     @contextmanager
     def _starting(self, attempt: AttemptId, folder: Folder, order: Order) -> Iterator[int | None]:
@@ -138,7 +155,9 @@ class Attempts:
             self._epochs[attempt.job] = attempt.epoch
             known = self._attempts.setdefault(attempt, Attempt(attempt, folder, order.lease_s))
             lock = None if known.starting or folder.supervisor.exists() else lease.hold(folder.lock)
-            known.starting = lock is not None or known.starting
+            if lock is not None and not known.begin():
+                os.close(lock)
+                raise Conflict(f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran")
         try:
             yield lock
         finally:
@@ -175,6 +194,26 @@ class Attempts:
             with self._changed:
                 self._attempts.pop(attempt.id, None)
         self._note_stopped(known)
+
+    def remove(self, attempts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Nothing is left of these, jobs and epochs, logs and records included. Returns those gone: not what lives."""
+        parts: dict[tuple[str, int], list[Folder]] = {}
+        for entry in os.scandir(self._folder):
+            if found := parse(entry.name):
+                parts.setdefault((found.job, found.epoch), []).append(Folder(self._folder / entry.name))
+        return [one for one in attempts if self._remove(one, parts.get(one, []))]
+
+    def _remove(self, one: tuple[str, int], folders: list[Folder]) -> bool:
+        with self._changed:
+            known = self._of(*one)
+            if any(a.live or a.starting for a in known):
+                return False
+            for attempt in known:
+                del self._attempts[attempt.id]
+        for folder in folders:
+            removal.remove(folder.shared)
+            removal.remove(folder.path)
+        return True
 
     def _of_or_never(self, job: str, epoch: int, final: bool) -> list[Attempt]:
         """Those known, and a note that no other is to start: if none is known, or this is `final`. At one time for all
@@ -255,15 +294,21 @@ class Attempts:
                     LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
     def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[AttemptReport]:
-        """Of all attempts with news, as soon as there is one; [] after `timeout_s`."""
-        until = time.monotonic() + timeout_s
+        """Of all attempts with news, as soon as there is one; [] after `timeout_s`, or once `wake` was called."""
+        until, wakes = time.monotonic() + timeout_s, self._wakes
         while True:
             reports, live = self._look(cursors, known)
             left = until - time.monotonic()
-            if reports or left <= 0:
+            if reports or left <= 0 or self._wakes != wakes:
                 return reports
             with self._changed:
                 self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
+
+    def wake(self) -> None:
+        """There is news of the node itself: whoever waits for news is answered."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
 
     def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptReport], bool]:
         """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""

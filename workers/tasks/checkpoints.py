@@ -1,6 +1,8 @@
 """`ctx.checkpoint`: what a user's loop saves and restores, with random state, on one rank or many."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +12,11 @@ from workers.backends.parts.precision import every_dtype
 from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import DamagedCheckpoint, Loaded, Saved, load
 from workers.checkpoint.background import SHARED
+from workers.checkpoint.finite import refuse_nan
 from workers.checkpoint.format.manifest import RANDOM
+from workers.checkpoint.saving import Prepared
 from workers.checkpoint.state.together import cut_among_ranks
+from workers.errors import NotFinite
 from workers.tasks.resuming import choices, newest_sound
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ class Checkpoints:
 
     def save(self, step: int, state: dict[str, Any], *, asynchronous: bool = True) -> str:
         """Save `state` (modules, optimizers, nested data under names of your choice) and the random state; returns the
-        folder it goes to.
+        folder it goes to. A state that holds NaN is not kept, and ends the attempt, unless the job ignores it.
 
         A copy is taken, and written while training goes on; the next save waits for it, and so does the end of the job.
         Every rank calls it. Rank 0 writes, or each its part of what is cut among the ranks. Raises UserError without a
@@ -56,6 +61,12 @@ class Checkpoints:
             raise UserError("this job has no checkpoint folder", "give it checkpoint: {} in its specification")
         if RANDOM in state:
             raise UserError(f"the name {RANDOM!r} in a checkpoint is ours", "call that entry something else")
+        if self._context.poisoned is not None:
+            raise self._context.poisoned
+        with self._context.beats.pause():
+            return self._save(step, state, asynchronous)
+
+    def _save(self, step: int, state: dict[str, Any], asynchronous: bool) -> str:
         started_s, context = time.perf_counter(), self._context
         states = context.ranks.gathered(context.backend.rng_state())
         everything = {**state, RANDOM: {"seed": context.seed, "ranks": states}}
@@ -74,13 +85,19 @@ class Checkpoints:
         """Until what was saved last is durable. Every rank calls it. Raises CheckpointError where it could not be."""
         self._refuse_spoiled()
         error = None
-        try:
-            SHARED.wait()
-        except PolyfleetError as e:
-            error = e
-        told = self._context.ranks.from_first(error)
+        with self._context.beats.pause():
+            try:
+                SHARED.wait()
+            except PolyfleetError as e:
+                error = e
+            told = self._context.ranks.from_first(error)
         if error is not None or told is not None:
             raise error or told
+
+    def settle(self) -> None:
+        """Until what was saved last is durable, or was not to be. Of this rank alone."""
+        if self._root:
+            SHARED.settle(self._root)
 
     def _refuse_spoiled(self) -> None:
         """Also at the end of an attempt whose code went on after a load that failed amid it."""
@@ -99,12 +116,26 @@ class Checkpoints:
                 attempt=context.attempt,
                 kind=context.kind,
                 on_done=self._tell if context.rank == 0 else None,
+                around=self._writing,
             )
         except PolyfleetError as e:
             if not context.ranks.many:
                 raise
             return e
         return str(saving.path)
+
+    @contextmanager
+    def _writing(self, prepared: Prepared) -> Iterator[None]:
+        """In the thread that writes: a checkpoint that holds NaN is never committed."""
+        context = self._context
+        with context.beats.saving():
+            if context.stop_on_nan:
+                try:
+                    prepared.ranks.all_or_none(lambda: refuse_nan(prepared))
+                except NotFinite as e:
+                    context.poisoned = e
+                    raise
+            yield
 
     def _tell(self, saved: Saved) -> None:
         """Once it is durable: what the fleet hears of exists."""
@@ -125,6 +156,10 @@ class Checkpoints:
         """
         if not self.resume_from:
             return None
+        with self._context.beats.pause():
+            return self._restore(into)
+
+    def _restore(self, into: dict[str, Any]) -> Restored:
         backend = self._context.backend
         loaded = self._loaded(into)
         backend.synchronize()
