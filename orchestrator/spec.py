@@ -218,8 +218,10 @@ def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
 
 
 def _is_set(part: Model, field: str) -> bool:
-    info = type(part).model_fields.get(field)
-    return info is not None and getattr(part, field) != info.get_default(call_default_factory=True, validated_data={})
+    if field not in part.model_fields_set:
+        return False
+    info = type(part).model_fields[field]
+    return bool(getattr(part, field) != info.get_default(call_default_factory=True, validated_data={}))
 
 
 def _instead(task: str) -> str:

@@ -161,8 +161,8 @@ class Machine:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
         if (
             key in self.attempts
-            or newest == order.epoch
-            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
+            or (newest == order.epoch
+            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ()))
         ):
             return
         for attempt in list(self.attempts.values()):
