@@ -76,7 +76,7 @@ class Service:
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
         self.runtime.seen = self._look
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
-        self._submissions = Submissions(*parts, self._devices, self._stored)
+        self._submissions = Submissions(*parts, self._devices, self._stored, lambda: len(self.runtime.control.records))
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
