@@ -136,7 +136,19 @@ def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
 
 def load_job(path: Path) -> JobSpec:
     """The job in a YAML file, its `working_dir` made absolute. Raises UserError or SpecError naming the file."""
-    spec = parse_job(yaml.load(_read(path), str(path)), str(path))
+    return _placed(parse_job(yaml.load(_read(path), str(path)), str(path)), path)
+
+
+def load_jobs(path: Path) -> list[JobSpec]:
+    """The jobs in a YAML file of one or several documents, parted by `---`. Raises as `load_job`."""
+    documents = yaml.load_all(_read(path), str(path))
+    if len(documents) == 1:
+        return [_placed(parse_job(documents[0], str(path)), path)]
+    return [_placed(parse_job(data, f"{path}, job {n}"), path) for n, data in enumerate(documents, 1)]
+
+
+def _placed(spec: JobSpec, path: Path) -> JobSpec:
+    """With its folder found from where the file lies."""
     if not spec.working_dir:
         if entry.in_folder(spec.entry):
             raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")

@@ -18,10 +18,12 @@ from typing import Any
 from cluster.errors import NotFound, UserError
 from cluster.paths import private_dir
 from cluster.plain import to_plain
-from workers.attempt import fence, lease
+from workers import notices
+from workers.attempt import fence, lease, processes
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
+from workers.attempt.starting import Starter
 from workers.benchmark.serving import ask
 from workers.checkpoint_tools import CheckpointTools
 from workers.discovery import discover
@@ -32,6 +34,7 @@ from workers.errors import TakenOver
 from workers.generation import Generation
 from workers.incoming_checkpoints import IncomingCheckpoints
 from workers.messages import Order, Unusable
+from workers.notices import Notices
 from workers.packages import Packages
 from workers.storage import Storage
 from workers.stored_checkpoints import StoredCheckpoints
@@ -59,21 +62,26 @@ class Agent:
         self._place = place(node, pool, backend, node_dir, storage, fleet)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
+        if _ray() is not None:
+            processes.killed_for_memory(first=False)
         private_dir(self._place.node_dir)
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")
-        self._checkpoints = StoredCheckpoints(self._storage)
-        self._incoming = IncomingCheckpoints(self._storage)
+        self._checkpoints = StoredCheckpoints(self._storage, self._place.pool)
+        self._incoming = IncomingCheckpoints(self._storage, self._place.pool)
         self._tools = CheckpointTools(self._storage, self._place.pool, self._readable)
         self._discover()
         self._generation = Generation(self._place.node_dir / "generation")
         given = os.environ.get("POLYFLEET_FENCES")
         shared = fences or (Path(given) if given else None)
         self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
-        folder, ours = self._place.node_dir / "attempts", self._place
-        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences)
+        folder, ours, starter = self._place.node_dir / "attempts", self._place, Starter()
+        starter.begin()
+        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
+        self._notices = Notices(notices.files(ours.node_dir), self._attempts, self._tell_facts)
+        self._notices.follow()
         if shared is not None or _ray() is not None:
             threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
 
@@ -99,10 +107,14 @@ class Agent:
         self._told_s = time.monotonic()
         ray = _ray()
         node_id = ray.get_runtime_context().get_node_id() if ray else ""
-        facts: dict[str, Any] = to_plain(
-            node_facts(self._place, self._devices, self._findings, node_id, self.address())
-        )
-        return facts
+        facts = node_facts(self._place, self._devices, self._findings, node_id, self.address())
+        plain: dict[str, Any] = to_plain(replace(facts, notice=self._notices.current))
+        return plain
+
+    def _tell_facts(self) -> None:
+        """With the next answer, which is due now."""
+        self._told_s = float("-inf")
+        self._attempts.wake()
 
     def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
         """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch that is past or was stopped, and
@@ -141,7 +153,8 @@ class Agent:
         self._heard_s = time.monotonic()
         self._attempts.renew(clock_s)
         leases = [a.lease_s / 3 for a in self._attempts.live()]
-        reports = self._attempts.news(cursors, known, min([timeout_s, *leases]))
+        due_s = 0.0 if self._told_s == float("-inf") else timeout_s
+        reports = self._attempts.news(cursors, known, min([due_s, *leases]))
         told = {
             "reports": [r.to_plain() for r in reports],
             "attempts": self._attempts.known(),
@@ -230,15 +243,22 @@ class Agent:
     def checkpoints(self, prefix: str) -> list[dict[str, Any]]:
         return self._checkpoints.list(prefix)
 
-    def resolve_checkpoint(self, path: str, pool: str = "") -> str:
-        """A checkpoint's own path, or the newest one of a folder of checkpoints, or ""."""
-        return StoredCheckpoints(self._readable(pool)).step(path)
+    def resolve_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
+        """Which checkpoint is meant: `path` itself, or the newest of a folder of them. No tensor is read."""
+        return self._stored(pool).step(path)
 
     def describe_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        return StoredCheckpoints(self._readable(pool)).describe(path)
+        return self._stored(pool).describe(path)
 
-    def verify_checkpoint(self, path: str) -> dict[str, Any]:
-        return self._checkpoints.verify(path)
+    def verify_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
+        """Every byte; what is damaged is marked as such. Raises CheckpointError."""
+        return self._stored(pool).verify(path)
+
+    def damaged_checkpoints(self) -> list[dict[str, str]]:
+        return self._checkpoints.damaged()
+
+    def _stored(self, pool: str) -> StoredCheckpoints:
+        return StoredCheckpoints(self._readable(pool), pool or self._place.pool)
 
     def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
         return self._checkpoints.plan(path, kind, count)

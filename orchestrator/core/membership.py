@@ -104,16 +104,21 @@ def _lost(draft: Draft, node: Node) -> None:
 
 
 def _noticed(draft: Draft, name: str, row: NodeSeen) -> None:
-    told = f"Ray drains it; {row.draining_s:.0f} s were left" if row.draining_s is not None else ""
-    if told and not draft.nodes[name].notice:
-        notice(draft, name, told)
+    node = draft.nodes[name]
+    told = f"Ray drains it ({row.draining_s:.0f} s were left)" if row.draining_s is not None else ""
+    if bool(told) != bool(node.drains):
+        draft.nodes[name] = replace(node, drains=told)
+        noticed(draft, name, node.notice)
 
 
-def notice(draft: Draft, name: str, why: str) -> None:
-    """The node is about to go: nothing new is placed there, and what runs saves and moves."""
-    draft.nodes[name] = replace(draft.nodes[name], notice=why)
+def noticed(draft: Draft, name: str, before: str) -> None:
+    """A node that is about to go gets nothing new, and what runs there saves and moves."""
+    why = draft.nodes[name].notice
+    if bool(why) == bool(before):
+        return
     draft.change(changed=True)
-    ending.save_all(draft, name, f"node {name} is about to go: {why}")
+    if why:
+        ending.save_all(draft, name, f"node {name} is about to go: {why}")
 
 
 def look(draft: Draft) -> None:
@@ -184,5 +189,5 @@ def resume(draft: Draft, asked: ResumeAsked) -> None:
         draft.note(OWNER + asked.node, "undrained")
         draft.drained.pop(asked.node)
     if node is not None:
-        draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0, notice="")
+        draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0)
     draft.change(changed=True)

@@ -21,6 +21,7 @@ from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.packages import Packages
+from workers.errors import CheckpointError
 from workers.messages import Order
 
 LONGEST_SECRET_BYTES = 64 << 10
@@ -99,16 +100,29 @@ class Launcher:
         return {name: e for name, e in zip(names, errors, strict=True) if e is not None}
 
     def _bring_checkpoint(self, asked: Launch) -> dict[str, Any] | None:
-        """The job's newest checkpoint, else the one it was told to start from, made readable in the pool it runs in."""
-        source = self._newest(asked)
-        if source is None and asked.resume_from:
-            source = self._asked_for(asked.resume_from, asked.pool)
-        if source is None or source["pool"] == asked.pool:
-            return source
-        final = f"{asked.job}/{Path(source['path']).name}"
-        reader = self._readers(source["pool"])[0]
-        self.checkpoints.move((reader, Place(source["pool"], source["path"])), asked.nodes[0], final)
-        return source | {"pool": asked.pool, "path": final}
+        """The job's newest checkpoint, else the one it was told to start from, made readable in the pool it runs in.
+
+        Its bytes are proved while they move, or by the ranks that load them. One that is damaged is marked where it
+        lies, and the one before it moves.
+        """
+        tried = set()
+        while True:
+            source = self._newest(asked)
+            if source is None and asked.resume_from:
+                source = self._asked_for(asked.resume_from, asked.pool)
+            if source is None or source["pool"] == asked.pool:
+                return source
+            final = f"{asked.job}/{Path(source['path']).name}"
+            there = Place(source["pool"], source["path"])
+            reader = self._readers(source["pool"])[0]
+            try:
+                self.checkpoints.move((reader, there), asked.nodes[0], final)
+            except CheckpointError:
+                if there in tried or self.checkpoints.is_sound(reader, there):
+                    raise
+                tried.add(there)
+                continue
+            return source | {"pool": asked.pool, "path": final}
 
     def _newest(self, asked: Launch) -> dict[str, Any] | None:
         """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported.

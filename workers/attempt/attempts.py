@@ -16,6 +16,7 @@ from workers.attempt import launch, lease, life, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.fence import Fences, Unreadable
 from workers.attempt.records import AttemptId, Folder, parse, read_json
+from workers.attempt.starting import Starter
 from workers.attempt.stopped import Stopped
 from workers.job_events import LONGEST_LINE_BYTES
 from workers.messages import PROTOCOL, AttemptReport, Order
@@ -40,8 +41,10 @@ class Attempts:
         packages: Packages,
         threads: Callable[[Order], int],
         fences: Fences | None = None,
+        starter: Starter | None = None,
     ):
         self._folder = private_dir(folder)
+        self._starter = starter or Starter()
         self._fences = fences or Fences()
         self._stopped = Stopped(folder.with_name("stopped.json"))
         removal.resume(Folder(folder / "any").shared.parent)
@@ -54,6 +57,7 @@ class Attempts:
         self._epochs = self._stopped.epochs()
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
+        self._wakes = 0
 
     def _on_disk(self, names: list[str]) -> Iterator[Attempt]:
         """What an agent before us left: running attempts are adopted by knowing them."""
@@ -88,7 +92,7 @@ class Attempts:
             try:
                 order = launch.absolute(order, self._storage)
                 where = launch.Where(self._node, self._packages, self._fences.folder, os.environ)
-                with launch.supervisor(folder, lock) as begin:
+                with self._starter.supervisor(folder, lock) as begin:
                     launch.prepare(folder, order, where, self._threads(order), asked_s)
                     begin(secrets)
             except (UserError, FleetError):
@@ -138,7 +142,9 @@ class Attempts:
             self._epochs[attempt.job] = attempt.epoch
             known = self._attempts.setdefault(attempt, Attempt(attempt, folder, order.lease_s))
             lock = None if known.starting or folder.supervisor.exists() else lease.hold(folder.lock)
-            known.starting = lock is not None or known.starting
+            if lock is not None and not known.begin():
+                os.close(lock)
+                raise Conflict(f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran")
         try:
             yield lock
         finally:
@@ -255,15 +261,21 @@ class Attempts:
                     LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
     def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[AttemptReport]:
-        """Of all attempts with news, as soon as there is one; [] after `timeout_s`."""
-        until = time.monotonic() + timeout_s
+        """Of all attempts with news, as soon as there is one; [] after `timeout_s`, or once `wake` was called."""
+        until, wakes = time.monotonic() + timeout_s, self._wakes
         while True:
             reports, live = self._look(cursors, known)
             left = until - time.monotonic()
-            if reports or left <= 0:
+            if reports or left <= 0 or self._wakes != wakes:
                 return reports
             with self._changed:
                 self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
+
+    def wake(self) -> None:
+        """There is news of the node itself: whoever waits for news is answered."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
 
     def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptReport], bool]:
         """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""

@@ -50,20 +50,3 @@ def here(monkeypatch, capsys):
         return Done(ended.value.code or 0, *capsys.readouterr())
 
     return run
-
-
-@pytest.fixture
-def start():
-    """Start it and leave it to the test, which ends it or has it ended."""
-    running = []
-
-    def run(*words, **options):
-        child = subprocess.Popen([*COMMAND, *words], **options)
-        running.append(child)
-        return child
-
-    yield run
-    for child in running:
-        if child.poll() is None:
-            child.kill()
-        child.communicate()

@@ -1,8 +1,10 @@
 """A node that really runs attempts: real supervisors and ranks, stopped again at the end of each test."""
 
+import hashlib
 import json
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import psutil
@@ -11,23 +13,32 @@ import pytest
 from workers.attempt.attempts import Attempts
 from workers.attempt.fence import Fences
 from workers.attempt.records import Folder, read_json
+from workers.attempt.starting import Starter
 from workers.messages import Order
 from workers.packages import Packages
 
 DEADLINE_S = 20.0
+STARTER = Starter()
+"""With one zygote for all tests, begun by the first of them."""
 
 
 class Node:
     def __init__(self, root):
         self.root = root
         self.packages = Packages(root / "packages")
-        self.fences = Fences()
+        self.fences, self.starter = Fences(), STARTER
         self.attempts = self.reopen()
 
     def reopen(self):
         """What a restarted agent has: the same folder, and nothing remembered."""
         self.attempts = Attempts(
-            self.root / "attempts", self.root / "storage", "n0", self.packages, lambda order: 1, self.fences
+            self.root / "attempts",
+            self.root / "storage",
+            "n0",
+            self.packages,
+            lambda order: 1,
+            self.fences,
+            self.starter,
         )
         return self.attempts
 
@@ -50,6 +61,16 @@ class Node:
 
     def python(self, job, code, secrets=None, **more):
         self.start(job, (sys.executable, "-c", code), secrets, **more)
+
+    def train(self, text, job="j", **more):
+        """A training of the user's file train.py with this text."""
+        sent = self.root / "sent.zip"
+        with zipfile.ZipFile(sent, "w") as z:
+            z.writestr("train.py", text)
+        data = sent.read_bytes()
+        sha = hashlib.sha256(data).hexdigest()
+        self.packages.put(sha, 0, data, True)
+        self.start(job, (), task="train", entry="train.py:train", package=sha, **more)
 
     def folder(self, job="j", epoch=1, node_rank=0):
         return Folder(self.root / "attempts" / f"{job}.{epoch}.{node_rank}")
@@ -101,8 +122,16 @@ def alive(pid):
         return False
 
 
+@pytest.fixture(scope="session")
+def zygote():
+    """Starts supervisors as an agent does."""
+    STARTER.begin()
+    yield STARTER
+    STARTER.close()
+
+
 @pytest.fixture
-def node(tmp_path):
+def node(tmp_path, zygote):
     it = Node(tmp_path)
     yield it
     it.close()
