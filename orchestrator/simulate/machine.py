@@ -159,10 +159,8 @@ class Machine:
             raise Refused("the fence cannot be read")
         if fence > order.epoch:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
-        if (
-            key in self.attempts
-            or (newest == order.epoch
-            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ()))
+        if key in self.attempts or (
+            newest == order.epoch and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
         ):
             return
         for attempt in list(self.attempts.values()):
