@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from cluster.errors import FleetError
-from orchestrator.store.database import Database
+from orchestrator.store.database import ConnectionLost, Database
 from orchestrator.store.schema import benchmark_lines, events, reports, requests
 from orchestrator.store.schema import writer as writers
 
@@ -25,6 +25,12 @@ REPORTS_AT_ONCE = 5000
 REPORTS_WAITING = 100_000
 REPORTS_PAUSE_S = 0.2
 """Reports are not waited for, so they wait themselves: for others, or for something durable to ride with."""
+
+RECONNECT_S = 5.0
+RECONNECT_PAUSE_S = 0.05
+OUTAGE_S = 1.0
+KEYS_AT_ONCE = 500
+"""A lost connection is made again, and what was being written is written again, without a word to those who wait."""
 
 Row = dict[str, Any]
 
@@ -56,6 +62,7 @@ class Writer(threading.Thread):
         self._closing = False
         self._connection: Connection | None = None
         self.trouble: tuple[str, float] = ("", 0.0)
+        self._lost_s = 0.0
         self.doubtful: set[str] = set()
         self._token = secrets.token_hex(16)
         with database.errors(), database.connect() as connection, connection.begin():
@@ -63,6 +70,7 @@ class Writer(threading.Thread):
             connection.execute(writers.insert().values(id=1, token=self._token))
             self.last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
             self._last_report = connection.scalar(select(func.max(reports.c.seq))) or 0
+            self._last_line = connection.scalar(select(func.max(benchmark_lines.c.seq))) or 0
 
     def submit(self, work: Work) -> list[int]:
         """Blocks until durable. Raises FleetError when it is not, and then nothing of it is stored."""
@@ -97,11 +105,12 @@ class Writer(threading.Thread):
     def run(self) -> None:
         while batch := self._next():
             work, lines = batch
+            begun_s = time.monotonic()
             try:
-                with self._database.errors():
-                    self._commit(work, lines)
+                self._written(work, lines)
             except FleetError as e:
-                self._failed(work, lines, e)
+                outage = time.monotonic() - begun_s > OUTAGE_S
+                self._failed([*work, *self._all_waiting()] if outage else work, lines, e)
             except BaseException as e:
                 self._broke(work, lines, e)
                 raise
@@ -116,23 +125,46 @@ class Writer(threading.Thread):
             lines = [self._reports.popleft() for _ in range(min(REPORTS_AT_ONCE, len(self._reports)))]
         return (work, lines) if work or lines else None
 
+    def _all_waiting(self) -> list[Work]:
+        """They have waited for the failed try already: none waits for one after the other."""
+        with self._wake:
+            waiting, self._work = list(self._work), deque()
+        return waiting
+
+    def _written(self, work: list[Work], lines: list[Row]) -> None:
+        """Commit, and again on a new connection where one was lost. Of a longer outage every unit of work is told at
+        its first try."""
+        while True:
+            try:
+                with self._database.errors():
+                    return self._commit(work, lines)
+            except ConnectionLost:
+                now = time.monotonic()
+                self._lost_s = self._lost_s or now
+                if now - self._lost_s > RECONNECT_S:
+                    raise
+                self._doubt(work)
+                time.sleep(RECONNECT_PAUSE_S)
+
     def _commit(self, work: list[Work], lines: list[Row]) -> None:
         connection = self._connected()
         rows = [row | {"seq": self.last_seq + n} for n, row in enumerate((r for w in work for r in w.events), start=1)]
         lines = [row | {"seq": self._last_report + n} for n, row in enumerate(lines, start=1)]
         answered = [w.request for w in work if w.request]
         measured = [row for w in work for row in w.benchmark_lines]
+        measured = [row | {"seq": self._last_line + n} for n, row in enumerate(measured, start=1)]
         with connection.begin():
             self._still_ours(connection)
             for table, values in ((events, rows), (requests, answered), (reports, lines), (benchmark_lines, measured)):
                 if values:
                     connection.execute(table.insert(), values)
         self._last_report += len(lines)
+        self._last_line += len(measured)
         self._acknowledge(work, len(rows))
 
     def _acknowledge(self, work: list[Work], written: int) -> None:
         first = self.last_seq + 1
-        self.trouble = ("", 0.0)
+        self.trouble, self._lost_s = ("", 0.0), 0.0
         with self.committed:
             self.last_seq += written
             self.committed.notify_all()
@@ -145,12 +177,16 @@ class Writer(threading.Thread):
         log.error("%s", error)
         self.trouble = (str(error), time.monotonic())
         self.reports_lost += len(lines)
-        self.doubtful |= {unit.request["key"] for unit in work if unit.request}
-        if self._connection is not None:
-            self._connection.invalidate()
-            self.disconnect()
+        self._doubt(work)
         for unit in work:
             unit.done.set_exception(FleetError(*error.args))
+
+    def _doubt(self, work: list[Work]) -> None:
+        """It may be stored or not, unless there was no connection: the next one begins by taking it out."""
+        if self._connection is not None:
+            self.doubtful |= {unit.request["key"] for unit in work if unit.request}
+            self._connection.invalidate()
+            self.disconnect()
 
     def _broke(self, work: list[Work], lines: list[Row], error: BaseException) -> None:
         """A fault of ours: nobody may wait for a thread that is gone."""
@@ -174,6 +210,10 @@ class Writer(threading.Thread):
                 self._still_ours(self._connection)
                 self._connection.execute(events.delete().where(events.c.seq > self.last_seq))
                 self._connection.execute(reports.delete().where(reports.c.seq > self._last_report))
-                self._connection.execute(requests.delete().where(requests.c.key.in_(self.doubtful)))
+                self._connection.execute(benchmark_lines.delete().where(benchmark_lines.c.seq > self._last_line))
+                keys = sorted(self.doubtful)
+                for first in range(0, len(keys), KEYS_AT_ONCE):
+                    some = keys[first : first + KEYS_AT_ONCE]
+                    self._connection.execute(requests.delete().where(requests.c.key.in_(some)))
             self.doubtful.clear()
         return self._connection

@@ -1,15 +1,8 @@
-import fcntl
-import os
-import tempfile
 import threading
-from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData, create_engine
 
 from orchestrator.store import EventStore
-
-POSTGRES = os.environ.get("POLYFLEET_TEST_POSTGRES", "")
 
 
 @pytest.fixture
@@ -17,25 +10,15 @@ def sqlite_url(tmp_path):
     return f"sqlite:///{tmp_path / 'polyfleet.db'}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES else ["sqlite"])
+@pytest.fixture
+def postgresql_url(postgresql):
+    return postgresql.url()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
 def url(request):
     """The URL of an empty store, of each kind that can be had here."""
     return request.getfixturevalue(f"{request.param}_url")
-
-
-@pytest.fixture
-def postgresql_url():
-    """POLYFLEET_TEST_POSTGRES names a database that these tests may empty; one test at a time has it."""
-    if not POSTGRES:
-        pytest.skip("POLYFLEET_TEST_POSTGRES names no database, e.g. postgresql+psycopg://user@host/name")
-    engine = create_engine(POSTGRES)
-    found = MetaData()
-    with (Path(tempfile.gettempdir()) / "polyfleet-tests-postgres.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        found.reflect(engine)
-        found.drop_all(engine)
-        engine.dispose()
-        yield POSTGRES
 
 
 @pytest.fixture

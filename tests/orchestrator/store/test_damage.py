@@ -133,7 +133,7 @@ def test_a_database_has_a_name_that_a_copy_keeps_and_a_new_one_has_not(reopened,
 
 
 def test_a_database_of_before_gets_its_name_when_it_is_opened(reopened):
-    store = reopened("DROP TABLE identity")
+    store = reopened("DROP TABLE identity", "DROP TABLE alembic_version")
     assert len(store.identity) == 32 and len(store.read(0)) == 8
 
 
