@@ -41,7 +41,7 @@ def copy(path: Path, target: Path) -> None:
             source.execute("VACUUM INTO ?", [str(part)]).close()
             finish(part)
     except sqlite3.Error as e:
-        raise sqlite.trouble(e, path) from e
+        raise sqlite.copy_trouble(e, path, target) from e
 
 
 def finish(part: Path) -> None:

@@ -98,7 +98,7 @@ class Database:
             postgresql.check(connection, self.name)
 
     def _copy(self, version: int) -> None:
-        """Before the tables are changed. A PostgreSQL undoes a change that fails; a copy of it is its owner's to make."""
+        """Before the tables are changed. PostgreSQL takes a change back that fails; `backup` makes a copy of it."""
         if self._is_sqlite:
             copies.before_upgrade(sqlite.path_of(self._url), version)
 
@@ -133,4 +133,4 @@ def trouble(error: DBAPIError, url: URL) -> FleetError:
 
 
 def sqlite_url(path: Path) -> str:
-    return URL.create("sqlite", database=str(path)).render_as_string()
+    return f"sqlite:///{path.absolute()}"

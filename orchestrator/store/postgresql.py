@@ -62,7 +62,10 @@ def engines(url: URL) -> tuple[Engine, Engine]:
 
 
 def check(connection: Connection, name: str) -> None:
-    """Raises UserError for a database that cannot hold our text."""
+    """In the transaction that opens a store: it may take as long as an upgrade takes. Raises UserError for a database
+    that cannot hold our text.
+    """
+    connection.execute(text("SET LOCAL statement_timeout = 0"))
     if (encoding := connection.scalar(text("SHOW server_encoding"))) != "UTF8":
         remedy = "make one: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
         raise UserError(f"{name} has the encoding {encoding}, the job store needs UTF8", remedy)

@@ -96,7 +96,7 @@ def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], 
     """
     there = set(inspect(connection).get_table_names())
     if schema_version.name not in there:
-        _refuse_others(there, where)
+        refuse_others(there, where)
         create(connection)
     else:
         found = version_of(connection, where)
@@ -128,7 +128,8 @@ def version_of(connection: Connection, where: str) -> int:
     return found
 
 
-def _refuse_others(there: set[str], where: str) -> None:
+def refuse_others(there: set[str], where: str) -> None:
+    """Raises FleetError for tables of our names that no job store has made."""
     if taken := sorted(there & set(metadata.tables)):
         raise FleetError(
             f"{where} has tables of another program: {', '.join(taken)}", "name an empty database, or another schema"

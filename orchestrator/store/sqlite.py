@@ -75,6 +75,13 @@ def reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def plain(path: Path) -> sqlite3.Connection:
+    """A connection to a file that no server has open and none can open meanwhile."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.text_factory = _text
+    return connection
+
+
 def engines(url: URL) -> tuple[Engine, Engine]:
     """(writer, readers). The file is made readable by its owner only; SQLite gives its companions the same mode."""
     os.close(os.open(path_of(url), os.O_RDWR | os.O_CREAT, 0o600))
@@ -136,11 +143,23 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def damaged(path: Path, found: str) -> FleetError:
+def copy_trouble(error: sqlite3.Error, path: Path, target: Path) -> FleetError:
+    """As `trouble`, of a copy of `path` to `target`: it fails where there is no space for it."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in FULL and code != sqlite3.SQLITE_IOERR_READ:
+        return FleetError(f"{target} cannot be written: {error}", "name a file on a disk with more free space")
+    return trouble(error, path)
+
+
+class DamagedFile(FleetError):
+    """SQLite cannot read it, or not all of it."""
+
+
+def damaged(path: Path, found: str) -> DamagedFile:
     newest = newest_copy(path)
     named = f"the newest here is {newest}" if newest else "none is in its folder"
     remedy = f"restore it from a backup: `polyfleet server restore FILE` ({named}); or move it away"
-    return FleetError(f"{path} is damaged or no job store ({found})", remedy)
+    return DamagedFile(f"{path} is damaged or no job store ({found})", remedy)
 
 
 def _configure(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:

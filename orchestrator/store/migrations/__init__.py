@@ -1,7 +1,7 @@
 """Changes of the tables, one file each in versions/, carried out by Alembic when an older database is opened.
 
-A new one: change schema.py and raise its VERSION; write versions/vNNNN_what.py with `revision = "NNNN"`, the one before as
-`down_revision`, and `upgrade()`, which uses `alembic.op` and tables as they are at that version, never schema.py.
+A new one: change schema.py and raise its VERSION; write versions/vNNNN_what.py with `revision = "NNNN"`, the one before
+as `down_revision`, and `upgrade()`, which uses `alembic.op` and tables as they are at that version, never schema.py.
 """
 
 from pathlib import Path

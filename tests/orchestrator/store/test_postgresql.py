@@ -111,9 +111,9 @@ def test_who_lost_its_sessions_to_nobody_takes_the_lock_again(store, open_store,
     assert [e.seq for e in store.read(0)] == [1, 2]
 
 
-def test_two_schemas_of_a_database_are_two_stores(open_store, postgresql, url):
+def test_two_schemas_of_a_database_are_two_stores(open_at, postgresql, url):
     postgresql.sql(url, "CREATE SCHEMA other")
-    first, second = open_store(), open_store(f"{url}&options=-csearch_path%3Dother")
+    first, second = open_at(url), open_at(f"{url}&options=-csearch_path%3Dother")
     first.append([EVENT])
     assert second.append([EVENT, EVENT]) == [1, 2]
     assert len(first.read(0)) == 1 and first.identity != second.identity
