@@ -14,6 +14,7 @@ from orchestrator.store import copies, migrations, postgresql, schema, sqlite
 from orchestrator.store.database import is_sqlite, name_of, parsed, trouble
 
 ROWS_AT_ONCE = 2000
+MADE_BY = "a server makes it when it starts for the first time"
 NOT_COPIED = {schema.alembic_version.name, schema.schema_version.name, schema.writer.name}
 
 
@@ -51,7 +52,8 @@ def snapshot(url: str) -> Iterator[Connection]:
     """A connection that only reads, and sees the store at one moment, whatever is written meanwhile."""
     found = parsed(url)
     if is_sqlite(found):
-        path = sqlite.path_of(found)
+        if not (path := sqlite.path_of(found)).is_file():
+            raise UserError(f"there is no job store in {path}", MADE_BY)
         engine = create_engine("sqlite://", creator=lambda: sqlite.reader(path), poolclass=NullPool)
     else:
         _, readers = postgresql.engines(found)
@@ -70,7 +72,7 @@ def snapshot(url: str) -> Iterator[Connection]:
 def version_in(connection: Connection, where: str) -> int:
     """Of the tables there. Raises UserError where no job store is, FleetError for one of a newer version."""
     if not inspect(connection).has_table(schema.schema_version.name):
-        raise UserError(f"there is no job store in {where}", "a server makes it when it starts for the first time")
+        raise UserError(f"there is no job store in {where}", MADE_BY)
     return schema.version_of(connection, where)
 
 

@@ -49,8 +49,14 @@ REFUSED = ("28", "3D")
 def name_of(url: URL) -> str:
     """For people: without the password, and without options, which may hold one."""
     host = url.query.get("host", "")
-    shown = url.set(password=None, query={"host": host} if host else {}, drivername="postgresql")
+    query = {"host": host} if host else {}
+    shown = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
     return shown.render_as_string()
+
+
+def without_password(url: URL) -> URL:
+    rest = url.difference_update_query(["password"])
+    return URL.create(rest.drivername, rest.username, None, rest.host, rest.port, rest.database, rest.query)
 
 
 def engines(url: URL) -> tuple[Engine, Engine]:

@@ -44,35 +44,28 @@ def open_store(home: Path) -> "EventStore":
     """
     from orchestrator.store.database import name_of, parsed
     from orchestrator.store.events import EventStore
+    from orchestrator.store.postgresql import without_password
 
     url = database_url(home)
     store = EventStore(url)
     known = _written(home) or default_url(home)
     if name_of(parsed(known)) != name_of(parsed(url)):
-        write_private(home / FILE, _without_password(url) + "\n")
+        write_private(home / FILE, without_password(parsed(url)).render_as_string() + "\n")
     return store
 
 
 def for_arguments(url: str) -> str:
     """`url`, unless it has a password: every user of the machine can read a command line. Raises UserError then."""
-    if _without_password(url) != _rendered(url):
+    from orchestrator.store.database import parsed
+    from orchestrator.store.postgresql import without_password
+
+    found = parsed(url)
+    if without_password(found) != found:
         raise UserError(
             "a password on the command line can be read by every user of this machine",
             f"set {VARIABLE}, or leave the password to ~/.pgpass",
         )
     return url
-
-
-def _without_password(url: str) -> str:
-    from orchestrator.store.database import parsed
-
-    return parsed(url).set(password=None).difference_update_query(["password"]).render_as_string()
-
-
-def _rendered(url: str) -> str:
-    from orchestrator.store.database import parsed
-
-    return parsed(url).render_as_string(hide_password=False)
 
 
 def _written(home: Path) -> str:
