@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 # Importing torch-xla or IPEX starts a pool of compilers, each of which imports torch, waited for when the process ends:
@@ -144,6 +146,19 @@ class PostgreSQL:
         """As after a crash: no connection is told, the log is replayed."""
         self.stop()
         self.start()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Every process of it is stopped: connections are accepted by the kernel, and nothing answers."""
+        first = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
+        processes = [first, *first.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def url(self) -> str:
         """Of a new, empty database."""

@@ -1,5 +1,6 @@
 """A database by its URL: one connection that writes, some that read, and its errors in our words."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from cluster.errors import FleetError, UserError
 from orchestrator.store import copies, postgresql, schema, sqlite
 
 FORMS = "write sqlite:////absolute/path.db or postgresql://user@host/database"
-READ_AGAIN = 3
+READ_AGAIN_S = 1.0
 POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 
 
@@ -55,14 +56,14 @@ class Database:
 
     def first(self, wanted: Select[Any]) -> Row[Any] | None:
         """The first row, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
-        for _ in range(READ_AGAIN):
+        begun_s = time.monotonic()
+        while True:
             try:
                 with self.reading() as connection:
                     return connection.execute(wanted).first()
             except ConnectionLost:
-                continue
-        with self.reading() as connection:
-            return connection.execute(wanted).first()
+                if time.monotonic() - begun_s > READ_AGAIN_S:
+                    raise
 
     @contextmanager
     def errors(self) -> Iterator[None]:

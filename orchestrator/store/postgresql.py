@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
 from cluster.errors import FleetError, UserError
@@ -23,7 +23,9 @@ from cluster.errors import FleetError, UserError
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 5
-STATEMENT_S = 60
+WRITE_S = 10.0
+READ_S = 60.0
+PING_S = 4.0
 CONNECT_S = 3
 OUR_LOCK = 0x706F6C79
 """The first of the advisory lock's two numbers; the second is of the schema, so that two schemas are two stores."""
@@ -61,9 +63,10 @@ def without_password(url: URL) -> URL:
 
 def engines(url: URL) -> tuple[Engine, Engine]:
     """(writer, readers)."""
-    writer = _engine(url, {"statement_timeout": f"{STATEMENT_S}s"}, poolclass=NullPool)
-    readers = _engine(url, {}, pool_size=8, max_overflow=24, pool_pre_ping=True)
+    writer = _engine(url, WRITE_S, poolclass=NullPool)
+    readers = _engine(url, READ_S, pool_size=8, max_overflow=24)
     event.listen(writer, "connect", _durable)
+    event.listen(readers, "checkout", _answers)
     return writer, readers
 
 
@@ -71,7 +74,8 @@ def check(connection: Connection, name: str) -> None:
     """In the transaction that opens a store: it may take as long as an upgrade takes. Raises UserError for a database
     that cannot hold our text.
     """
-    connection.execute(text("SET LOCAL statement_timeout = 0"))
+    driver: Any = connection.connection.driver_connection
+    driver.limit_s = None
     if (encoding := connection.scalar(text("SHOW server_encoding"))) != "UTF8":
         remedy = "make one: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
         raise UserError(f"{name} has the encoding {encoding}, the job store needs UTF8", remedy)
@@ -86,7 +90,7 @@ class Lock:
         """Raises FleetError when another server has it, with its host, process and since when."""
         self._name = name_of(url)
         self._session = f"polyfleet on {socket.gethostname()[:24]}, process {os.getpid()} {secrets.token_hex(4)}"
-        self._engine = _engine(url, {}, self._session, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        self._engine = _engine(url, LOCK_WAIT_S, self._session, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         self._connection: Connection | None = None
         self.hold()
 
@@ -168,8 +172,6 @@ def trouble(error: DBAPIError, name: str) -> tuple[str, str]:
     said = " ".join(str(error.orig).split())
     if state == "55P03":
         return f"the job store {name} is locked by another program", "end what holds its tables (pg_locks shows it)"
-    if state == "57014":
-        return f"the job store {name} did not answer within {STATEMENT_S} s", "check the database server"
     if state == "53100":
         return f"the job store {name} cannot be written: its disk is full", "free space on the database server's disk"
     if state.startswith(REFUSED) or "authentication failed" in said or "no password supplied" in said:
@@ -177,8 +179,9 @@ def trouble(error: DBAPIError, name: str) -> tuple[str, str]:
     return f"the job store {name} failed: {said}", "check the database server"
 
 
-def _engine(url: URL, more: dict[str, str], session: str = "polyfleet store", **pool: Any) -> Engine:
-    given = " ".join(f"-c {key}={value}" for key, value in (SESSION | more).items())
+def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: Any) -> Engine:
+    """`limit_s` is for one call; see patience.py."""
+    given = " ".join(f"-c {key}={value}" for key, value in SESSION.items())
     asked = url.query.get("options", "")
     arguments = {
         "connect_timeout": CONNECT_S,
@@ -187,9 +190,29 @@ def _engine(url: URL, more: dict[str, str], session: str = "polyfleet store", **
         "tcp_user_timeout": 20_000,
     }
     try:
-        return create_engine(url.difference_update_query(["options"]), connect_args=arguments, **pool)
+        engine = create_engine(url.difference_update_query(["options"]), connect_args=arguments, **pool)
+        from orchestrator.store.patience import Patient
     except (NoSuchModuleError, ModuleNotFoundError) as e:
         raise UserError(f"PostgreSQL's driver psycopg is missing: {e}", NEEDS_DRIVER) from None
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(_dialect: Any, _record: Any, words: list[Any], named: dict[str, Any]) -> Any:
+        connection = Patient.connect(*words, **named)
+        connection.limit_s = limit_s
+        return connection
+
+    return engine
+
+
+def _answers(connection: Any, _record: Any, _proxy: Any) -> None:
+    """A connection from the pool that lives, else the pool makes another: pool_pre_ping, with a limit of its own."""
+    connection.limit_s = PING_S
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except connection.OperationalError as e:
+        raise DisconnectionError from e
+    connection.limit_s = READ_S
 
 
 def _durable(connection: Any, _record: Any) -> None:

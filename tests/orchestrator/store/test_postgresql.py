@@ -1,9 +1,11 @@
 """What only PostgreSQL can show: other servers, lost connections, restarts, locks. test_events.py runs on it too."""
 
 import logging
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from cluster.errors import FleetError, UserError
 from orchestrator.core.model import Event
 from orchestrator.store import Answer, EventStore
 
+ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
 OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'polyfleet%'"
 HOLDER = f"{OURS} AND application_name LIKE 'polyfleet on %'"
@@ -167,6 +170,37 @@ def test_a_table_locked_by_another_program_is_an_error_after_seconds_and_then_go
         other.rollback()
     assert store.append([EVENT]) == [2]
     assert len(store.read(0)) == 2
+
+
+def test_without_the_driver_it_is_named_with_the_way_to_install_it(tmp_path):
+    (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError('no psycopg', name='psycopg')")
+    code = "from orchestrator.store import EventStore; EventStore('postgresql://127.0.0.1:1/x')"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "driver psycopg is missing" in ran.stderr and "pip install 'polyfleet[postgresql]'" in ran.stderr
+
+
+@pytest.mark.chaos
+def test_a_database_server_that_hangs_is_an_error_within_seconds_and_then_goes_on(store, postgresql, together):
+    acked, refused = [], set()
+
+    def submit(key, with_key=True):
+        events = [Event(key, "submitted", 0, 1.0), Event(key, "x", 1, 1.0)]
+        try:
+            store.once(key if with_key else "", "digest", lambda: Answer({"id": key}, events))
+            acked.append(key)
+        except FleetError as e:
+            assert "timeout" in str(e) or "connection" in str(e)
+            refused.add(key)
+
+    submit("before")
+    with postgresql.frozen():
+        together(*[lambda n=n: submit(f"during-{n}", n % 2 == 0) for n in range(8)])
+    assert refused == {f"during-{n}" for n in range(8)}
+    submit("during-0")
+    submit("after")
+    assert acked == ["before", "during-0", "after"]
+    check_stored(store, acked)
 
 
 def test_a_commit_is_on_disk_whatever_the_users_default_is(url, open_store, postgresql):
