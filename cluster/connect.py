@@ -10,9 +10,9 @@ from typing import Any
 from cluster import listeners
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
+from cluster.identity import fleet_identity, namespace
+from cluster.paths import home
 from cluster.ray_node import SETTINGS, token_environment
-
-NAMESPACE = "polyfleet"
 
 OF_A_DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
 """Without end. Ray ends a process that waited so long for a head that is gone, even if it has joined another since.
@@ -60,9 +60,10 @@ def connect(record: FleetRecord) -> None:
 
     if record.loopback:
         stay_on_loopback()
+    ours = namespace(fleet_identity(home()))
     where: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if record.loopback else {}
     try:
-        ray.init(record.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **where)
+        ray.init(record.address, namespace=ours, log_to_driver=False, configure_logging=False, **where)
     except (ConnectionError, RuntimeError) as e:
         reason = str(e).strip().splitlines()[0]
         raise FleetError(

@@ -6,7 +6,6 @@ It outlives whoever started it and is stopped by the process ids in fleet.json. 
 import os
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,20 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from cluster import environments, fleet_record, locking, tokens
+from cluster import environments, fleet_record, heads, locking, tokens
 from cluster.connect import foreign_token
 from cluster.errors import Conflict, FleetError, SpecError, UserError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home, open_private, umask
-from cluster.processes import free_port
 from cluster.raylets import (
     AUTHENTICATION,
-    TEMPORARY,
     await_started,
     forget_tokens,
     keep_logs,
     make_storage,
-    start_head,
     start_worker,
     stop_all,
     stop_unrecorded,
@@ -47,7 +43,8 @@ def up(
     left_out: Sequence[tuple[str, str]] = (),
     found: Mapping[str, int] = MappingProxyType({}),
 ) -> FleetRecord:
-    """Bring `spec` up and return its record. All nodes or none; when it is up already, only its lost nodes are started.
+    """Bring `spec` up and return its record. All nodes or none; when it is up already, only what it has lost is
+    started, and no attempt ends.
 
     `left_out` is kept in the record: pools that cannot exist here, with the reason. `found` counts this machine's
     accelerators by backend.
@@ -57,14 +54,21 @@ def up(
     """
     with one_at_a_time():
         current = _current(progress)
+        if current is not None and current.headless and current.pools != _plain_pools(spec):
+            _clean_up(current, progress)
+            current = None
         if current is not None and current.pools != _plain_pools(spec):
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
         _make_storages(spec)
         interpreters = {name: environments.create(pool.environment, progress) for name, pool in spec.pools.items()}
         if current is not None:
-            return _start_workers(replace(current, found=dict(found)), spec, interpreters, progress)
+            current = replace(current, found=dict(found))
+            current = heads.restart(current, progress) if current.headless else current
+            return start_missing(current, spec, interpreters, progress)
         try:
-            return start_all(_new_record(spec, left_out, found), spec, interpreters, progress)
+            new = _new_record(spec, left_out, found)
+            progress("starting the head")
+            return start_missing(heads.start(new), spec, interpreters, progress)
         except BaseException:
             if (begun := fleet_record.read()) is not None:
                 keep_logs(begun)
@@ -142,15 +146,19 @@ def one_at_a_time(what: bytes = b"") -> Iterator[None]:
 
 
 def _current(progress: Progress) -> FleetRecord | None:
-    """The fleet that is up, or None after the left-overs of one that did not end well are gone."""
+    """The fleet that is up, maybe without its head; or None after the left-overs of one that did not end well are
+    gone.
+    """
     found = fleet_record.read()
-    if found is None:
-        return None
-    if found.state == "up" and not found.headless:
+    if found is None or found.state == "up":
         return found
-    progress("cleaning up after a fleet that did not end well")
-    stop_all(found)
+    _clean_up(found, progress)
     return None
+
+
+def _clean_up(record: FleetRecord, progress: Progress) -> None:
+    progress("cleaning up after a fleet that did not end well")
+    stop_all(record)
 
 
 def _plain_pools(spec: FleetSpec) -> dict[str, dict[str, object]]:
@@ -186,34 +194,10 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
         umask=umask(),
     )
     try:
-        return successor(new)
+        return heads.successor(new)
     except OSError:
         token.unlink()
         raise
-
-
-def successor(record: FleetRecord) -> FleetRecord:
-    """The same fleet without a process yet, at an address and in a folder of its own; written down."""
-    # Unix socket paths end at 107 bytes: the folder's name has to be short.
-    temp_dir = tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp")
-    address = f"127.0.0.1:{free_port()}"
-    new = replace(record, state="starting", address=address, temp_dir=temp_dir, processes=())
-    try:
-        fleet_record.write(new)
-    except OSError:
-        Path(temp_dir).rmdir()
-        raise
-    return new
-
-
-def start_all(
-    record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
-) -> FleetRecord:
-    """The head and every node of a new record. Raises FleetError for the first that does not start."""
-    progress("starting the head")
-    record = start_head(record)
-    await_started(record.processes[0])
-    return _start_workers(record, spec, interpreters, progress)
 
 
 def declared(spec: FleetSpec) -> dict[str, tuple[str, int]]:
@@ -221,7 +205,7 @@ def declared(spec: FleetSpec) -> dict[str, tuple[str, int]]:
     return {f"{name}-{number}": (name, number) for name, pool in spec.pools.items() for number in range(pool.nodes)}
 
 
-def _start_workers(
+def start_missing(
     record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
 ) -> FleetRecord:
     """Start the declared nodes that do not live, all at once, and wait for them."""
@@ -236,4 +220,4 @@ def _start_workers(
             await_started(process)
     record = replace(record, state="up")
     fleet_record.write(record)
-    return record
+    return heads.abandon(record)

@@ -40,7 +40,8 @@ class NodeProcess:
 class FleetRecord:
     """`state` is starting, up, stopping, leaving or left; `pools` holds each PoolSpec as plain data.
 
-    `temp_dir` is ours alone; Ray's own folder lies in it. `left_out` pairs a pool that cannot exist here with the
+    `temp_dir` is ours alone; Ray's own folder lies in it. `before` is that of the Ray cluster before, while nodes of it
+    may live. `left_out` pairs a pool that cannot exist here with the
     reason. `found` counts this machine's accelerators by backend. `umask` is that of who brought the fleet up: jobs
     write files as they would in their shell.
     """
@@ -58,6 +59,7 @@ class FleetRecord:
     left_out: tuple[tuple[str, str], ...] = ()
     found: dict[str, int] = field(default_factory=dict)
     umask: int = 0o022
+    before: str = ""
 
     @property
     def ray_dir(self) -> Path:
@@ -73,9 +75,14 @@ class FleetRecord:
         return bool(self.temp_dir)
 
     @property
+    def head(self) -> NodeProcess | None:
+        """That of an embedded fleet, dead or alive."""
+        return next((p for p in self.processes if p.role == "head"), None)
+
+    @property
     def headless(self) -> bool:
-        """The head of an embedded fleet does not live: its Ray cluster is over."""
-        return self.embedded and not any(p.role == "head" and alive(p.process) for p in self.processes)
+        """The head of an embedded fleet does not live. Its nodes and agents do, and wait for it."""
+        return self.embedded and not (self.head is not None and alive(self.head.process))
 
     def living(self) -> tuple[NodeProcess, ...]:
         return tuple(p for p in self.processes if alive(p.process))

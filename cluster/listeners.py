@@ -28,7 +28,7 @@ def refuse_foreign(address: str) -> None:
     """Raises FleetError when another user listens at `address` (HOST:PORT of this machine): what we send, a token
     first of all, is not for them.
     """
-    port = int(address.rpartition(":")[2])
+    port = port_of(address)
     found = owners(port)
     if found and found != {os.geteuid()}:
         others = ", ".join(str(uid) for uid in sorted(found - {os.geteuid()}))
@@ -36,6 +36,10 @@ def refuse_foreign(address: str) -> None:
             f"port {port} is held by another user (uid {others}), not by us; nothing was sent there",
             "`polyfleet down`, then the same again: another port is chosen",
         )
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _is_here(local: str, port: int) -> bool:

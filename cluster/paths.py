@@ -9,7 +9,7 @@ from typing import IO
 from cluster.errors import UserError
 
 DEFAULT_HOME = ".polyfleet"
-MARKS = {"fleet.lock", "server-start.lock", "server.lock", "ray-token"}
+MARKS = {"fleet.lock", "server-start.lock", "server.lock", "ray-token", "fleet-identity"}
 """Files of a home: one of them shows that we use that folder already."""
 
 

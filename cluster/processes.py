@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAME_START_S = 1.0
 """Between two readings of a start in epoch seconds: where no other is had, and in records of older versions."""
 PRIVATE_UMASK = 0o077
+KILLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +139,7 @@ def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[
     `spare` and their descendants live on: what a server started for good is still its child.
     """
     roots = [p for p in processes if alive(p)]
-    spared = {p.pid for p in family(spare)}
-    everyone = []
-    for member in family(roots):
-        with suppress(psutil.Error):
-            if member.pid not in spared:
-                everyone.append(identify(member.pid))
+    everyone = _members(roots, {p.pid for p in family(spare)})
     for process in roots:
         _send(process, signal.SIGTERM)
     left = _wait(everyone, grace_s)
@@ -151,6 +147,31 @@ def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[
         _send(process, signal.SIGKILL)
     _wait(left, grace_s)
     return len(left)
+
+
+def _members(roots: Iterable[ProcessId], spared: Container[int] = ()) -> list[ProcessId]:
+    """The living ones of `family`, known by their start as well."""
+    found = []
+    for member in family(roots):
+        with suppress(psutil.Error):
+            if member.pid not in spared:
+                found.append(identify(member.pid))
+    return found
+
+
+def kill_families(processes: Iterable[ProcessId]) -> None:
+    """SIGKILL for them and all their descendants, none of which hears anything before; wait for their end."""
+    everyone = _members(processes)
+    kill(everyone)
+    _wait(everyone, KILLED_S)
+
+
+def kill(processes: Iterable[ProcessId]) -> bool:
+    """SIGKILL for them alone, without waiting. Whether one of them lived."""
+    living = [p for p in processes if alive(p)]
+    for process in living:
+        _send(process, signal.SIGKILL)
+    return bool(living)
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -13,13 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from cluster import code, fleet_record
+from cluster import code, fences, fleet_record, notices
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
+from cluster.identity import fleet_identity
 from cluster.paths import home, private_dir, storage_dir
-from cluster.processes import ProcessId, alive, free_port, identify, own, reap, running, start_detached, stop
+from cluster.processes import ProcessId, alive, free_port, identify, kill_families, own, reap, start_detached, stop
 from cluster.ray_hook import SOCKETS
-from cluster.ray_node import head_command, node_environment, resource_counts, worker_command
+from cluster.ray_node import node_environment, resource_counts, worker_command
 from cluster.spec import FleetSpec, PoolSpec
 
 START_TIMEOUT_S = 120.0
@@ -31,16 +31,11 @@ AUTHENTICATION = "ray-token"
 """What the name of a token file of Ray begins with."""
 
 
-def start_head(record: FleetRecord) -> FleetRecord:
-    """The cluster's state lies in RocksDB under the fleet's temporary folder."""
-    port = int(record.address.rpartition(":")[2])
-    command = head_command(Path(sys.executable), port, record.ray_dir)
-    state = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{record.temp_dir}/gcs"}
-    return _launch(record, NodeProcess("head", "head", "", 0, 0.0), command, state)
-
-
 def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, int], interpreter: Path) -> FleetRecord:
-    """Node number `place[1]` of pool `place[0]`, from the pool's own interpreter, with explicit labels and counts."""
+    """Node number `place[1]` of pool `place[0]`, from the pool's own interpreter, with explicit labels and counts.
+
+    What is left of the node before is killed: a `ray start` that was killed before it could be written down too.
+    """
     name, node = place[0], f"{place[0]}-{place[1]}"
     pool = spec.pools[name]
     labels = {
@@ -55,7 +50,10 @@ def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, int], i
     # Never 0o002: what a job writes may be its group's to change, but not everybody's.
     umask = {"POLYFLEET_UMASK": f"{record.umask | 0o002:03o}"}
     variables = _variables(name, spec.pools, node) | umask
-    return _launch(record, NodeProcess("worker", node, name, 0, 0.0), command, variables)
+    stop_strays(record.cwd(node))
+    reap(p.process for p in record.processes if p.node == node)
+    notices.clear(node_dir(node))
+    return launch(record, NodeProcess("worker", node, name, 0, 0.0), command, variables)
 
 
 def cpu_count() -> int:
@@ -70,16 +68,23 @@ def _variables(name: str, pools: Mapping[str, PoolSpec], node: str) -> dict[str,
     pool = pools[name]
     neighbours = {other: str(storage_of(other, spec)) for other, spec in pools.items() if other != name}
     return {
+        "POLYFLEET_FLEET": fleet_identity(home()),
+        "POLYFLEET_FENCES": str(fences.folder_here()),
         "POLYFLEET_POOL": name,
         "POLYFLEET_NODE": node,
         "POLYFLEET_BACKEND": pool.backend,
         "POLYFLEET_ENVIRONMENT": pool.environment_name,
         "POLYFLEET_DEVICES": str(pool.devices),
-        "POLYFLEET_NODE_DIR": str(private_dir(home() / "nodes" / node)),
+        "POLYFLEET_NODE_DIR": str(node_dir(node)),
         "POLYFLEET_STORAGE": str(make_storage(name, pool)),
         "POLYFLEET_NEIGHBOURS": json.dumps(neighbours),
         "POLYFLEET_POOL_VARIABLES": ",".join(pool.env),
     } | pool.env
+
+
+def node_dir(node: str) -> Path:
+    """Where the node's agent keeps its attempts."""
+    return private_dir(home() / "nodes" / node)
 
 
 def storage_of(name: str, pool: PoolSpec) -> Path:
@@ -92,7 +97,8 @@ def make_storage(name: str, pool: PoolSpec) -> Path:
     return storage_dir(storage_of(name, pool)) if pool.storage else private_dir(storage_of(name, pool))
 
 
-def _launch(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:
+def launch(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:
+    """Start `node` by `command` and write it down in place of the one before."""
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
     sockets = {SOCKETS: f"{record.ray_dir}/{node.node}"}
     env = node_environment(Path(record.token_path), code.export(), ports, sockets | dict(variables))
@@ -162,8 +168,9 @@ def stop_processes(record: FleetRecord) -> None:
     stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     if record.embedded:
-        stop_strays(Path(record.temp_dir))
-        remove_temporary(Path(record.temp_dir))
+        for folder in filter(None, (record.temp_dir, record.before)):
+            stop_strays(Path(folder))
+            remove_temporary(Path(folder))
     reap(p.process for p in record.processes)
 
 
@@ -187,8 +194,11 @@ def stop_unrecorded() -> int:
 
 
 def stop_strays(folder: Path) -> None:
-    """Ray processes that work in `folder` or below: their parent died before it could stop them."""
-    stop([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)], 0.0)
+    """Kill Ray processes that work in `folder` or below: their parent died before it could stop them.
+
+    None hears anything before: a node that is told to end would have its attempts save and end.
+    """
+    kill_families([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)])
 
 
 def remove_temporary(folder: Path) -> None:
@@ -231,6 +241,5 @@ def _has_our_token(process: ProcessId) -> bool:
 
 
 def _supervisors() -> list[ProcessId]:
-    """Of attempts on this home's nodes. A SIGTERM lets their ranks save; they take the ranks along when they go."""
-    nodes = home() / "nodes"
-    return [process for process, words in running("workers.attempt") if words and Path(words[0]).is_relative_to(nodes)]
+    """Of attempts on this home's nodes. A SIGTERM lets their ranks save."""
+    return notices.attempts_in(home() / "nodes")

@@ -5,13 +5,13 @@ Ray ends a node's other processes within 3 s of its raylet's end, and the head's
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from cluster import embedded, environments, fleet_record
+from cluster import embedded, environments, fleet_record, heads
 from cluster.errors import Conflict, PolyfleetError
 from cluster.fleet_record import FleetRecord
-from cluster.processes import reap
-from cluster.raylets import last_words, log_of, start_worker, stop_processes, stop_strays
+from cluster.heads import HEAD
+from cluster.raylets import last_words, log_of, start_worker
 from cluster.spec import FleetSpec, parse_fleet
 
 WINDOW_S = 600.0
@@ -19,13 +19,12 @@ PAUSES_S = (0.0, 10.0, 60.0)
 """Before the first, the second and the third start of a node within WINDOW_S. A fourth waits until the first is older
 than that.
 """
-HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """`started` names the nodes started just now, which join some 5 s later; with `head` among them the fleet has a new
-    Ray cluster at another address. `waiting` says by node why a lost one is not started.
+    """`started` names the nodes started just now, which join some 3 s later. `waiting` says by node why a lost one is
+    not started.
     """
 
     started: tuple[str, ...] = ()
@@ -34,7 +33,7 @@ class Repaired:
 
 class Repairs:
     """Remembers what was started again and when. For one thread that does nothing else: a call takes milliseconds while
-    nothing is lost, half a second per lost node, up to two minutes for a lost head.
+    nothing is lost, a tenth of a second per lost node, 2 s and up to two minutes for a lost head.
     """
 
     def __init__(self, progress: embedded.Progress, now_s: Callable[[], float] = time.monotonic):
@@ -67,7 +66,7 @@ class Repairs:
             self._starts[node] = [*recent, self._now_s()]
             self._progress(f"{node} of fleet {record.name} has ended: starting it again")
             try:
-                record = _new_cluster(record, self._progress) if node == HEAD else _again(record, node)
+                record = _with_head(record, self._progress) if node == HEAD else _again(record, node)
                 started.append(node)
             except (PolyfleetError, OSError) as e:
                 waiting[node] = f"node {node} ended and could not be started again: {e}"
@@ -97,29 +96,16 @@ def _sentence(node: str, starts: int, pause_s: float) -> str:
 
 
 def _again(record: FleetRecord, node: str) -> FleetRecord:
-    """What a killed `ray start` left would take part in the cluster beside the new node."""
-    stop_strays(record.cwd(node))
-    reap(p.process for p in record.processes if p.node == node)
     spec = _spec(record)
     name, number = embedded.declared(spec)[node]
     return start_worker(record, spec, (name, number), environments.path(spec.pools[name].environment))
 
 
-def _new_cluster(record: FleetRecord, progress: embedded.Progress) -> FleetRecord:
-    """Ray's nodes do not outlive their state server's end on one machine: head and workers are all started anew.
-
-    Attempts save and stop; their jobs go on from checkpoints. When it fails, the next look finds no head again.
-    """
+def _with_head(record: FleetRecord, progress: embedded.Progress) -> FleetRecord:
+    """And with every node that has ended. When it fails, the next look finds no head again."""
     spec = _spec(record)
     interpreters = {name: environments.path(pool.environment) for name, pool in spec.pools.items()}
-    stop_processes(record)
-    try:
-        return embedded.start_all(embedded.successor(record), spec, interpreters, progress)
-    except BaseException:
-        if (begun := fleet_record.read()) is not None:
-            stop_processes(begun)
-            fleet_record.write(replace(record, processes=()))
-        raise
+    return embedded.start_missing(heads.restart(record, progress), spec, interpreters, progress)
 
 
 def _spec(record: FleetRecord) -> FleetSpec:

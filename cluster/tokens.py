@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.paths import private_dir, write_private
 
 
-def ensure(path: Path) -> Path:
+def ensure(path: Path, size_bytes: int = 32) -> Path:
     """Make the token file if it is absent. Two makers at once agree on one: it appears whole or not at all."""
     private_dir(path.parent)
     if not path.exists():
@@ -20,7 +20,7 @@ def ensure(path: Path) -> Path:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "w") as f:
-                f.write(secrets.token_hex(32))
+                f.write(secrets.token_hex(size_bytes))
             os.link(part, path)
         except FileExistsError:
             pass

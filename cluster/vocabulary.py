@@ -48,6 +48,7 @@ class NodeFacts:
     """What an agent reports of its node. `versions` has python, ray, torch, … of its environment, read without torch.
 
     `storage` is its pool's checkpoint folder; `neighbours` are the other pools whose checkpoints it can read.
+    `agent_created` is when the process `agent_pid` started, as cluster.processes tells it; "" of an older agent.
     """
 
     node: str
@@ -69,3 +70,4 @@ class NodeFacts:
     storage: str
     neighbours: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    agent_created: str | float = ""

@@ -23,6 +23,7 @@ SIZE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,6})?)\s*(?P<prefix>[KMGT])(
 TIME = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?(?:ms|s|m|h|d))+")
 TIME_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LEAST_HANG_S = 5.0
 FORMS = "write BACKEND, BACKEND:MODEL or BACKEND:MODEL:COUNT, e.g. nvidia:H100:8, tpu:v5e:4, cpu:1, any"
 
 
@@ -71,6 +72,18 @@ def duration_s(value: object) -> float:
     if isinstance(value, str) and TIME.fullmatch(value.strip()):
         return sum(float(number) * SECONDS[unit] for number, unit in TIME_PART.findall(value))
     raise UserError(f"{value!r} is not a duration", "write a number and a unit, e.g. 30s, 5m or 1h30m")
+
+
+def hang_after_s(value: object) -> float:
+    """A duration of at least LEAST_HANG_S, -1 for `never`, 0 for "": the default rule. Raises UserError."""
+    if value == "":
+        return 0.0
+    if value == "never":
+        return -1.0
+    found = duration_s(value)
+    if found < LEAST_HANG_S:
+        raise UserError(f"{value} is too short", f"write at least {LEAST_HANG_S:.0f}s, or never")
+    return found
 
 
 def _one(text: str) -> Wanted:

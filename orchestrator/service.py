@@ -20,20 +20,22 @@ from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.explain import Explanation, explain, never
 from orchestrator.core.fold import Record, submitted
+from orchestrator.core.messages import CancelAsked, Submitted
 from orchestrator.core.model import Event, Job
+from orchestrator.core.nodes import leased
 from orchestrator.core.states import TERMINAL, WAITING
-from orchestrator.runtime import observe, repair
+from orchestrator.runtime import repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
+from orchestrator.runtime.controller import Runtime, now
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher, resolve_secrets
 from orchestrator.runtime.logs import Logs
-from orchestrator.runtime.loop import Runtime
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.runtime.views import job_view, node_view
+from orchestrator.runtime.views import job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import JobSpec, parse_job
 from orchestrator.store import Answer
@@ -81,9 +83,11 @@ class Service:
         checked = self._acceptable(spec, package)
         body = json.dumps([spec, package], sort_keys=True, default=str)
         digest = hashlib.sha256(body.encode()).hexdigest()
-        made = self.store.once(key, digest, lambda: self._accept(checked, spec, package), self.jobs_table.absorb)
-        self.runtime.wake()
+        made = self.store.once(key, digest, lambda: self._accept(checked, spec, package), self._stored)
         return self.job(made["id"])
+
+    def _stored(self, events: list[Event]) -> None:
+        self.runtime.post(Submitted(tuple(self.jobs_table[event.job] for event in events)))
 
     def _acceptable(self, spec: dict[str, Any], package: str) -> JobSpec:
         """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has."""
@@ -129,27 +133,19 @@ class Service:
 
     def _accept(self, checked: JobSpec, spec: dict[str, Any], package: str) -> Answer:
         job = checked.to_job(self.jobs_table.new_id(checked.name or checked.task), time.time())
-        job = replace(job, workload=job.workload or throughput.of_package(package))
-        return Answer({"id": job.id}, (submitted(job, spec, package, job.submitted_s),), 201)
+        job = replace(job, workload=job.workload or throughput.of_package(package), package=package)
+        return Answer({"id": job.id}, (submitted(job, spec, job.submitted_s),), 201)
 
     def job(self, ref: str) -> dict[str, Any]:
         return self._view(self.jobs_table.find(ref))
 
     def jobs(self, states: list[str] | None, limit: int) -> list[dict[str, Any]]:
         """The newest `limit`, newest last."""
-        found = [r for r in self.jobs_table.all() if not states or str(r.job.state) in states]
-        return [self._view(record) for record in found[-limit:]]
+        return [self._view(record) for record in self.jobs_table.page(states or (), None, limit).records]
 
     def _view(self, record: Record) -> dict[str, Any]:
-        metrics = self.jobs_table.metrics(record.job.id) or self._last_report(record)
+        metrics = self.jobs_table.metrics(record.job.id) if record.attempts else {}
         return job_view(record, metrics, self._why(record))
-
-    def _last_report(self, record: Record) -> dict[str, Any]:
-        if not record.attempts:
-            return {}
-        last = self.store.last_report(record.job.id)
-        self.jobs_table.measured(record.job.id, last)
-        return last
 
     def _why(self, record: Record) -> str:
         """Why a waiting job waits, in one sentence; "" for others."""
@@ -165,10 +161,7 @@ class Service:
         """Wins over whatever the job does next; a job that has ended stays as it is."""
         record = self.jobs_table.find(ref)
         if record.job.state not in TERMINAL:
-            self.jobs_table.record(
-                Event(record.job.id, "cancelled", record.job.epoch, time.time(), {"reason": "cancelled by the user"})
-            )
-            self.runtime.wake()
+            self.runtime.ask(CancelAsked(record.job.id))
         return self.job(record.job.id)
 
     def explain(self, ref: str) -> dict[str, Any]:
@@ -213,7 +206,8 @@ class Service:
         return {"events": [self._event_view(e) for e in events], "last": events[-1].seq if events else after}
 
     def _event_view(self, event: Event) -> dict[str, Any]:
-        state = str(self.jobs_table[event.job].job.state) if event.job in self.jobs_table else ""
+        record = self.jobs_table.get(event.job)
+        state = str(record.job.state) if record else ""
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
         return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "epoch": event.epoch,
                 "state": state, **{"data": data}}  # fmt: skip
@@ -222,22 +216,23 @@ class Service:
 
     def nodes(self) -> list[dict[str, Any]]:
         self._settle()
-        held = observe.leased(self.jobs_table.all())
-        return [node_view(name, agent, held) for name, agent in self.agents.items()]
+        state, at = self.runtime.control, now()
+        held = leased(state.records.values())
+        return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
 
     def fleet(self) -> dict[str, Any]:
         record = fleet_record.read()
         if record is None:
             raise FleetError("no fleet is up", NO_FLEET)
-        held = observe.leased(self.jobs_table.all())
-        nodes = self.agents.items()
-        pools = record.pools or {a.facts.pool: {} for _, a in nodes if a.facts}
+        state, at = self.runtime.control, now()
+        held = leased(state.records.values())
+        pools = record.pools or {node.facts.pool: {} for node in state.nodes.values() if node.facts}
         return {
             "name": record.name,
             "address": record.address,
             "state": self.runtime.trouble or record.state,
             "left_out": [list(pair) for pair in record.left_out],
-            "pools": [observe.pool_view(name, spec, nodes, held) for name, spec in sorted(pools.items())],
+            "pools": [pool_view(name, spec, state, at.s, held) for name, spec in sorted(pools.items())],
         }
 
     def doctor(self) -> list[dict[str, Any]]:

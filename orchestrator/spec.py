@@ -103,6 +103,11 @@ class JobSpec(Model):
             workload=self.workload,
             submitted_s=now_s,
             recovery=self.recovery.to_recovery(),
+            entry=self.entry,
+            seed=self.seed,
+            secrets=dict(self.secrets),
+            keep_checkpoints=self.checkpoint.keep,
+            resume_from=self.checkpoint.resume_from,
         )
 
     def _candidate(self, own: CandidateSpec, wanted: Wanted) -> Candidate:
@@ -120,6 +125,7 @@ class JobSpec(Model):
             environment=self.env | own.env,
             command=_words(own.command or self.command),
             arguments=self.arguments | own.arguments,
+            exclusive=self.resources.is_exclusive(own),
         )
 
 

@@ -10,7 +10,7 @@ from cluster.catalogue import vendors
 from cluster.catalogue.precision import PRECISIONS
 from cluster.errors import UserError, nearest
 from cluster.validation import WrongValueError, in_field
-from orchestrator.resources import Wanted, accelerators, counted, duration_s, size_bytes
+from orchestrator.resources import Wanted, accelerators, counted, duration_s, hang_after_s, size_bytes
 
 JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -40,6 +40,10 @@ def _duration(value: Any) -> Any:
     if in_field(duration_s, value) > LONGEST_S:
         raise WrongValueError(f"{value} is longer than 7 days", "write a shorter time")
     return value
+
+
+def _hang_after(value: Any) -> Any:
+    return _duration(value) if in_field(hang_after_s, value) > 0 else value
 
 
 def _name(value: str) -> str:
@@ -147,6 +151,11 @@ Duration = Annotated[
     Any,
     AfterValidator(_duration),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}], "examples": ["30s", "5m"]}),
+]
+HangAfter = Annotated[
+    Any,
+    AfterValidator(_hang_after),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 5}], "examples": ["10m", "never"]}),
 ]
 Command = Annotated[
     Any,

@@ -1,15 +1,24 @@
 """The parts of a job's spec below its top level: devices and candidates, recovery, checkpoints."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cluster.validation import WrongValueError, in_field
 from orchestrator import resources as written
 from orchestrator import spec_fields as f
 from orchestrator.core.model import Recovery
-from orchestrator.resources import Wanted, counted, duration_s
+from orchestrator.resources import Wanted, counted, duration_s, hang_after_s
 
 
 class Model(BaseModel):
@@ -37,6 +46,9 @@ class Shape(Model):
 
     node: str = ""
     """Only this node, as `polyfleet inventory` names it."""
+
+    exclusive: StrictBool | None = None
+    """All devices of the kind on each node, once no other job holds one of them; takes the place of a number."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,6 +94,19 @@ class Resources(Shape):
             raise WrongValueError("has both any_of and ordered", "keep one of them")
         return self
 
+    @model_validator(mode="after")
+    def _whole_or_counted(self) -> "Resources":
+        if not any(one.exclusive for one in (self, *self.any_of, *self.ordered)):
+            return self
+        for own, wanted in self.alternatives():
+            if self.is_exclusive(own) and wanted.counted:
+                told = f"exclusive takes all {','.join(wanted.kinds)} devices of a node, and a number is given as well"
+                raise WrongValueError(told, "keep one of them")
+        return self
+
+    def is_exclusive(self, own: CandidateSpec) -> bool:
+        return bool(self.exclusive if own.exclusive is None else own.exclusive)
+
     @property
     def in_order(self) -> bool:
         return bool(self.ordered) or (not self.any_of and isinstance(self.accelerators, list | tuple))
@@ -91,6 +116,13 @@ class Resources(Shape):
         for candidate in self.ordered or self.any_of or (CandidateSpec(),):
             for wanted in _wanted(candidate, self):
                 yield candidate, wanted
+
+
+Failing = Literal[
+    "user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang"
+]
+"""Kinds of failure, as workers.messages.FAILURES has them."""
+Reaction = Literal["restart", "retry", "next", "fail", "ignore"]
 
 
 class RecoverySpec(Model):
@@ -106,11 +138,36 @@ class RecoverySpec(Model):
     backoff: f.Duration = "1s"
     """First pause; it doubles up to 60 s."""
 
-    lease: f.Duration = "20s"
+    lease: f.Duration = "10s"
     """How long an attempt runs on without hearing from the server or the cluster's head; at least 3 s."""
 
     grace: f.Duration = "30s"
     """Time to save a checkpoint when asked to stop."""
+
+    on_events: dict[Failing, Reaction] = Field(default_factory=dict)
+    """What follows a kind of failure, e.g. {oom: next, hang: retry}: `restart` counts against max_restarts, `retry` as
+    an interruption, `next` is a restart that goes on with the next candidate, `fail` ends the job. {nan: ignore} lets a
+    training go on whose loss is no number."""
+
+    cross_vendor: StrictBool = True
+    """Whether a restart may use a candidate of another back end than the one the job last ran on."""
+
+    on_disconnect: Literal["restart", "wait", "stop"] = "restart"
+    """When the node of an attempt cannot be reached: restart elsewhere once its lease has ended, wait for the node, or
+    stop the job."""
+
+    hang_after: f.HangAfter = ""
+    """How long ranks may make no progress, e.g. 10m, or `never`. Left out: twice their 99th percentile step, at least
+    60 s, for `train`; no limit for other tasks."""
+
+    @field_validator("on_events")
+    @classmethod
+    def _only_nan_is_ignored(cls, on_events: dict[str, str]) -> dict[str, str]:
+        for kind, reaction in on_events.items():
+            if reaction == "ignore" and kind != "nan":
+                remedy = "write `hang_after: never`" if kind == "hang" else "write restart, retry, next or fail"
+                raise WrongValueError(f"{kind} cannot be ignored", remedy)
+        return on_events
 
     @field_validator("lease")
     @classmethod
@@ -127,6 +184,10 @@ class RecoverySpec(Model):
             backoff_s=duration_s(self.backoff),
             lease_s=duration_s(self.lease),
             grace_s=duration_s(self.grace),
+            on_events={str(kind): str(reaction) for kind, reaction in self.on_events.items()},
+            cross_vendor=self.cross_vendor,
+            on_disconnect=self.on_disconnect,
+            hang_after_s=hang_after_s(self.hang_after),
         )
 
 

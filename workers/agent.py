@@ -10,23 +10,28 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import NotFound
+from cluster.errors import NotFound, UserError
 from cluster.paths import private_dir
-from cluster.plain import from_plain, to_plain
-from workers.attempt import fence
+from cluster.plain import to_plain
+from workers.attempt import fence, lease
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
+from workers.attempt.fence import Fences
 from workers.benchmark.serving import ask
 from workers.checkpoint_tools import CheckpointTools
 from workers.discovery import discover
 from workers.discovery.facts import node_facts, place
 from workers.discovery.limits import cores
 from workers.discovery.machine import Machine
+from workers.errors import TakenOver
+from workers.generation import Generation
 from workers.incoming_checkpoints import IncomingCheckpoints
-from workers.messages import FENCE_KEY, Order
+from workers.messages import Order, Unusable
 from workers.packages import Packages
 from workers.storage import Storage
 from workers.stored_checkpoints import StoredCheckpoints
@@ -48,8 +53,10 @@ class Agent:
         node: str | None = None,
         pool: str | None = None,
         backend: str | None = None,
+        fleet: str | None = None,
+        fences: Path | None = None,
     ):
-        self._place = place(node, pool, backend, node_dir, storage)
+        self._place = place(node, pool, backend, node_dir, storage, fleet)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
         private_dir(self._place.node_dir)
@@ -59,11 +66,15 @@ class Agent:
         self._incoming = IncomingCheckpoints(self._storage)
         self._tools = CheckpointTools(self._storage, self._place.pool, self._readable)
         self._discover()
-        folder = self._place.node_dir / "attempts"
-        self._attempts = Attempts(folder, self._place.storage, self._place.node, self._packages, self._threads)
+        self._generation = Generation(self._place.node_dir / "generation")
+        given = os.environ.get("POLYFLEET_FENCES")
+        shared = fences or (Path(given) if given else None)
+        self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
+        folder, ours = self._place.node_dir / "attempts", self._place
+        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
-        if _ray() is not None:
+        if shared is not None or _ray() is not None:
             threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
 
     def _discover(self) -> None:
@@ -73,10 +84,16 @@ class Agent:
     def _threads(self, order: Order) -> int:
         return threads_per_rank(cores(Machine()), len(self._devices), order)
 
-    def hello(self) -> dict[str, Any]:
-        """Facts of this node, devices looked for anew."""
+    def hello(self, generation: int) -> dict[str, Any]:
+        """{"facts", devices looked for anew; "generation", the newest seen; "epochs": {job: highest seen}; "clock_s"}.
+
+        An older controller is answered too: it learns how high it has to count before it may act.
+        """
+        with suppress(TakenOver):
+            self._generation.admit(generation)
         self._discover()
-        return self._facts()
+        seen = {"generation": self._generation.seen, "epochs": self._attempts.epochs()}
+        return {"facts": self._facts(), **seen, "clock_s": lease.now_s()}
 
     def _facts(self) -> dict[str, Any]:
         self._told_s = time.monotonic()
@@ -87,31 +104,50 @@ class Agent:
         )
         return facts
 
-    def start(self, order: dict[str, Any], secrets: dict[str, str]) -> None:
-        """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch older than one seen of the job."""
-        if isinstance(order.get("command"), str):
-            order = {**order, "command": ["/bin/sh", "-c", order["command"]]}
+    def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
+        """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch that is past or was stopped, and
+        TakenOver for an older controller, as all calls that act; FleetError where its fence cannot be read.
+        """
+        self._generation.admit(generation)
+        try:
+            asked = Order.parse(order)
+        except Unusable as e:
+            raise UserError(f"the order {e}", "install the same Polyfleet version on server and node") from None
         named = {str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties}
-        self._attempts.start(from_plain(Order, {**order, "visible_as": named}), secrets)
+        self._attempts.start(replace(asked, visible_as=named), secrets)
 
-    def stop(self, job: str, epoch: int, how: str) -> None:
-        """`preempt` lets the ranks save first, `cancel` does not. Unknown attempt: nothing to do."""
+    def stop(self, generation: int, job: str, epoch: int, how: str) -> None:
+        """`preempt` lets the ranks save first, `cancel` does not. An attempt that is not known here never starts."""
+        self._generation.admit(generation)
         self._attempts.stop(job, epoch, how)
 
-    def watch(self, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> dict[str, Any]:
+    def watch(
+        self,
+        generation: int,
+        cursors: dict[str, int],
+        known: dict[str, str],
+        timeout_s: float,
+        clock_s: float | None = None,
+    ) -> dict[str, Any]:
         """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key], "poison": {key: {"count",
-        "reason"}}} at news, else after `timeout_s`.
+        "reason"}}, "clock_s"} at news, else after `timeout_s`.
 
         `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows,
         "poison" those whose ranks wrote what cannot be used. Each call renews all leases; so that they hold until the
-        next call, one lasts no longer than a third of the shortest lease.
+        next call, one lasts no longer than a third of the shortest lease. `clock_s` is that of this node's last answer:
+        leases are given from then on, so that a call that was late, or lay in a frozen process, stretches none.
         """
+        self._generation.admit(generation)
         self._heard_s = time.monotonic()
-        self._attempts.renew()
+        self._attempts.renew(clock_s)
         leases = [a.lease_s / 3 for a in self._attempts.live()]
         reports = self._attempts.news(cursors, known, min([timeout_s, *leases]))
-        told = {"reports": reports, "attempts": self._attempts.known(), "poison": self._attempts.poison()}
-        return {"facts": self._facts_if_due(), **told}
+        told = {
+            "reports": [r.to_plain() for r in reports],
+            "attempts": self._attempts.known(),
+            "poison": self._attempts.poison(),
+        }
+        return {"facts": self._facts_if_due(), **told, "clock_s": lease.now_s()}
 
     def _facts_if_due(self) -> dict[str, Any] | None:
         now = time.monotonic()
@@ -119,8 +155,9 @@ class Agent:
             threading.Thread(target=self._discover, name="discovery", daemon=True).start()
         return self._facts() if now - self._told_s >= FACTS_EVERY_S else None
 
-    def forget(self, job: str, epoch: int) -> None:
+    def forget(self, generation: int, job: str, epoch: int) -> None:
         """The controller has the outcome durably: remove the ranks' folders, keep logs and records."""
+        self._generation.admit(generation)
         self._attempts.forget(job, epoch)
 
     def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
@@ -207,7 +244,7 @@ class Agent:
         return self._checkpoints.plan(path, kind, count)
 
     def _watch_fences(self) -> None:
-        """While the controller is silent for a third of a lease, ask Ray's key-value store who owns the job.
+        """While the controller is silent for a third of a lease, read the fences that it writes.
 
         Never ends: every lease of this node would lapse the next time the controller is silent.
         """
@@ -215,7 +252,7 @@ class Agent:
             time.sleep(FENCE_EVERY_S)
             silent_s = time.monotonic() - self._heard_s
             try:
-                fence.check([a for a in self._attempts.live() if silent_s > a.lease_s / 3], _newest_epoch)
+                fence.check([a for a in self._attempts.live() if silent_s > a.lease_s / 3], self._fences)
             except Exception:
                 LOG.exception("fences were not looked at")
 
@@ -226,15 +263,15 @@ def _ray() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def _newest_epoch(job: str) -> int | None:
-    """What the controller wrote last. Raises Unreadable when the store does not answer in time."""
+def _stored(key: str) -> bytes | None:
+    """What Ray's key-value store holds. Raises Unreadable when it does not answer in time."""
     from ray.exceptions import RayError
     from ray.experimental import internal_kv
 
     store: Any = internal_kv
     try:
-        key = FENCE_KEY.format(job=job).encode()
-        value = store.internal_kv_get_gcs_client().internal_kv_get(key, None, timeout=KV_TIMEOUT_S)
-        return None if value is None else int(value)
+        client = store.internal_kv_get_gcs_client()
+        value: bytes | None = client.internal_kv_get(key.encode(), None, timeout=KV_TIMEOUT_S)
+        return value
     except (RayError, RuntimeError, OSError, ValueError) as e:
         raise fence.Unreadable(str(e)) from e

@@ -1,6 +1,6 @@
 """Errors a task or a back end raises for the user, each with numbers and a remedy."""
 
-from cluster.errors import UserError
+from cluster.errors import Conflict, UserError
 
 
 class OutOfDeviceMemory(UserError):
@@ -10,6 +10,18 @@ class OutOfDeviceMemory(UserError):
             "lower task.batch_size, or put a candidate with more memory first",
         )
         self.args = (device, needed_bytes, free_bytes)
+
+
+class TakenOver(Conflict):
+    """An agent obeys no controller older than one that it has heard of."""
+
+    def __init__(self, generation: int, seen: int):
+        super().__init__(
+            f"a newer controller (generation {seen}) has taken over this node; this one has generation {generation}",
+            "end the older server: two must not serve one fleet",
+        )
+        self.args = (generation, seen)
+        self.generation, self.seen = generation, seen
 
 
 class BackendUnavailable(UserError):
@@ -59,6 +71,17 @@ def _usable(enabled: "tuple[str, ...] | None") -> "tuple[tuple[str, ...], tuple[
 
 class CheckpointError(UserError):
     """A checkpoint that cannot be saved, read or trusted; names file, tensor or chunk."""
+
+
+class NotFinite(UserError):
+    """A number or a tensor of `step` that is NaN or infinite: training on is useless, and its checkpoints are too."""
+
+    def __init__(self, what: str, step: int):
+        super().__init__(
+            f"{what} at step {step}",
+            "look at the learning rate and the data of this step; recovery: {on_events: {nan: ignore}} trains on",
+        )
+        self.args = (what, step)
 
 
 class NotEnoughMemory(UserError):

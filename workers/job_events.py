@@ -1,48 +1,75 @@
 """What ranks tell in events.jsonl: checked by the agent that reads it, and again by the server before it stores it.
 
 User code can write there too. An event holds what is listed here, in these types and bounds, or it does not count.
+Standard library only.
 """
 
-import math
-from typing import Any, TypeGuard
+from dataclasses import dataclass
+from typing import Any
 
-from cluster.untrusted import LARGEST_INTEGER, Unreadable, parse_json
+from cluster.untrusted import Unreadable, parse_json
+from workers.fields import LARGEST_COUNT, Fields, Unusable, is_count, is_number, is_text
 
 LONGEST_LINE_BYTES = 64 << 10
 LONGEST_PATH = 4096
-LARGEST_STEP = 2**53
-"""What JavaScript counts exactly; far within what the store holds."""
+LARGEST_STEP = LARGEST_COUNT
 LATEST_S = 253_370_764_800.0
 """The year 9999: later times have no date."""
 KINDS = ("report", "checkpoint", "note", "phase")
 ALWAYS = ("t", "rank", "type")
 
 
-def parsed(line: bytes, since_s: float, until_s: float) -> dict[str, Any]:
-    """One line as an event. Raises Unreadable, whose `why` says what is wrong with it."""
-    if len(line) > LONGEST_LINE_BYTES:
-        raise Unreadable("the event", f"is longer than {LONGEST_LINE_BYTES} bytes")
-    event = parse_json(line, "the event")
-    if why := refusal(event, since_s, until_s):
-        raise Unreadable("the event", why)
-    checked: dict[str, Any] = event
-    return checked
+@dataclass(frozen=True, slots=True)
+class RankEvent:
+    """One thing that a rank told. `type` is one of KINDS, `t` the rank's wall clock in epoch seconds; `at` is the byte
+    after its line in the attempt's events file, so the same event always has the same; `data` holds its other fields.
+    """
 
+    type: str
+    rank: int
+    t: float
+    at: int
+    data: dict[str, Any]
 
-def refusal(event: Any, since_s: float = 0.0, until_s: float = LATEST_S) -> str:
-    """Why this is no event that may be stored, "" when it is one. Its time lies between the two, in epoch seconds."""
-    if not isinstance(event, dict):
-        return "is no JSON object"
-    t, kind = event.get("t"), event.get("type")
-    if not _is_number(t):
-        return "has no time `t` that is a finite number"
-    if not since_s <= t <= until_s:
-        return f"has the time {t:.6g}, which lies outside of its attempt"
-    if not _is_count(event.get("rank")):
-        return "has no `rank` that is a whole number"
-    if kind not in KINDS:
-        return f"has none of the types {', '.join(KINDS)}"
-    return {"report": _bad_report, "checkpoint": _bad_checkpoint}.get(kind, _accepted)(event)
+    def to_plain(self) -> dict[str, Any]:
+        return {"type": self.type, "rank": self.rank, "t": self.t, "at": self.at, "data": self.data}
+
+    @classmethod
+    def parse(cls, data: Any, since_s: float = 0.0, until_s: float = LATEST_S) -> "RankEvent":
+        """Raises Unusable, also for a time that does not lie between the two, in epoch seconds."""
+        fields = Fields(data, cls.__slots__)
+        return cls._checked(fields.count("at"), fields.object("data"), data, since_s, until_s)
+
+    @classmethod
+    def of_line(cls, line: bytes, at: int, since_s: float, until_s: float) -> "RankEvent":
+        """A line of events.jsonl that ends at byte `at`. Raises Unusable."""
+        if len(line) > LONGEST_LINE_BYTES:
+            raise Unusable(f"is longer than {LONGEST_LINE_BYTES} bytes")
+        try:
+            told = parse_json(line, "the event")
+        except Unreadable as e:
+            raise Unusable(e.why) from None
+        if not isinstance(told, dict):
+            raise Unusable("is no JSON object")
+        data = {name: value for name, value in told.items() if name not in ALWAYS}
+        return cls._checked(at, data, told, since_s, until_s)
+
+    @classmethod
+    def _checked(
+        cls, at: int, data: dict[str, Any], told: dict[str, Any], since_s: float, until_s: float
+    ) -> "RankEvent":
+        t, rank, kind = (told.get(name) for name in ALWAYS)
+        if not is_number(t):
+            raise Unusable("has no time `t` that is a finite number")
+        if not since_s <= t <= until_s:
+            raise Unusable(f"has the time {t:.6g}, which lies outside of its attempt")
+        if not is_count(rank):
+            raise Unusable("has no `rank` that is a whole number")
+        if kind not in KINDS:
+            raise Unusable(f"has none of the types {', '.join(KINDS)}")
+        if why := {"report": _bad_report, "checkpoint": _bad_checkpoint}.get(kind, _accepted)(data):
+            raise Unusable(why)
+        return cls(kind, rank, t, at, data)
 
 
 def _accepted(_: dict[str, Any]) -> str:
@@ -50,37 +77,22 @@ def _accepted(_: dict[str, Any]) -> str:
     return ""
 
 
-def _bad_report(event: dict[str, Any]) -> str:
-    if not _is_count(event.get("step")):
+def _bad_report(data: dict[str, Any]) -> str:
+    if not is_count(data.get("step")):
         return f"has no `step` that is a whole number from 0 to {LARGEST_STEP}"
-    wrong = [name for name, value in event.items() if not (_is_text(name) and _is_scalar(value))]
+    wrong = [name for name, value in data.items() if not (is_text(name) and _is_scalar(value))]
     return f"has a value of {wrong[0][:40]!r} that is no single number, text or null" if wrong else ""
 
 
-def _bad_checkpoint(event: dict[str, Any]) -> str:
-    path = event.get("path")
-    if not _is_count(event.get("step")):
+def _bad_checkpoint(data: dict[str, Any]) -> str:
+    path = data.get("path")
+    if not is_count(data.get("step")):
         return f"has no `step` that is a whole number from 0 to {LARGEST_STEP}"
-    if not _is_text(path) or not 0 < len(path) <= LONGEST_PATH or "\0" in path:
+    if not is_text(path) or not 0 < len(path) <= LONGEST_PATH or "\0" in path:
         return "has no `path` of a checkpoint"
-    measured = [event[name] for name in ("bytes", "seconds", "blocked_s") if name in event]
-    return "" if all(_is_number(n) and n >= 0 for n in measured) else "measures its checkpoint in no finite numbers"
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    if type(value) is int:
-        return abs(value) <= LARGEST_INTEGER
-    return type(value) is float and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST_STEP
+    measured = [data[name] for name in ("bytes", "seconds", "blocked_s") if name in data]
+    return "" if all(is_number(n) and n >= 0 for n in measured) else "measures its checkpoint in no finite numbers"
 
 
 def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, bool) or _is_number(value) or _is_text(value)
-
-
-def _is_text(value: Any) -> TypeGuard[str]:
-    """Text that UTF-8 can hold."""
-    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+    return value is None or isinstance(value, bool) or is_number(value) or is_text(value)

@@ -1,19 +1,43 @@
-"""What crosses between controller, agent, supervisor and rank: plain data with a version, and nothing else."""
+"""What crosses between controller, agent, supervisor and rank: plain data with a version, and nothing else.
 
-import math
-from dataclasses import dataclass, field
+Both sides build these classes and read them with `parse`, which believes nothing: it raises Unusable, whose text goes
+on after the message's name. Standard library only, since supervisors import it.
+"""
+
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-PROTOCOL = 2
+from workers.fields import LONGEST_TEXT, Fields, Unusable, is_count, is_text
+from workers.job_events import RankEvent
+
+__all__ = ["FAILURES", "FENCE_KEY", "OUTCOMES", "PHASES", "PROTOCOL"]
+__all__ += ["AttemptReport", "Failure", "Order", "Outcome", "RankEvent", "Unusable"]
+
+PROTOCOL = 3
 """Raised when a message changes its meaning. An agent of another protocol is refused at join."""
 
-FENCE_KEY = "polyfleet/fence/{job}"
-"""Ray KV key that holds the newest epoch of a job, as decimal text: the second channel of a lease."""
+FENCE_KEY = "polyfleet/{fleet}/fence/{job}"
+"""Of Ray's key-value store: the epoch, as decimal text, below which nothing of the job's attempts counts any more."""
 
 OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "lost")
+PHASES = ("starting", "running", "ended")
 
-FAILURES = ("user", "memory", "signal", "start", "internal", "unreadable", "launch")
-"""`unreadable`: the ranks broke a file that the node reads of them. `launch`: no rank was started."""
+FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang")
+"""`unreadable`: the ranks broke a file that the node reads of them. `launch`: no rank was started. `storage`: the
+node's disk was full. `nan`: the loss was no number. `hang`: the ranks made no progress.
+"""
+LONGEST_JOB = 128
+MOST_RANKS = 1 << 20
+LONGEST_LEASE_S = 86_400.0
+LATEST_S = 1e12
+
+
+Part = tuple[str, int, int]
+"""Job, epoch and node rank: one node's part of an attempt."""
+
+
+def _shallow(message: Any) -> dict[str, Any]:
+    return {f.name: getattr(message, f.name) for f in fields(message)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +80,46 @@ class Order:
     lease_s: float = 20.0
     protocol: int = PROTOCOL
 
+    def to_plain(self) -> dict[str, Any]:
+        return _shallow(self) | {"devices": list(self.devices), "command": list(self.command)}
+
+    @classmethod
+    def parse(cls, data: Any) -> "Order":
+        """`command` may be one text, which a shell then runs."""
+        f = Fields(data, cls.__slots__)
+        job, epoch, node_rank = _part(f)
+        return cls(
+            job=job,
+            epoch=epoch,
+            node_rank=node_rank,
+            task=f.text("task", most=100),
+            backend=f.text("backend", most=100),
+            kind=f.text("kind", most=100),
+            emulated=f.flag("emulated"),
+            devices=_devices(f.sequence("devices")),
+            nodes=f.count("nodes", least=1, most=MOST_RANKS),
+            first_rank=f.count("first_rank", most=MOST_RANKS),
+            ranks=f.count("ranks", least=1, most=MOST_RANKS),
+            world_size=f.count("world_size", least=1, most=MOST_RANKS),
+            master_address=f.text("master_address", most=256),
+            master_port=f.count("master_port", most=65_535),
+            command=_command(f.optional("command")),
+            arguments=f.object("arguments", {}),
+            visible_as=f.texts("visible_as", {}),
+            environment=f.texts("environment", {}),
+            entry=f.text("entry", ""),
+            package=f.text("package", ""),
+            checkpoint_root=f.text("checkpoint_root", ""),
+            resume_from=f.text("resume_from", ""),
+            precision=f.text("precision", ""),
+            keep_checkpoints=f.count("keep_checkpoints", 3),
+            batch_size=f.count("batch_size", 0),
+            seed=f.count("seed", 0, least=-(2**63), most=2**64 - 1),
+            grace_s=f.number("grace_s", 30.0),
+            lease_s=f.number("lease_s", 20.0, most=LONGEST_LEASE_S),
+            protocol=f.count("protocol", PROTOCOL),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -68,11 +132,29 @@ class Failure:
     traceback: str = ""
     exit_code: int | None = None
 
+    def to_plain(self) -> dict[str, Any]:
+        return _shallow(self)
+
+    @classmethod
+    def parse(cls, data: Any) -> "Failure":
+        f = Fields(data, cls.__slots__)
+        code = f.optional("exit_code")
+        if code is not None and not is_count(code, -1000, 1 << 32):
+            raise Unusable("has an exit code that is no whole number")
+        return cls(
+            f.count("rank", 0),
+            f.text("node", "", most=256),
+            f.word("kind", FAILURES),
+            f.text("message", "", most=LONGEST_TEXT),
+            f.text("traceback", "", most=LONGEST_TEXT),
+            code,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one node's part of an attempt ended: a state of OUTCOMES, exit codes by global rank, the task's result (rank
-    0), the most host memory its ranks held at one time (0: not measured).
+    0), the most host memory its ranks held at one time (0: not measured). `ended_s` is the node's wall clock.
     """
 
     job: str
@@ -85,38 +167,89 @@ class Outcome:
     ended_s: float = 0.0
     peak_memory_bytes: int = 0
 
+    def to_plain(self) -> dict[str, Any]:
+        codes = {str(rank): code for rank, code in sorted(self.exit_codes.items())}
+        return _shallow(self) | {"exit_codes": codes, "failure": self.failure and self.failure.to_plain()}
+
+    @classmethod
+    def parse(cls, data: Any) -> "Outcome":
+        f = Fields(data, cls.__slots__)
+        return cls(
+            *_part(f),
+            state=f.word("state", OUTCOMES),
+            exit_codes=_exit_codes(f.object("exit_codes")),
+            failure=_failure(f.optional("failure")),
+            result=f.object("result", {}),
+            ended_s=f.number("ended_s", 0.0, least=-LATEST_S, most=LATEST_S),
+            peak_memory_bytes=f.count("peak_memory_bytes", 0),
+        )
+
+    @classmethod
+    def parse_of(cls, part: Part, data: Any) -> "Outcome":
+        """As `parse`; also raises Unusable for the outcome of another part of an attempt."""
+        if not isinstance(data, dict) or tuple(data.get(name) for name in ("job", "epoch", "node_rank")) != part:
+            raise Unusable(f"is no outcome of {'.'.join(map(str, part))}")
+        return cls.parse(data)
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """One attempt as its agent sees it: phase is starting, running or ended; `events` are new JSON lines from
-    `cursor_before` on.
+    """One attempt as its agent sees it: a phase of PHASES, new events, and the byte of its events file up to which they
+    go. There is an outcome once the phase is `ended`.
     """
 
     job: str
     epoch: int
     node_rank: int
     phase: str
-    events: tuple[dict[str, Any], ...]
+    events: tuple[RankEvent, ...]
     cursor: int
     outcome: Outcome | None = None
 
+    def to_plain(self) -> dict[str, Any]:
+        told = {
+            "events": [event.to_plain() for event in self.events],
+            "outcome": self.outcome and self.outcome.to_plain(),
+        }
+        return _shallow(self) | told
 
-def outcome_refusal(found: Any, job: str, epoch: int, node_rank: int) -> str:
-    """Why `found`, plain data, is no Outcome of that part of an attempt; "" when it is one."""
-    named = [found.get(name) for name in ("job", "epoch", "node_rank")] if isinstance(found, dict) else []
-    if named != [job, epoch, node_rank]:
-        return f"is no outcome of {job}.{epoch}.{node_rank}"
-    if found.get("state") not in OUTCOMES:
-        return f"has the state {str(found.get('state'))[:40]!r}, which is none of {', '.join(OUTCOMES)}"
-    codes, failure, ended_s = found.get("exit_codes"), found.get("failure"), found.get("ended_s", 0.0)
-    if not isinstance(codes, dict) or not all(str(k).isdecimal() and type(v) is int for k, v in codes.items()):
-        return "has exit codes that are no whole numbers by rank"
-    if failure is not None and not (isinstance(failure, dict) and failure.get("kind") in FAILURES):
-        return f"has a failure of none of the kinds {', '.join(FAILURES)}"
-    if failure and not all(isinstance(failure.get(name, ""), str) for name in ("node", "message", "traceback")):
-        return "has a failure that is not told in text"
-    if not isinstance(found.get("result", {}), dict):
-        return "has a result that is no object"
-    if type(found.get("peak_memory_bytes", 0)) is not int:
-        return "has a peak of memory that is no whole number"
-    return "" if isinstance(ended_s, int | float) and math.isfinite(ended_s) else "has no time of its end"
+    @classmethod
+    def parse(cls, data: Any) -> "AttemptReport":
+        f = Fields(data, cls.__slots__)
+        part, phase, ended = _part(f), f.word("phase", PHASES), f.optional("outcome")
+        if (phase == "ended") != (ended is not None):
+            raise Unusable("has ended without an outcome" if ended is None else f"has an outcome in the phase {phase}")
+        events = tuple(RankEvent.parse(event) for event in f.sequence("events"))
+        outcome = None if ended is None else Outcome.parse_of(part, ended)
+        return cls(*part, phase, events, f.count("cursor"), outcome)
+
+
+def _part(f: Fields) -> Part:
+    return f.text("job", least=1, most=LONGEST_JOB), f.count("epoch"), f.count("node_rank", most=MOST_RANKS)
+
+
+def _devices(found: tuple[Any, ...]) -> tuple[int, ...]:
+    if not all(is_count(number) for number in found):
+        raise Unusable("has devices that are not whole numbers")
+    return found
+
+
+def _command(found: Any) -> tuple[str, ...]:
+    if isinstance(found, str) and found:
+        found = ["/bin/sh", "-c", found]
+    if not isinstance(found or [], list | tuple) or not all(is_text(word) for word in found or ()):
+        raise Unusable("has a `command` that is neither text nor a list of texts")
+    return tuple(found or ())
+
+
+def _exit_codes(found: dict[str, Any]) -> dict[int, int]:
+    if not all(rank.isascii() and rank.isdecimal() and len(rank) < 16 and type(c) is int for rank, c in found.items()):
+        raise Unusable("has exit codes that are no whole numbers by rank")
+    return {int(rank): code for rank, code in found.items()}
+
+
+def _failure(found: Any) -> Failure | None:
+    try:
+        return None if found is None else Failure.parse(found)
+    except Unusable as e:
+        raise Unusable(f"has a failure that {e}") from None

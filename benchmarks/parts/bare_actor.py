@@ -52,7 +52,7 @@ def hello() -> float:
 
     agent = ray.get_actor(f"agent-{NODE}", namespace=connect.NAMESPACE)
     start = perf_counter()
-    ray.get(agent.hello.remote())
+    ray.get(agent.hello.remote(0))
     return perf_counter() - start
 
 

@@ -32,6 +32,7 @@ class Answer:
     fits: tuple[str, ...]
     refused: dict[str, str]
     measured: dict[str, str] = field(default_factory=dict)
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,17 @@ def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: 
     refused = {key: told for (number, key), told in why_not.items() if number == index}
     fits = {have.id: have for have in sorted(snapshot.devices, key=lambda d: d.id) if have.id not in refused}
     measured = {
-        name: sentence(snapshot.throughput.of(job, index, have.kind), snapshot.now_s) for name, have in fits.items()
+        name: sentence(snapshot.throughput.of(job, index, have.kind), snapshot.wall_s) for name, have in fits.items()
     }
     told = measured if job.workload else {}
-    return Answer(index, want.kinds, want.count, want.min_count, want.nodes, want.pool, tuple(fits), refused, told)
+    return Answer(
+        index, want.kinds, want.count, want.min_count, want.nodes, want.pool, tuple(fits), refused, told, want.exclusive
+    )
 
 
 def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
     able = [have for have in devices if not refusal(want, have, EVER)]
-    found = islands(able)
+    found = islands(want, able)
     if any(len(nodes) >= want.nodes for nodes in found.values()):
         return ""
     if able:

@@ -3,10 +3,15 @@
 from collections.abc import Callable, Iterable
 
 from cluster.catalogue import meets
-from orchestrator.core.model import Candidate, Devices
+from orchestrator.core.model import Candidate, Devices, Job
 
 ANY = "any"
 Rule = Callable[[Candidate, Devices], str]
+
+
+def least(want: Candidate, have: Devices) -> int:
+    """The fewest devices of this node with which the candidate runs."""
+    return have.total if want.exclusive else want.min_count
 
 
 def matches(pattern: str, have: Devices) -> bool:
@@ -52,9 +57,9 @@ def enough_memory(want: Candidate, have: Devices) -> str:
 
 
 def enough_devices(want: Candidate, have: Devices) -> str:
-    if have.total >= want.min_count:
+    if have.total >= least(want, have):
         return ""
-    return f"has {_devices(have.total)} in all, job needs {_needed(want)}"
+    return f"has {_devices(have.total)} in all, job needs {needed(want)}"
 
 
 def node_takes_jobs(_want: Candidate, have: Devices) -> str:
@@ -64,10 +69,17 @@ def node_takes_jobs(_want: Candidate, have: Devices) -> str:
 
 
 def enough_free(want: Candidate, have: Devices) -> str:
-    if len(have.free) >= want.min_count:
+    if len(have.free) >= least(want, have):
         return ""
     are = "is" if have.total == 1 else "are"
-    return f"{len(have.free)} of {_devices(have.total)} {are} free, job needs {_needed(want)}"
+    return f"{len(have.free)} of {_devices(have.total)} {are} free, job needs {needed(want)}"
+
+
+def other_vendor(job: Job, have: Devices) -> str:
+    """A job that may not cross vendors stays with the back end it last ran on."""
+    if job.recovery.cross_vendor or job.backend in ("", have.backend):
+        return ""
+    return f"is {have.backend}; the job last ran on {job.backend}, and recovery.cross_vendor is false"
 
 
 EVER: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, right_node, enough_memory, enough_devices)
@@ -87,7 +99,10 @@ def _devices(count: int) -> str:
     return f"{count} device" if count == 1 else f"{count} devices"
 
 
-def _needed(want: Candidate) -> str:
+def needed(want: Candidate) -> str:
+    """How many devices of a node, in words."""
+    if want.exclusive:
+        return "all of them (exclusive)"
     return f"{want.min_count}" if want.min_count == want.count else f"at least {want.min_count}"
 
 

@@ -12,11 +12,16 @@
 | refused     | yes           | reason: nothing can ever run it                                                       |
 | cancelled   | yes           | reason; its attempt lives on until `released`                                         |
 | released    | no            | outcome, reason: no process of the attempt is left, its devices are free              |
-| checkpoint  | no            | pool, path, step                                                                      |
+| checkpoint  | no            | pool, path, step, at (position among the events of its rank)                          |
 | resumed     | no            | step                                                                                  |
+| migrated    | no            | candidates that replace the job's own, reason                                         |
+| overtaken   | no            | node, seen: the epoch of an attempt there that is newer than any this log knows       |
 
 Fencing: an event of an attempt counts only with the job's current epoch, and `placed` only with the next one. What a
-user does (submit, cancel) is never fenced. What does not count is ignored, with a sentence for whoever asks.
+user does (submit, cancel, migrate) is never fenced, nor is `overtaken`, which raises the next epoch. What does not
+count is ignored, with a sentence for whoever asks.
+
+Events of a node, `drained` and `undrained`, have "node/NAME" in place of a job: see core/nodes.py.
 """
 
 from collections.abc import Iterable
@@ -24,12 +29,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.plain import from_plain, to_plain
-from orchestrator.core.model import Event, Job, Running, Start
+from orchestrator.core.model import Candidate, Event, Job, Running, Start
 from orchestrator.core.retry import Decision
 from orchestrator.core.states import MOVES, TERMINAL, State
 
 WORKING = frozenset({State.STARTING, State.RUNNING})
-NOTES = frozenset({"released", "checkpoint", "resumed"})
+NOTES = frozenset({"released", "checkpoint", "resumed", "migrated", "overtaken"})
+UNFENCED = frozenset({"cancelled", "migrated", "overtaken"})
 ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrupted", "released": "released"}
 
 
@@ -55,11 +61,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of a job. `reason` is of the event that led to its state, `seq` of the last that counted."""
+    """All that is known of a job. `spec` is for showing only. `reason` is of the event that led to its state, `seq` of
+    the last that counted.
+    """
 
     job: Job
     spec: dict[str, Any]
-    package: str = ""
     reason: str = ""
     attempts: tuple[Attempt, ...] = ()
     checkpoint: dict[str, Any] | None = None
@@ -105,7 +112,8 @@ def ignored(record: Record | None, event: Event) -> str:
     if event.event == "submitted":
         return f"{event.job} is already submitted"
     job = record.job
-    if event.event != "cancelled" and event.epoch != (expected := job.epoch + (event.event == "placed")):
+    expected = job.next_epoch if event.event == "placed" else job.epoch
+    if event.event not in UNFENCED and event.epoch != expected:
         return f"{event.event} of epoch {event.epoch}, the job is at {expected}"
     if event.event == "released":
         return "" if record.live else "nothing is left to release"
@@ -115,24 +123,24 @@ def ignored(record: Record | None, event: Event) -> str:
 
 
 def running(records: Iterable[Record]) -> tuple[Running, ...]:
-    """The live attempts, as a snapshot wants them."""
+    """The live attempts, as a snapshot wants them. Of equals the one that was submitted first counts as the oldest."""
     held = ((record.job, record.live) for record in records)
     return tuple(
-        Running(job.id, job.priority, live.placed_s, live.leases, stopping=job.state not in WORKING)
+        Running(job.id, job.priority, job.number, live.leases, stopping=job.state not in WORKING)
         for job, live in held
         if live
     )
 
 
-def submitted(job: Job, spec: dict[str, Any], package: str, now_s: float) -> Event:
-    return Event(job.id, "submitted", 0, now_s, {"job": to_plain(job), "spec": spec, "package": package})
+def submitted(job: Job, spec: dict[str, Any], now_s: float) -> Event:
+    return Event(job.id, "submitted", 0, now_s, {"job": to_plain(job), "spec": spec})
 
 
 def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
     """The event that makes `start` the job's next attempt."""
     leases = [[devices_id, list(numbers)] for devices_id, numbers in start.leases]
     data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": leases, "reason": start.reason}
-    return Event(job.id, "placed", job.epoch + 1, now_s, data)
+    return Event(job.id, "placed", job.next_epoch, now_s, data)
 
 
 def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
@@ -142,8 +150,23 @@ def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
 
 
 def _submitted(event: Event) -> Record:
-    job = from_plain(Job, event.data["job"])
-    return Record(job, event.data.get("spec", {}), event.data.get("package", ""), "submitted", seq=event.seq)
+    spec = event.data.get("spec", {})
+    job = from_plain(Job, {**_of_spec(spec, event.data), **event.data["job"]})
+    return Record(replace(job, number=event.seq), spec, "submitted", seq=event.seq)
+
+
+def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """What logs of 0.1 keep in the spec alone, or beside it. A field of the job itself counts first."""
+    checkpoint = spec.get("checkpoint", {})
+    told = {
+        "entry": spec.get("entry"),
+        "seed": spec.get("seed"),
+        "secrets": spec.get("secrets"),
+        "package": data.get("package"),
+        "keep_checkpoints": checkpoint.get("keep"),
+        "resume_from": checkpoint.get("resume_from"),
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _noted(record: Record, event: Event) -> Record:
@@ -151,6 +174,11 @@ def _noted(record: Record, event: Event) -> Record:
         return replace(record, checkpoint=dict(event.data))
     if event.event == "resumed":
         return replace(record, resumed_step=int(event.data["step"]))
+    if event.event == "migrated":
+        candidates = tuple(from_plain(Candidate, c) for c in event.data["candidates"])
+        return replace(record, job=replace(record.job, candidates=candidates, first_candidate=0))
+    if event.event == "overtaken":
+        return replace(record, job=replace(record.job, floor=max(record.job.floor, int(event.data["seen"]))))
     return _attempt_ended(record, event)
 
 
@@ -165,7 +193,7 @@ def _placed(record: Record, event: Event) -> Record:
     data = event.data
     leases = tuple((devices_id, tuple(numbers)) for devices_id, numbers in data["leases"])
     attempt = Attempt(event.epoch, data["candidate"], data["kind"], data["pool"], leases, event.time_s)
-    job = replace(record.job, epoch=event.epoch)
+    job = replace(record.job, epoch=event.epoch, backend=data["kind"].partition(":")[0])
     return replace(record, job=job, attempts=(*record.attempts, attempt))
 
 
@@ -176,8 +204,9 @@ def _started(record: Record, event: Event) -> Record:
 
 def _attempt_ended(record: Record, event: Event) -> Record:
     data = event.data
-    names = ("restarts", "interruptions", "refusals", "first_candidate", "not_before_s")
+    names = ("restarts", "interruptions", "refusals", "first_candidate")
     job = replace(record.job, **{name: data[name] for name in names if name in data})
+    job = replace(job, avoid=tuple(data.get("avoid", ())))
     outcome = data.get("outcome") or ENDINGS[event.event]
     told = {"reason": data.get("reason", ""), "peak_memory_bytes": data.get("peak_memory_bytes", 0)}
     after = _last(record, ended_s=event.time_s, outcome=outcome, **told)

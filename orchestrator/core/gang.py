@@ -3,17 +3,22 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from orchestrator.core.fit import least
 from orchestrator.core.model import Candidate, Devices
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Island:
-    """Devices that may share one collective group: same back end, environment and pool, same kind."""
+    """Devices that may share one collective group: same back end, environment and pool, same kind.
+
+    `per_node`: how many devices each node has, where whole nodes are wanted; else 0.
+    """
 
     pool: str
     kind: str
     backend: str
     environment: str
+    per_node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +35,25 @@ class Option:
         return tuple((have.id, tuple(sorted(have.free))[: self.count]) for have in self.nodes)
 
 
-def island_of(have: Devices) -> Island:
-    return Island(have.pool, have.kind, have.backend, have.environment)
+def island_of(want: Candidate, have: Devices) -> Island:
+    return Island(have.pool, have.kind, have.backend, have.environment, have.total if want.exclusive else 0)
 
 
-def islands(devices: Iterable[Devices]) -> dict[Island, list[Devices]]:
-    """Nodes by island, both in a fixed order whatever order they came in."""
+def islands(want: Candidate, devices: Iterable[Devices]) -> dict[Island, list[Devices]]:
+    """Nodes by island, both in a fixed order whatever order they came in.
+
+    Whole nodes share an island where they have equally many devices: an attempt has as many on each of its nodes.
+    """
     grouped: dict[Island, list[Devices]] = {}
     for have in sorted(devices, key=lambda d: d.id):
-        grouped.setdefault(island_of(have), []).append(have)
+        grouped.setdefault(island_of(want, have), []).append(have)
     return dict(sorted(grouped.items()))
 
 
-def option(index: int, want: Candidate, fits: list[Devices], fewest: bool = False) -> Option | None:
-    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses.
+def option(
+    index: int, want: Candidate, fits: list[Devices], fewest: bool = False, avoid: tuple[str, ...] = ()
+) -> Option | None:
+    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses; those of `avoid` come last.
 
     Of a range, as many devices per node as `want.nodes` nodes can give, or the `fewest`. Every node gives the same
     number, since the ranks of unequal nodes wait for the slowest.
@@ -51,8 +61,9 @@ def option(index: int, want: Candidate, fits: list[Devices], fewest: bool = Fals
     if len(fits) < want.nodes:
         return None
     frees = sorted((len(have.free) for have in fits), reverse=True)
-    count = want.min_count if fewest else min(want.count, frees[want.nodes - 1])
-    tightest = sorted((have for have in fits if len(have.free) >= count), key=lambda d: (len(d.free), d.id))
+    count = least(want, fits[0]) if fewest or want.exclusive else min(want.count, frees[want.nodes - 1])
+    able = [have for have in fits if len(have.free) >= count]
+    tightest = sorted(able, key=lambda d: (d.node in avoid, len(d.free), d.id))
     return Option(index, count, tuple(tightest[: want.nodes]))
 
 
@@ -62,4 +73,5 @@ def too_few_nodes(want: Candidate, found: dict[Island, list[Devices]]) -> str:
         return ""
     island, fits = max(found.items(), key=lambda item: len(item[1]))
     have = f"pool {island.pool} has {len(fits)} ({island.kind})"
-    return f"job needs {want.nodes} nodes of one island, each with {want.min_count} devices; {have}"
+    each = "as many devices as the others" if want.exclusive else f"{want.min_count} devices"
+    return f"job needs {want.nodes} nodes of one island, each with {each}; {have}"

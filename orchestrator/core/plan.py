@@ -1,7 +1,7 @@
 """The decision: a snapshot in, a plan out. No clock, no I/O, no chance, and no order but the policy's."""
 
 from orchestrator.core import wait
-from orchestrator.core.fit import enough_free
+from orchestrator.core.fit import enough_free, other_vendor
 from orchestrator.core.gang import Island, Option, option, too_few_nodes
 from orchestrator.core.model import Devices, Job, Plan, Preempt, Snapshot, Start
 from orchestrator.core.policies import Policy
@@ -20,7 +20,7 @@ def plan(snapshot: Snapshot, policy: Policy = fifo) -> Plan:
     preempt: list[Preempt] = []
     why_not: dict[str, Reasons] = {}
     for job in policy(snapshot):
-        pause_s = job.not_before_s - snapshot.now_s
+        pause_s = snapshot.paused_until_s.get(job.id, 0.0) - snapshot.now_s
         if pause_s > 0:
             sentence = f"is tried again in {pause_s:.1f} s, after {_troubles(job)}"
             why_not[job.id] = {(index, ""): sentence for index in range(len(job.candidates))}
@@ -30,7 +30,7 @@ def plan(snapshot: Snapshot, policy: Policy = fifo) -> Plan:
             rates = Rates.of(job, options, snapshot.throughput)
             best = min(options, key=lambda o: score(job, o, rates))
             room.take(best)
-            start.append(Start(job.id, best.candidate, best.leases, reason(job, best, rates, snapshot.now_s)))
+            start.append(Start(job.id, best.candidate, best.leases, reason(job, best, rates, snapshot.wall_s)))
             continue
         claimed = wait.claim(job, room)
         if claimed:
@@ -51,11 +51,12 @@ def survey(job: Job, room: Room) -> tuple[list[Option], Reasons]:
         for island, nodes in places.islands.items():
             for devices_id in nodes:
                 have = room.devices[devices_id]
-                if why := enough_free(want, have):
+                if why := other_vendor(job, have) or enough_free(want, have):
                     reasons[index, devices_id] = why + room.note(devices_id)
                 else:
                     fits.setdefault(island, []).append(have)
-        found = [option(index, want, nodes, fewest=job.objective == "cost") for nodes in fits.values()]
+        fewest = job.objective == "cost"
+        found = [option(index, want, nodes, fewest, job.avoid) for nodes in fits.values()]
         options += [o for o in found if o]
         if not any(found) and (short := too_few_nodes(want, fits)):
             reasons[index, ""] = short

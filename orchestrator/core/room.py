@@ -33,10 +33,11 @@ class Room:
 
     def places(self, index: int, want: Candidate) -> Places:
         """Found once for all candidates that ask for the same: a queue holds many jobs and few kinds of them."""
-        key = (index, want.kinds, want.pool, want.node, want.memory_bytes, want.min_count, want.count)
+        key = (index, want.kinds, want.pool, want.node, want.memory_bytes, want.min_count, want.count,
+               want.exclusive)  # fmt: skip
         if key not in self._places:
             refused = {have.id: refusal(want, have, LASTING) for have in self.devices.values()}
-            able = islands(have for have in self.devices.values() if not refused[have.id])
+            able = islands(want, (have for have in self.devices.values() if not refused[have.id]))
             self._places[key] = Places(
                 {island: tuple(have.id for have in nodes) for island, nodes in able.items()},
                 {(index, devices_id): why for devices_id, why in refused.items() if why},

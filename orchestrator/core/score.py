@@ -23,9 +23,12 @@ def price_per_hour(option: Option) -> float:
 
 
 def score(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:
-    """Rank of the candidate; then what the objective asks for; then the tightest fit, then the price."""
+    """Rank of the candidate; nodes that failed it last come later; then what the objective asks for; then the tightest
+    fit, then the price.
+    """
     left_over = sum(len(have.free) - option.count for have in option.nodes)
-    return (rank(job, option.candidate), *_objective(job, option, rates), left_over, price_per_hour(option))
+    avoided = sum(have.node in job.avoid for have in option.nodes)
+    return (rank(job, option.candidate), avoided, *_objective(job, option, rates), left_over, price_per_hour(option))
 
 
 def _objective(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.core.fit import least
 from orchestrator.core.model import Candidate, Devices, Job, Preempt, Running
 from orchestrator.core.room import Room
 from orchestrator.core.score import rank
@@ -67,38 +68,39 @@ def _claims(job: Job, room: Room) -> Iterator[Claim]:
 
 
 def _claim_in(index: int, want: Candidate, job: Job, nodes: list[Devices], room: Room) -> Claim:
+    need = least(want, nodes[0])  # the same on all nodes of an island
     promised = {have.id: room.promised(have.id) for have in nodes}
     lower = [r for r in room.running.values() if r.priority < job.priority and r.preemptible]
-    victims = _fewest_victims(want, promised, lower)
+    victims = _fewest_victims(need, want.nodes, promised, lower)
     for victim in victims:
         _count(promised, victim, 1)
-    fullest = sorted(nodes, key=lambda d: (-min(promised[d.id], want.min_count), d.total, d.id))[: want.nodes]
-    missing = sum(max(0, want.min_count - promised[have.id]) for have in fullest)
-    return Claim(index, want.min_count, tuple(have.id for have in fullest), tuple(victims), missing)
+    fullest = sorted(nodes, key=lambda d: (-min(promised[d.id], need), d.total, d.id))[: want.nodes]
+    missing = sum(max(0, need - promised[have.id]) for have in fullest)
+    return Claim(index, need, tuple(have.id for have in fullest), tuple(victims), missing)
 
 
-def _fewest_victims(want: Candidate, promised: dict[str, int], lower: list[Running]) -> list[Running]:
+def _fewest_victims(need: int, nodes: int, promised: dict[str, int], lower: list[Running]) -> list[Running]:
     """A set of which none can be spared, or nobody when stopping all would not help.
 
-    Spared first: higher priority, then longer running, then the name.
+    Spared first: higher priority, then submitted earlier, then the name.
     """
     here = [r for r in lower if any(devices_id in promised for devices_id, _ in r.leases)]
     left = dict(promised)
     for attempt in here:
         _count(left, attempt, 1)
-    if not _enough(want, left):
+    if not _enough(need, nodes, left):
         return []
     victims = []
-    for attempt in sorted(here, key=lambda r: (-r.priority, r.started_s, r.job)):
+    for attempt in sorted(here, key=lambda r: (-r.priority, r.order, r.job)):
         _count(left, attempt, -1)
-        if not _enough(want, left):
+        if not _enough(need, nodes, left):
             _count(left, attempt, 1)
             victims.append(attempt)
     return victims
 
 
-def _enough(want: Candidate, promised: dict[str, int]) -> bool:
-    return sum(count >= want.min_count for count in promised.values()) >= want.nodes
+def _enough(need: int, nodes: int, promised: dict[str, int]) -> bool:
+    return sum(count >= need for count in promised.values()) >= nodes
 
 
 def _count(promised: dict[str, int], attempt: Running, sign: int) -> None:

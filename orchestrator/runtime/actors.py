@@ -1,11 +1,43 @@
-"""Ray's side of an agent: nodes as Ray lists them, the detached actor on each, and calls whose errors are ours."""
+"""Ray's side of an agent: nodes as Ray lists them, the detached actor on each, and calls whose errors are ours.
 
+All but `answer` wait for Ray's head, without a limit of their own: have them made by RAY.ask or RAY.run.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from cluster.connect import NAMESPACE
 from cluster.errors import FleetError, PolyfleetError
+from cluster.identity import fleet_identity, namespace
+from cluster.paths import home
+from cluster.processes import ProcessId, kill
+from cluster.vocabulary import NodeFacts
 
 NODE_LABEL = "polyfleet.io/node"
+ROLE_LABEL = "polyfleet.io/role"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One of Ray's nodes. `name`: the label we gave it, else its host and the start of its id; two nodes may have one
+    label. `takes_work`: it is no head of ours and has CPUs. `drain_left_s`: None, or after how many seconds whoever
+    drains it will end it, counted when it was listed; infinite where nobody said.
+    """
+
+    ray_id: str
+    name: str
+    alive: bool
+    takes_work: bool
+    host: str
+    address: str
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+    drain_left_s: float | None = None
+
+    @property
+    def draining(self) -> bool:
+        return self.drain_left_s is not None
 
 
 def answer(ref: Any, what: str, timeout_s: float) -> Any:
@@ -32,45 +64,92 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def node_name(node: dict[str, Any]) -> str:
-    """Our name for one of `ray.nodes()`: the label we gave it, else its host and the start of its id."""
-    labels = node.get("Labels", {})
-    return labels.get(NODE_LABEL) or f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
-
-
-def takes_work(node: dict[str, Any]) -> bool:
-    is_head = node.get("Labels", {}).get("polyfleet.io/role") == "head"
-    return not is_head and bool(node["Resources"].get("CPU", 0) > 0)
-
-
-def nodes() -> Any:
+def nodes() -> list[NodeRow]:
+    """Every node that Ray knows, those that are gone too."""
     import ray
 
-    return ray.nodes()  # type: ignore[no-untyped-call]
+    found: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    leaving = draining()
+    return [row(node, leaving) for node in found]
 
 
-def make(node_id: str) -> Any:
-    """The agent of that node, found by its name when it already lives. Small plain arguments only: they outlive us."""
+def row(node: Mapping[str, Any], leaving: Mapping[str, float]) -> NodeRow:
+    """Of one of `ray.nodes()` and what `draining` returned."""
+    labels, ray_id = node.get("Labels") or {}, node["NodeID"]
+    resources = node.get("Resources") or {}
+    return NodeRow(
+        ray_id=ray_id,
+        name=labels.get(NODE_LABEL) or f"{node['NodeManagerHostname']}-{ray_id[:6]}",
+        alive=bool(node["Alive"]),
+        takes_work=labels.get(ROLE_LABEL) != "head" and resources.get("CPU", 0) > 0,
+        host=node["NodeManagerHostname"],
+        address=node["NodeManagerAddress"],
+        resources=resources,
+        labels=labels,
+        drain_left_s=leaving.get(ray_id),
+    )
+
+
+def draining() -> dict[str, float]:
+    """Seconds left, by Ray's id, of each node that is being drained: by Ray's autoscaler, `ray drain-node`, or a node
+    of ours that was told to end.
+    """
+    from ray._private.state import state
+
+    found: Mapping[str, int] = state.get_draining_nodes()
+    return {ray_id: seconds_left(deadline_ms, time.time()) for ray_id, deadline_ms in found.items()}
+
+
+def seconds_left(deadline_ms: int, now_s: float) -> float:
+    """Ray's deadline is by the clock of whoever drains; 0 says that there is none."""
+    return max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else float("inf")
+
+
+def make(ray_id: str) -> Any:
+    """The agent of that node, found by its name when it already lives. Small plain arguments only: they outlive us.
+
+    Agents of other fleets in the same Ray cluster are in other namespaces.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from workers.agent import Agent as AgentActor
 
+    identity = fleet_identity(home())
     options: dict[str, Any] = {
-        "name": f"agent-{node_id}",
-        "namespace": NAMESPACE,
+        "name": f"agent-{ray_id}",
+        "namespace": namespace(identity),
         "lifetime": "detached",
         "get_if_exists": True,
         "max_restarts": -1,
         "num_cpus": 0,
         "max_concurrency": 16,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_id, soft=False),
     }
-    return ray.remote(AgentActor).options(**options).remote()
+    return ray.remote(AgentActor).options(**options).remote(fleet=identity)
 
 
 def end(actor: Any) -> None:
-    """For Ray to start it again."""
+    """For Ray to start it again: within 8 s when it hangs."""
     import ray
 
     ray.kill(actor, no_restart=False)
+
+
+def end_for_good(actor: Any) -> None:
+    import ray
+
+    ray.kill(actor, no_restart=True)
+
+
+def end_hung(actor: Any, facts: NodeFacts | None) -> None:
+    """For Ray to start it again: at once where its process is one of this machine, else as `end`."""
+    if facts is None or not kill_here(facts.agent_pid, facts.agent_created):
+        end(actor)
+
+
+def kill_here(pid: int, created: str | float) -> bool:
+    """Kill an agent's process, also one that is stopped. False where it is none of this machine: `created`, which names
+    the machine's boot, says so.
+    """
+    return isinstance(created, str) and created != "" and kill([ProcessId(pid, created)])

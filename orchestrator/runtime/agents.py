@@ -1,18 +1,25 @@
-"""The agents as the controller sees them: one detached Ray actor per live node, made when a node appears."""
+"""The agents as this process reaches them: one detached Ray actor per living node, and the long poll of each.
+
+What is known of a node is the controller's (core/nodes.py); `nodes` is its newest state, for whoever reads.
+"""
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from cluster.errors import FleetError
+from cluster.errors import Conflict, FleetError
 from cluster.plain import from_plain
 from cluster.vocabulary import NodeFacts
+from orchestrator.core.messages import AgentDied, AgentMade, Heartbeat, Message, NodeSeen, NodesSeen, Spoiled
+from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.engine import RAY
-from workers.messages import PROTOCOL
+from workers.messages import AttemptReport, Unusable
 
 log = logging.getLogger(__name__)
 
@@ -22,206 +29,192 @@ LIMIT_S = 20.0
 HEAD_LATE_S = 5.0
 """Ray answers within milliseconds; without an answer for so long nothing new is placed."""
 
-HUNG_S = 8.0
-"""Ray needs 5 s to end a hung process and 2 s to start the next, which then renews leases of 20 s in time."""
-
-HELLO_HUNG_S = 90.0
 REST_S = 0.5
 """After a watch that failed: an actor that restarts fails them at once."""
 
+Data = dict[str, Any]
 
-@dataclass
-class Agent:
-    """One node's agent; `actor` is None until it is made. `lost` is "" while it serves, else the reason.
 
-    Monotonic times: `last_contact_s` of its last answer, `asked_s` of the newest watch. `strangers` are live attempts
-    there that the store does not know, with how far they have told: key -> (cursor, phase).
-    `poison` is of attempts whose ranks wrote what cannot be used: {key: {"count", "reason"}}.
+@dataclass(eq=False)
+class Handle:
+    """The actor of one node. `asked_s` (monotonic) is of the watch under way, None while there is none; `clock_s` is of
+    the node's own clock, at its last answer: its leases are given from then on. `poison` is of attempts whose ranks
+    wrote what cannot be used: {key: {"count", "reason"}}.
     """
 
-    ray_node_id: str
+    node: str
+    ray_id: str
     actor: Any
-    facts: NodeFacts | None = None
-    lost: str = ""
-    last_contact_s: float = field(default_factory=time.monotonic)
-    watching: bool = False
-    asked_s: float = 0.0
+    asked_s: float | None = None
     rest_until_s: float = 0.0
-    making: bool = False
-    made_s: float = 0.0
-    strangers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    greeted: bool = False
+    clock_s: float | None = None
     poison: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def ready(self) -> bool:
-        return self.facts is not None and not self.lost
-
-    @property
-    def silent_s(self) -> float:
-        return time.monotonic() - self.last_contact_s
-
-    @property
-    def unknown(self) -> list[str]:
-        """The strangers that still run."""
-        return sorted(key for key, (_, phase) in self.strangers.items() if phase != "ended")
 
 
 class Agents:
-    """By node name. Nothing here waits, but `call`: answers go to `post` as messages, in any thread.
+    """By node name. Safe to use from many threads; nothing waits, but `call`. Answers go to `post` as messages.
 
-    | message                                       | is handled by |
-    |-----------------------------------------------|---------------|
-    | ("nodes", generation, Ray's nodes or error)   | `nodes_seen`  |
-    | ("made", generation, node, agent, its actor)  | `made`        |
-    | ("watched", node, report or error)            | the caller    |
-
-    `generation` grows with `clear`: what was asked of another cluster does not count. `repaired` gets a node and what
-    was done for it.
+    `generation` is the controller's: agents refuse one that is older than one they have seen. `repaired` gets a node
+    and what was done for it.
     """
 
-    def __init__(self, post: Callable[[tuple[Any, ...]], None], repaired: Callable[[str, str], None] = lambda *_: None):
+    def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
         self._post, self._repaired = post, repaired
-        self._by_node: dict[str, Agent] = {}
-        self._generation = 0
+        self._handles: dict[str, Handle] = {}
+        self._lock = threading.Lock()
         self._nodes_asked_s: float | None = None
         self._nodes_seen_s = 0.0
+        self.nodes: Mapping[str, Node] = {}
+        self.generation = 0
+        self.superseded = 0
 
-    def __getitem__(self, node: str) -> Agent:
-        if node not in self._by_node:
+    def __getitem__(self, node: str) -> Node:
+        if node not in self.nodes:
             raise FleetError(f"node {node} is not in the fleet", "`polyfleet status` lists the nodes")
-        return self._by_node[node]
+        return self.nodes[node]
 
-    def get(self, node: str) -> Agent | None:
-        return self._by_node.get(node)
+    def get(self, node: str) -> Node | None:
+        return self.nodes.get(node)
 
-    def items(self) -> list[tuple[str, Agent]]:
-        return sorted(self._by_node.items())
+    def items(self) -> list[tuple[str, Node]]:
+        return sorted(self.nodes.items())
 
-    def ready(self) -> list[tuple[str, Agent]]:
-        return [(name, agent) for name, agent in self.items() if agent.ready]
+    def ready(self) -> list[tuple[str, Node]]:
+        return [(name, node) for name, node in self.items() if node.ready]
 
-    def of_pool(self, pool: str) -> list[tuple[str, Agent]]:
-        return [(n, a) for n, a in self.ready() if a.facts is not None and a.facts.pool == pool]
+    def of_pool(self, pool: str) -> list[tuple[str, Node]]:
+        return [(n, node) for n, node in self.ready() if node.facts is not None and node.facts.pool == pool]
+
+    def poison(self) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+        """(node, what of its attempts cannot be used)."""
+        return [(handle.node, handle.poison) for handle in list(self._handles.values())]
 
     @property
     def head_silent_s(self) -> float:
         """For how long Ray has owed us its list of nodes; 0 while it owes nothing."""
         return time.monotonic() - self._nodes_asked_s if self._nodes_asked_s is not None else 0.0
 
-    def dismiss(self) -> None:
-        """End every agent for good. It waits for Ray."""
-        import ray
+    # -- what the controller commands
 
-        for agent in self._by_node.values():
-            if agent.actor is not None:
-                ray.kill(agent.actor, no_restart=True)
+    def make(self, node: str, ray_id: str) -> None:
+        make, made = partial(actors.make, ray_id), partial(self._made, node, ray_id)
+        RAY.ask(f"make the agent of {node}", make, LIMIT_S, made)
 
-    def clear(self) -> None:
-        """Forget all nodes: they belonged to another cluster."""
-        self._generation += 1
-        self._nodes_asked_s, self._nodes_seen_s = None, 0.0
-        self._by_node.clear()
+    def _made(self, node: str, ray_id: str, actor: Any) -> None:
+        if isinstance(actor, BaseException):
+            self._post(AgentMade(node, ray_id, first_line(actor)))
+            return
+        with self._lock:
+            self._handles[node] = Handle(node, ray_id, actor)
+        self._post(AgentMade(node, ray_id))
+
+    def restart(self, node: str, ray_id: str, reason: str) -> None:
+        """Its attempts do not notice: supervisors run apart, and the next agent reads their records."""
+        handle, known = self._handles.get(node), self.nodes.get(node)
+        if handle is None or handle.ray_id != ray_id:
+            return
+        handle.asked_s = None
+        self._repaired(node, reason)
+        facts = known.facts if known else None
+        RAY.ask(f"end the hung agent of {node}", lambda: actors.end_hung(handle.actor, facts), LIMIT_S, _logged)
+
+    def drop(self, node: str, ray_id: str) -> None:
+        with self._lock:
+            handle = self._handles.get(node)
+            if handle is not None and handle.ray_id == ray_id:
+                del self._handles[node]
+
+    def tell(self, node: str, method: str, *args: Any, done: Callable[[BaseException | None], None]) -> None:
+        """One call, not waited for: `done` gets None or the error, in another thread."""
+        handle = self._handles.get(node)
+        if handle is None:
+            done(FleetError(f"node {node} has no agent now", "it is asked again"))
+            return
+        future = getattr(handle.actor, method).remote(self.generation, *args).future()
+        future.add_done_callback(lambda f: done(f.exception()))
+
+    # -- what is looked at again and again
 
     def refresh(self) -> None:
-        """Ask Ray for its nodes, at most once a second, and look after agents that do not answer."""
-        now, generation = time.monotonic(), self._generation
+        """Ask Ray for its nodes, at most once a second."""
+        now = time.monotonic()
         if self._nodes_asked_s is None and now - self._nodes_seen_s > REFRESH_S:
             self._nodes_asked_s = now
-            RAY.ask("list its nodes", actors.nodes, HEAD_LATE_S, lambda found: self._post(("nodes", generation, found)))
-        if self.head_silent_s > HEAD_LATE_S:
-            return
-        for node, agent in self.items():
-            if agent.lost:
-                continue
-            if agent.actor is None and not agent.making and now - agent.made_s > REFRESH_S:
-                self._make(node, agent)
-            elif agent.actor is not None and _hangs(agent, now):
-                self._restart(node, agent, now)
+            RAY.ask("list its nodes", actors.nodes, HEAD_LATE_S, self._nodes_seen)
 
-    def _restart(self, node: str, agent: Agent, now: float) -> None:
-        """Its attempts do not notice: supervisors run apart, and the next agent reads their records."""
-        silent_s, agent.asked_s = now - agent.asked_s, now
-        self._repaired(node, f"the agent of {node} did not answer for {silent_s:.0f} s and was started again")
-        RAY.ask(f"end the hung agent of {node}", lambda: actors.end(agent.actor), LIMIT_S, _logged)
-
-    def nodes_seen(self, generation: int, found: Any) -> None:
-        """Compare with Ray's list of nodes: make agents for new ones, mark those gone as lost."""
-        if generation != self._generation:
-            return
+    def _nodes_seen(self, found: Any) -> None:
         self._nodes_asked_s, self._nodes_seen_s = None, time.monotonic()
         if isinstance(found, BaseException):
             log.warning("Ray's head does not tell its nodes: %s", first_line(found))
             return
-        alive = {n["NodeID"]: n for n in found if n["Alive"] and actors.takes_work(n)}
-        for agent in self._by_node.values():
-            if agent.ray_node_id not in alive and not agent.lost:
-                agent.lost = "Ray reports the node dead"
-        known = {a.ray_node_id for a in self._by_node.values()}
-        for node_id, row in alive.items():
-            if node_id not in known:
-                node = actors.node_name(row)
-                self._by_node[node] = Agent(node_id, None)
-                self._make(node, self._by_node[node])
+        rows = [row for row in found if row.alive and row.takes_work]
+        self._post(NodesSeen(tuple(NodeSeen(row.ray_id, row.name, row.drain_left_s) for row in rows)))
 
-    def _make(self, node: str, agent: Agent) -> None:
-        generation, agent.actor, agent.making, agent.made_s = self._generation, None, True, time.monotonic()
-        RAY.ask(
-            f"make the agent of {node}",
-            lambda: actors.make(agent.ray_node_id),
-            LIMIT_S,
-            lambda actor: self._post(("made", generation, node, agent, actor)),
-        )
-
-    def made(self, generation: int, node: str, agent: Agent, actor: Any) -> None:
-        if generation != self._generation or self._by_node.get(node) is not agent:
-            return
-        agent.making = False
-        if isinstance(actor, BaseException):
-            log.warning("the agent of %s could not be made and is tried again: %s", node, first_line(actor))
-        else:
-            agent.actor = actor
+    def unwatched(self) -> list[str]:
+        """Nodes whose agent is asked for nothing now."""
+        now = time.monotonic()
+        return [h.node for h in list(self._handles.values()) if h.asked_s is None and now >= h.rest_until_s]
 
     def watch(self, node: str, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> None:
-        """Start a long poll of `node` unless one is under way; it ends in a message. A new node says hello first."""
-        agent, now = self._by_node[node], time.monotonic()
-        if agent.watching or agent.lost or agent.actor is None or now < agent.rest_until_s:
+        """Start a long poll of `node`; it ends in a message. A new agent says hello first."""
+        handle = self._handles.get(node)
+        if handle is None or handle.asked_s is not None:
             return
-        agent.watching, agent.asked_s = True, now
-        new = agent.facts is None
-        ref = agent.actor.hello.remote() if new else agent.actor.watch.remote(cursors, known, timeout_s)
-        ref.future().add_done_callback(lambda f: self._ended(node, agent, f, new))
+        handle.asked_s = asked_s = time.monotonic()
+        hello = not handle.greeted
+        method = handle.actor.hello if hello else handle.actor.watch
+        arguments = () if hello else (cursors, known, timeout_s, handle.clock_s)
+        future = method.remote(self.generation, *arguments).future()
+        future.add_done_callback(lambda f: self._answered(handle, asked_s, f, hello))
 
-    def _ended(self, node: str, agent: Agent, future: Any, new: bool) -> None:
-        agent.watching = False
-        if self._by_node.get(node) is not agent:
+    def _answered(self, handle: Handle, asked_s: float, future: Any, hello: bool) -> None:
+        if self._handles.get(handle.node) is not handle or handle.asked_s != asked_s:
+            return  # the node left, or the agent was taken for hung, meanwhile
+        error, handle.asked_s = future.exception(), None
+        if error is not None:
+            self._failed(handle, error)
             return
-        if (error := future.exception()) is not None:
-            agent.rest_until_s = time.monotonic() + REST_S
-            self._post(("watched", node, error))
-            return
-        agent.last_contact_s = time.monotonic()
-        answer = future.result()
-        self._post(("watched", node, {"facts": answer, "reports": [], "attempts": None} if new else answer))
+        handle.greeted, answer = True, future.result()
+        handle.clock_s = answer["clock_s"]
+        for message in self._messages(handle, asked_s, answer, hello):
+            self._post(message)
 
-    def heard(self, node: str, facts: dict[str, Any] | None) -> None:
-        """Keep what an agent says of its node. Raises FleetError for an agent of another protocol."""
-        if facts is None:
-            return
-        agent = self._by_node[node]
-        agent.facts = from_plain(NodeFacts, facts)
-        if agent.facts.protocol != PROTOCOL:
-            agent.lost = (
-                f"speaks protocol {agent.facts.protocol}, the server {PROTOCOL}: install the same Polyfleet version"
-            )
-
-    def failed(self, node: str, error: BaseException) -> None:
-        """A watch ended in an error: an actor that restarts is asked again, a dead one on a live node is made anew."""
+    def _failed(self, handle: Handle, error: BaseException) -> None:
         import ray
 
-        agent = self._by_node.get(node)
-        if agent is not None and isinstance(error, ray.exceptions.ActorDiedError) and not agent.lost:
-            self._repaired(node, f"the agent of {node} had ended and was started again")
-            self._make(node, agent)
+        handle.rest_until_s, handle.greeted = time.monotonic() + REST_S, False
+        if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, Conflict):
+            log.error("%s", error.cause)
+        if isinstance(error, ray.exceptions.RayActorError):
+            gone = isinstance(error, ray.exceptions.ActorDiedError)
+            self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
+            self._post(AgentDied(handle.node, handle.ray_id, gone))
+
+    def _messages(self, handle: Handle, asked_s: float, answer: Data, hello: bool) -> list[Message]:
+        """The answer as what the controller is told. A report that cannot be used concerns its attempt only."""
+        if hello:
+            self.superseded = max(self.superseded, int(answer.get("generation", 0)))
+            epochs = {str(job): int(epoch) for job, epoch in answer.get("epochs", {}).items()}
+            return [Heartbeat(handle.node, handle.ray_id, asked_s, _facts(answer["facts"]), epochs=epochs)]
+        self._poisoned(handle, answer["poison"])
+        reports: list[AttemptReport] = []
+        spoiled: list[Message] = []
+        for told in answer["reports"]:
+            try:
+                reports.append(AttemptReport.parse(told))
+            except Unusable as e:
+                spoiled += _spoiled(handle.node, told, f"it {e}")
+        facts = _facts(answer["facts"]) if answer["facts"] else None
+        there = frozenset(answer["attempts"])
+        return [*spoiled, Heartbeat(handle.node, handle.ray_id, asked_s, facts, tuple(reports), there)]
+
+    def _poisoned(self, handle: Handle, poison: dict[str, dict[str, Any]]) -> None:
+        for key in poison.keys() - handle.poison.keys():
+            log.warning("attempt %s on %s wrote what cannot be used: %s", key, handle.node, poison[key]["reason"])
+        handle.poison = poison
+
+    # -- for whoever asks an agent for something
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One call and its answer. Raises our own errors as they were raised there, else FleetError."""
@@ -229,16 +222,36 @@ class Agents:
 
     def actor(self, node: str) -> Any:
         """Raises FleetError while it is being made."""
-        actor = self[node].actor
-        if actor is None:
+        handle = self._handles.get(self[node].name)
+        if handle is None:
             raise FleetError(f"node {node} has no agent yet", "it is being started: ask again")
-        return actor
+        return handle.actor
+
+    def dismiss(self) -> None:
+        """End every agent for good. It waits for Ray."""
+        for handle in list(self._handles.values()):
+            actors.end_for_good(handle.actor)
+
+    def clear(self) -> None:
+        """Forget all actors: they belong to a cluster that was left."""
+        with self._lock:
+            self._handles.clear()
+        self._nodes_asked_s, self._nodes_seen_s = None, 0.0
 
 
-def _hangs(agent: Agent, now: float) -> bool:
-    """A watch takes two seconds; a first greeting may wait for tools of vendors, and for the process to start."""
-    limit_s = HUNG_S if agent.facts else HELLO_HUNG_S
-    return agent.watching and now - agent.asked_s > limit_s
+def _facts(plain: Data) -> NodeFacts:
+    return from_plain(NodeFacts, plain)
+
+
+def _spoiled(node: str, told: Any, why: str) -> list[Message]:
+    try:
+        job, epoch, rank = str(told["job"]), int(told["epoch"]), int(told["node_rank"])
+    except (TypeError, KeyError, ValueError):
+        log.error("node %s: a report that cannot be used is dropped: %s", node, why)
+        return []
+    cursor = told["cursor"] if isinstance(told.get("cursor"), int) else None
+    why = f"what node {node} told of it cannot be used: {why}"
+    return [Spoiled(job, epoch, rank, why, cursor, told.get("phase") == "ended")]
 
 
 def _logged(found: Any) -> None:

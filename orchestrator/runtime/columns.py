@@ -1,16 +1,17 @@
 """A column of a benchmark run: one device of the fleet, measured through the session of a job that holds its node."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from cluster import fleet_record
 from cluster.errors import FleetError, NotFound, UserError
 from orchestrator.benchmark.conductor import ColumnLost, SessionEnded
+from orchestrator.core.attempts import node_of
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.live import node_of
 
 LOOK_S = 0.2
 UP_S = 180.0
@@ -20,18 +21,36 @@ VERDICT_S = 60.0
 Data = dict[str, Any]
 
 
-class FleetColumn:
-    """`call` asks the session of the job's present attempt. Built once that answers (see `open_column`)."""
+def placed(jobs: Jobs, job: str) -> tuple[int, ...]:
+    """Numbers of the devices that a session's job holds, once the planner has given it a node and it runs there.
 
-    def __init__(self, name: str, job: str, number: int, jobs: Jobs, agents: Agents):
-        self.id, self.job, self.number = name, job, number
+    Raises ColumnLost.
+    """
+    return _running(jobs, job).leases[0][1]
+
+
+class FleetColumn:
+    """`call` asks the session of the job's present attempt for the device that comes at `place` among those it sees.
+
+    `opened` is called whenever a session of its answers for the first time.
+    """
+
+    def __init__(
+        self, name: str, place: int, job: str, jobs: Jobs, agents: Agents, opened: "Callable[[FleetColumn], None]"
+    ):
+        self.id, self.job = name, job
         self.host = ""
         self.facts: Data = {}
+        self._place, self._opened = place, opened
         self._jobs, self._agents, self._epoch = jobs, agents, 0
+
+    def view(self) -> Data:
+        """What is measured in it."""
+        return {"column": self.id, "job": self.job} | {k: self.facts[k] for k in ("kind", "pool", "node", "number")}
 
     def open(self) -> None:
         """Wait until the session answers. Raises ColumnLost."""
-        attempt = self._running(time.monotonic() + UP_S)
+        attempt = _running(self._jobs, self.job)
         self._epoch = attempt.epoch
         described = self._described(time.monotonic() + UP_S)
         node = node_of(attempt.leases[0][0])
@@ -41,11 +60,13 @@ class FleetColumn:
             "pool": attempt.pool,
             "kind": attempt.kind,
             "node": node,
+            "number": attempt.leases[0][1][self._place],
             "job": self.job,
             "versions": dict(facts.versions) if facts else {},
             "price_per_hour": _price(attempt.pool),
             "price_source": "the fleet's file",
         }
+        self._opened(self)
 
     def call(self, message: Data, timeout_s: float) -> Data:
         try:
@@ -72,7 +93,7 @@ class FleetColumn:
         if attempt.epoch != self._epoch:
             raise FleetError("the session was started anew", "")
         node = node_of(attempt.leases[0][0])
-        wanted = message | {"device": self.number}
+        wanted = message | {"device": self._place}
         return self._agents.call(node, "measure", self.job, attempt.epoch, wanted, timeout_s, timeout_s=timeout_s + 10)
 
     def _find_out(self, said: str) -> None:
@@ -102,17 +123,6 @@ class FleetColumn:
         ended = [a for a in self._record().attempts if a.epoch < self._epoch]
         return (ended[-1].reason if ended else "") or said
 
-    def _running(self, deadline: float) -> Attempt:
-        while True:
-            record = self._record()
-            if record.job.state in TERMINAL:
-                raise ColumnLost(_reason(record))
-            if record.job.state is State.RUNNING:
-                return record.attempts[-1]
-            if time.monotonic() > deadline and record.job.state is not State.PENDING:
-                raise ColumnLost(f"its session did not start within {UP_S:.0f} s")
-            time.sleep(LOOK_S)
-
     def _described(self, deadline: float) -> Data:
         while True:
             try:
@@ -129,6 +139,19 @@ class FleetColumn:
 
     def _record(self) -> Record:
         return self._jobs[self.job]
+
+
+def _running(jobs: Jobs, job: str) -> Attempt:
+    deadline = time.monotonic() + UP_S
+    while True:
+        record = jobs[job]
+        if record.job.state in TERMINAL:
+            raise ColumnLost(_reason(record))
+        if record.job.state is State.RUNNING:
+            return record.attempts[-1]
+        if time.monotonic() > deadline and record.job.state is not State.PENDING:
+            raise ColumnLost(f"its session did not start within {UP_S:.0f} s")
+        time.sleep(LOOK_S)
 
 
 def _price(pool: str) -> float | None:

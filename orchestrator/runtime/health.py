@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.vocabulary import Finding
+from orchestrator.core.leaks import Leak
 from orchestrator.runtime.engine import Blocked
-from orchestrator.runtime.leaks import Leak
-from orchestrator.runtime.link import NO_FLEET
+from orchestrator.runtime.link import HEAD_GONE, HEAD_STARTS, NO_FLEET
 
 TURN_LATE_S = 5.0
 SILENT_S = 6.0
@@ -115,10 +115,7 @@ def _head(seen: Seen) -> Iterator[NoteOf]:
         yield "", Finding("error", "fleet", own.trouble, remedy)
     if own.holding:
         said = f"{own.holding}: running jobs go on, nothing new is started"
-        yield (
-            "",
-            Finding("error", "head", said, "see whether its gcs_server runs; `polyfleet down` and `up` restart it"),
-        )
+        yield "", Finding("error", "head", said, _remedy(own.holding, seen.repairing))
     if seen.blocked:
         first = seen.blocked[:NAMED]
         calls = ", ".join(f"{call.name} for {age(call.waiting_s)}" for call in first)
@@ -129,6 +126,14 @@ def _head(seen: Seen) -> Iterator[NoteOf]:
             "",
             Finding("error" if seen.exhausted else "warning", "ray", said, "they end when Ray's head answers again"),
         )
+
+
+def _remedy(holding: str, repairing: bool) -> str:
+    if holding == HEAD_STARTS:
+        return "wait for it"
+    if holding != HEAD_GONE:
+        return "see whether its gcs_server runs; if it has ended, the server or `polyfleet up` starts it again"
+    return "the server starts it again" if repairing else "`polyfleet up` starts it again"
 
 
 def _nodes(seen: Seen) -> Iterator[NoteOf]:

@@ -1,21 +1,23 @@
-"""The table of jobs: the core's ledger in memory for reading, the event log for ever. An event counts once it is
-stored.
-"""
+"""The jobs of this server: open ones in memory, the others in the store. An event counts once it is stored."""
 
 import secrets
 import threading
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cluster.errors import FleetError, NotFound, nearest
-from orchestrator.core.fold import Ledger, Record, ignored
+from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import WAITING
-from orchestrator.store import EventStore
-from orchestrator.store.damage import DamagedRow
+from orchestrator.store import Answer, EventStore
+from orchestrator.store.jobs import MANY, Page
+from orchestrator.store.ledger import NotCounted
 
-HARMLESS = ("checkpoint", "resumed")
+NEAREST_OF = 50
+METRICS_KEPT = 10_000
+CHECKED_AT_ONCE = 100
 
 
 class NotStored(FleetError):
@@ -26,90 +28,149 @@ class Jobs:
     """Safe to use from several threads."""
 
     def __init__(self, store: EventStore):
-        self._store = store
-        self._lock = threading.RLock()
-        self._ledger = Ledger()
-        self._metrics: dict[str, dict[str, Any]] = {}
-        self.damaged: dict[str, str] = {}
-        self._load()
+        self._store, self._table = store, store.jobs
+        self._lock = threading.Lock()
+        self._metrics: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
-    def _load(self) -> None:
-        """The whole log. A job whose history has a row that cannot be used is in `damaged`, with the reason: what it is
-        now cannot be told from the rest. A note of a checkpoint may be missing; the pool's folder is looked at anyway.
-        """
-        stored = self._store.read(0)
-        for row in self._store.damage.rows:
-            if row.table == "events" and row.event not in HARMLESS:
-                self.damaged.setdefault(row.owner, str(row))
-        for event in stored:
-            before = self._ledger.records.get(event.job)
-            try:
-                why = ignored(before, event) if self._ledger.apply(event) is before else ""
-            except Exception as e:  # whatever a fold makes of data that another program wrote
-                why = repr(e)
-            if why and event.job not in self.damaged:
-                row = DamagedRow("events", event.seq, event.job, event.event, f"cannot be used: {why}")
-                self._store.damage.add(row)
-                self.damaged[event.job] = str(row)
+    @property
+    def damaged(self) -> dict[str, str]:
+        """Open jobs whose history cannot be trusted, and why: none of them may go on."""
+        return self._table.damaged
 
     def new_id(self, name: str) -> str:
-        return f"{name}-{secrets.token_hex(3)}"
+        """Unique with high probability; the store refuses one that is taken."""
+        return f"{name}-{secrets.token_hex(4)}"
+
+    # -- writing
+
+    def commit(self, events: Sequence[Event]) -> list[Event]:
+        """All of them in one transaction, in order, with the rows of their jobs; they come back with their numbers.
+
+        Raises NotStored, with nothing changed, when the store cannot take them now; NotCounted when the job's history
+        has no place for one of them; UserError for data that it never takes.
+        """
+        try:
+            numbers = self._store.append(events, strict=True)
+        except FleetError as e:
+            raise NotStored(*e.args) from e
+        return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
 
     def record(self, event: Event) -> str:
-        """Store, then apply; what does not count (see the fold's fencing) is not stored and its reason is returned.
-
-        Raises NotStored, with nothing changed, when the store cannot take it; UserError for data that it never takes.
-        """
-        with self._lock:
-            if reason := ignored(self._ledger.records.get(event.job), event):
-                return reason
-            try:
-                [seq] = self._store.append([event])
-            except FleetError as e:
-                raise NotStored(*e.args) from e
-            self._ledger.apply(replace(event, seq=seq))
+        """As `commit`, of one event; why it does not count instead of NotCounted, "" when it does."""
+        try:
+            self.commit([event])
+        except NotCounted as e:
+            return e.why
         return ""
 
-    def absorb(self, stored: Iterable[Event]) -> None:
-        """Apply events that the store has already."""
-        with self._lock:
-            for event in stored:
-                self._ledger.apply(event)
+    def accept(
+        self,
+        key: str,
+        digest: str,
+        new: Sequence[tuple[Job, dict[str, Any]]],
+        stored: Callable[[list[Event]], None] = lambda _: None,
+    ) -> list[str]:
+        """Submit all of `new` (job without an id, its spec), or none: their ids, durable.
 
-    def __getitem__(self, job_id: str) -> Record:
-        return self._ledger.records[job_id]
+        The same key and digest give the ids of the first time; with another digest the key is a Conflict. `stored` gets
+        the events of jobs that are new before anybody else can know their ids.
+        """
+        body = self._store.once(key, digest, lambda: self._submitted(new), stored)
+        ids: list[str] = body["ids"] if "ids" in body else [body["id"]]  # one alone, as older versions stored it
+        return ids
 
-    def __contains__(self, job_id: str) -> bool:
-        return job_id in self._ledger.records
+    def _submitted(self, new: Sequence[tuple[Job, dict[str, Any]]]) -> Answer:
+        named = [(replace(job, id=self.new_id(job.name)), spec) for job, spec in new]
+        events = tuple(submitted(job, spec, job.submitted_s) for job, spec in named)
+        ids = [job.id for job, _ in named]
+        return Answer({"id": ids[0]} if len(ids) == 1 else {"ids": ids}, events, 201)
 
-    def get(self, job_id: str) -> Record | None:
-        return self._ledger.records.get(job_id)
+    # -- what may not be trusted, and what is too old
 
-    def find(self, ref: str) -> Record:
-        """By id, by a unique prefix of one, or the newest job of that name. Raises NotFound with the nearest."""
-        records = self.all()
-        found = [r for r in records if r.job.id == ref] or [r for r in records if r.job.name == ref][-1:]
-        found = found or [r for r in records if ref and r.job.id.startswith(ref)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            first = ", ".join(r.job.id for r in found[:5])
-            raise NotFound(f"{ref!r} could be any of {len(found)} jobs", f"give more of the id: {first}")
-        raise NotFound(f"no job {ref!r}", nearest(ref, [r.job.id for r in records][-50:]))
+    def check_histories(self, pause: Callable[[], bool] = lambda: False) -> int:
+        """Read the events of all jobs that are open now; those with a row that cannot be used are in `damaged`
+        afterwards. How many were read. `pause` is called between a few and the next, and ends it by True.
+        """
+        ids = [record.job.id for record in self.open()]
+        for start in range(0, len(ids), CHECKED_AT_ONCE):
+            for job, why in self._table.distrusted(ids[start : start + CHECKED_AT_ONCE]).items():
+                if job not in self.damaged:
+                    self._store.mark_damaged(job, why)
+            if pause():
+                break
+        return len(ids)
+
+    # -- reading
+
+    def open(self) -> list[Record]:
+        """Those that have not ended or whose attempt still holds devices, in the order of submission."""
+        return self._table.open()
 
     def all(self) -> list[Record]:
-        """In the order of submission."""
-        with self._lock:
-            return list(self._ledger.records.values())
+        return self.open()
 
     def waiting(self) -> tuple[Job, ...]:
         """Jobs to be placed. A job whose last attempt still has processes is not: two attempts never run at once."""
-        free = (r.job for r in self.all() if r.job.state in WAITING and r.live is None)
+        free = (r.job for r in self.open() if r.job.state in WAITING and r.live is None)
         return tuple(job for job in free if job.id not in self.damaged)
+
+    def __getitem__(self, job_id: str) -> Record:
+        record = self.get(job_id)
+        if record is None:
+            raise KeyError(job_id)
+        return record
+
+    def __contains__(self, job_id: str) -> bool:
+        return self.get(job_id) is not None
+
+    def get(self, job_id: str) -> Record | None:
+        return self._table.get(job_id)
+
+    def find(self, ref: str) -> Record:
+        """By id, the newest job of that name, or by a unique prefix of an id. Raises NotFound with the nearest."""
+        if found := self.get(ref) or self._newest_of(ref):
+            return found
+        ids = self._table.ids_from(ref)
+        if len(ids) == 1 and (found := self.get(ids[0])):
+            return found
+        if ids:
+            count = f"{MANY} jobs or more" if len(ids) == MANY else f"{len(ids)} jobs"
+            raise NotFound(f"{ref!r} could be any of {count}", f"give more of the id: {', '.join(ids[:5])}")
+        if self._table.is_being_removed(ref):
+            raise NotFound(f"job {ref!r} was removed", "jobs that ended long ago are removed: keep_jobs says when")
+        raise NotFound(f"no job {ref!r}", nearest(ref, self._table.newest_ids(NEAREST_OF)[::-1]))
+
+    def _newest_of(self, name: str) -> Record | None:
+        found = self._table.page((), name, None, 1).records if name.isprintable() and name else []
+        return found[0] if found else None
+
+    def page(self, states: Iterable[str], before: int | None = None, limit: int = 100, name: str = "") -> Page:
+        """The newest `limit` jobs of those states (none: all) and that name ("": any), newest last. `before` is the
+        cursor of the page that was asked for last.
+        """
+        page = self._table.page(states, name, before, limit)
+        with self._lock:
+            for job, metrics in page.metrics.items():
+                if job not in self._metrics:
+                    self._remember(job, metrics)
+        return page
 
     def measured(self, job_id: str, metrics: dict[str, Any]) -> None:
         """Remember the newest report of a job."""
-        self._metrics[job_id] = metrics
+        with self._lock:
+            self._remember(job_id, metrics)
 
     def metrics(self, job_id: str) -> dict[str, Any]:
-        return self._metrics.get(job_id, {})
+        """The newest that the job reported, {} when it reported none."""
+        with self._lock:
+            known = self._metrics.get(job_id)
+        if known is None:
+            known = self._store.last_report(job_id)
+            self.measured(job_id, known)
+        return known
+
+    def _remember(self, job: str, metrics: dict[str, Any]) -> None:
+        self._metrics[job] = metrics
+        self._metrics.move_to_end(job)
+        while len(self._metrics) > METRICS_KEPT:
+            self._metrics.popitem(last=False)

@@ -1,88 +1,122 @@
-"""Carrying out one placement: reserve, bring checkpoint and folder to the nodes, give the orders. Runs in its own
-thread.
+"""Carrying out one placement: reserve, bring checkpoint and code to the nodes, give the orders. Runs in a thread of its
+own; what concerns several nodes is done on all of them at once.
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cluster import places
-from cluster.errors import FleetError, NotFound, SpecError
+from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.places import Place
-from cluster.plain import to_plain
 from cluster.untrusted import Unreadable, read_bytes
 from orchestrator.checkpoints import Checkpoints
-from orchestrator.core.fold import Record
-from orchestrator.core.model import Devices
+from orchestrator.core.commands import Launch
+from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.live import Live
-from orchestrator.runtime.orders import Share, orders
 from orchestrator.runtime.packages import Packages
-from orchestrator.spec import JobSpec
+from workers.messages import Order
 
 LONGEST_SECRET_BYTES = 64 << 10
 MOST_SECRET_BYTES = 1 << 20
 """Of all secrets of a job: they become variables of a process, which the system limits."""
 
 
+MOST_NODES_AT_ONCE = 32
+"""Asked side by side by one launch."""
+
+
+class NotStarted(Exception):
+    """Some node refused, or gave no answer. `nodes` are those where ranks may have been started."""
+
+    def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...]):
+        super().__init__(str(cause))
+        self.cause, self.nodes = cause, nodes
+
+
 @dataclass(frozen=True)
 class Launcher:
-    """What a placement needs to be carried out. `launch` may raise FleetError or UserError; nothing then runs unasked:
-    the caller stops whatever had started."""
+    """What a placement needs to be carried out."""
 
     agents: Agents
     packages: Packages
     checkpoints: Checkpoints
 
-    def launch(self, record: Record, spec: JobSpec, live: Live, devices: dict[str, Devices]) -> dict[str, Any] | None:
-        """Start every part. Returns the checkpoint resumed from (pool, path, step), or None."""
-        self._reserve(live, devices)
-        fences.raise_to(live.job, live.epoch)
-        resumed = self._bring_checkpoint(record, spec, devices[live.parts[0].devices_id])
-        secrets = resolve_secrets(spec.secrets)
-        for node in {part.node for part in live.parts}:
-            if record.package:
-                self.packages.send(record.package, node, self.agents)
-        address, port = self.agents.call(live.parts[0].node, "meeting_place")
-        given = orders(record, spec, self._shares(live, devices), (address, port), resumed)
-        for order, part in zip(given, live.parts, strict=True):
-            self.agents.call(part.node, "start", to_plain(order), secrets)
-        return resumed
+    def launch(self, asked: Launch) -> Launched | LaunchFailed:
+        """Start every part. Raises nothing that is foreseen."""
+        stands = 0
+        try:
+            self._reserve(asked)
+            if (stands := fences.raise_to(asked.job, asked.epoch)) > asked.epoch:
+                why = f"its fence stands at epoch {stands} already"
+                return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands - 1)
+            resumed = self._bring_checkpoint(asked)
+            self._start(asked, resumed)
+        except NotStarted as e:
+            return _failed(asked, e.cause, e.nodes)
+        except PolyfleetError as e:
+            return _failed(asked, e, ())
+        return Launched(asked.job, asked.epoch, resumed["step"] if resumed else None)
 
-    def _reserve(self, live: Live, devices: dict[str, Devices]) -> None:
-        bundles, nodes = [], []
-        for part in live.parts:
-            have, agent = devices[part.devices_id], self.agents[part.node]
-            cpus = float(agent.facts.cpu_count) if agent.facts else 1.0
-            bundles.append(reservations.bundle(have.backend, have.emulated, len(part.numbers), have.total, cpus))
-            nodes.append(agent.ray_node_id)
-        reservations.reserve(live.key, bundles, nodes)
+    def _reserve(self, asked: Launch) -> None:
+        ids = [self.agents[node].ray_id for node in asked.nodes]
+        reservations.reserve(asked.place, [dict(bundle) for bundle in asked.bundles], ids)
 
-    def _bring_checkpoint(self, record: Record, spec: JobSpec, have: Devices) -> dict[str, Any] | None:
-        """The job's newest checkpoint, else the one it was told to start from, made readable in the pool of `have`."""
-        source = self._newest(record)
-        if source is None and spec.checkpoint.resume_from:
-            source = self._asked_for(spec.checkpoint.resume_from, have.pool)
-        if source is None or source["pool"] == have.pool:
+    def _start(self, asked: Launch, resumed: dict[str, Any] | None) -> None:
+        """Nothing is started before every node has the code. Raises NotStarted, PolyfleetError."""
+        secrets = resolve_secrets(asked.secrets)
+        if asked.package:
+            send = partial(self.packages.send, asked.package, agents=self.agents)
+            _raise_first(self._on_each(dict.fromkeys(asked.nodes), send))
+        address, port = self.agents.call(asked.nodes[0], "meeting_place")
+        given = {
+            node: replace(order, master_address=address, master_port=port, resume_from=_resume(order, resumed))
+            for node, order in zip(asked.nodes, asked.orders, strict=True)
+        }
+        failed = self._on_each(given, lambda node: self._order(node, given[node], secrets))
+        if failed:
+            refused = {node for node, e in failed.items() if isinstance(e, UserError | Conflict)}
+            first = next(failed[node] for node in asked.nodes if node in failed)
+            raise NotStarted(first, tuple(node for node in asked.nodes if node not in refused))
+
+    def _order(self, node: str, order: Order, secrets: Mapping[str, str]) -> None:
+        self.agents.call(node, "start", self.agents.generation, order.to_plain(), dict(secrets))
+
+    def _on_each(self, nodes: Iterable[str], do: Callable[[str], None]) -> dict[str, PolyfleetError]:
+        """Side by side; what went wrong, by node."""
+        names = list(nodes)
+        if len(names) == 1:
+            return {name: e for name in names if (e := _error(do, name)) is not None}
+        with ThreadPoolExecutor(min(len(names), MOST_NODES_AT_ONCE)) as pool:
+            errors = pool.map(lambda name: _error(do, name), names)
+        return {name: e for name, e in zip(names, errors, strict=True) if e is not None}
+
+    def _bring_checkpoint(self, asked: Launch) -> dict[str, Any] | None:
+        """The job's newest checkpoint, else the one it was told to start from, made readable in the pool it runs in."""
+        source = self._newest(asked)
+        if source is None and asked.resume_from:
+            source = self._asked_for(asked.resume_from, asked.pool)
+        if source is None or source["pool"] == asked.pool:
             return source
-        final = f"{record.job.id}/{Path(source['path']).name}"
+        final = f"{asked.job}/{Path(source['path']).name}"
         reader = self._readers(source["pool"])[0]
-        self.checkpoints.move((reader, Place(source["pool"], source["path"])), have.node, final)
-        return source | {"pool": have.pool, "path": final}
+        self.checkpoints.move((reader, Place(source["pool"], source["path"])), asked.nodes[0], final)
+        return source | {"pool": asked.pool, "path": final}
 
-    def _newest(self, record: Record) -> dict[str, Any] | None:
+    def _newest(self, asked: Launch) -> dict[str, Any] | None:
         """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported.
 
         Raises FleetError when a newer one is known where no node can look: progress is not thrown away.
         """
-        pools = {attempt.pool: self._readers(attempt.pool) for attempt in record.attempts[:-1]}
-        found = [
-            self.checkpoints.newest(nodes[0], Place(pool, record.job.id)) for pool, nodes in pools.items() if nodes
-        ]
+        pools = {pool: self._readers(pool) for pool in asked.visited}
+        found = [self.checkpoints.newest(nodes[0], Place(pool, asked.job)) for pool, nodes in pools.items() if nodes]
         newest = max((f for f in found if f), key=lambda f: int(f["step"]), default=None)
-        known = record.checkpoint
+        known = asked.known
         unseen = known is not None and not pools.get(known["pool"])
         if known and unseen and (newest is None or newest["step"] < known["step"]):
             raise FleetError(
@@ -94,7 +128,7 @@ class Launcher:
     def _readers(self, pool: str) -> list[str]:
         """Nodes that see the checkpoints of `pool`: its own first, then others of the same machine."""
         own = [name for name, _ in self.agents.of_pool(pool)]
-        return own + [name for name, agent in self.agents.ready() if agent.facts and pool in agent.facts.neighbours]
+        return own + [name for name, node in self.agents.ready() if node.facts and pool in node.facts.neighbours]
 
     def _asked_for(self, text: str, pool: str) -> dict[str, Any]:
         reference = places.in_pool(text, "checkpoint.resume_from", pool)
@@ -104,17 +138,35 @@ class Launcher:
             raise SpecError("checkpoint.resume_from", e.message, e.remedy) from None
         return {"pool": reference.pool, "path": shown["path"], "step": shown["step"]}
 
-    def _shares(self, live: Live, devices: dict[str, Devices]) -> list[Share]:
-        return [Share(part, devices[part.devices_id], self._storage(part.node)) for part in live.parts]
 
-    def _storage(self, node: str) -> str:
-        facts = self.agents[node].facts
-        if facts is None:
-            raise FleetError(f"node {node} has not reported yet", "the job is tried again")
-        return facts.storage
+def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
+    """A checkpoint's path as the node sees it: beside the job's own folder, in the pool's storage."""
+    return str(Path(order.checkpoint_root).parent / resumed["path"]) if resumed else ""
 
 
-def resolve_secrets(references: dict[str, str]) -> dict[str, str]:
+def _failed(asked: Launch, error: PolyfleetError, nodes: tuple[str, ...]) -> LaunchFailed:
+    """What the user got wrong ends the job; trouble of the fleet does not. A node that has seen a newer epoch refuses
+    this one as past.
+    """
+    of_the_user = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
+    seen = asked.epoch if isinstance(error, Conflict) else 0
+    return LaunchFailed(asked.job, asked.epoch, "user" if of_the_user else "launch", str(error), nodes, seen)
+
+
+def _error(do: Callable[[str], None], node: str) -> PolyfleetError | None:
+    try:
+        do(node)
+    except PolyfleetError as e:
+        return e
+    return None
+
+
+def _raise_first(failed: Mapping[str, PolyfleetError]) -> None:
+    for error in failed.values():
+        raise error
+
+
+def resolve_secrets(references: Mapping[str, str]) -> dict[str, str]:
     """NAME -> value from `env:NAME` (the server's environment) or `file:/path`. Raises SpecError naming the one that is
     absent, empty, too long or no text.
     """

@@ -9,6 +9,7 @@ from typing import Any
 from cluster import connect, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
+from cluster.listeners import owners, port_of
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.engine import RAY
@@ -20,16 +21,20 @@ LEAVE_S = 30.0
 END_S = 5.0
 AGAIN_S = 1.0
 NO_FLEET = "no fleet is up"
+HEAD_GONE = "the fleet's head is gone"
+HEAD_STARTS = "the fleet's head is starting"
 
 
 class Link:
-    """`fleet` is the record of the cluster we are in, or None. Messages: ("joined", fleet, error or None), ("left",
-    fleet, error or None). Only the controller's thread calls it.
+    """`fleet` is the record of the cluster we are in, or None. `holding` is "" or why nothing new can be started there,
+    while agents and attempts are followed as ever. Messages: ("joined", fleet, error or None), ("left", fleet, error or
+    None), ("parted", error or None). Only the controller's thread calls it.
     """
 
     def __init__(self, agents: Agents, post: Callable[[tuple[Any, ...]], None]):
         self._agents, self._post = agents, post
         self.fleet: FleetRecord | None = None
+        self.holding = ""
         self._under_way = ""
         self._since_s = 0.0
         self._failed = ""
@@ -37,8 +42,12 @@ class Link:
     def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
         """ "" when we are in the recorded fleet's cluster, else why not; what leads there is begun.
 
+        A head that is gone is no trouble but `holding`: agents are asked without it, and it comes back to the same
+        cluster. When it is back, the cluster is joined anew: the head's own node, which we used, is another.
+
         `give_back` returns what we hold of a cluster that is to be left; it may wait.
         """
+        self.holding = ""
         if self._under_way:
             return f"{self._under_way}, for {time.monotonic() - self._since_s:.0f} s"
         if recorded is not None and recorded.state == "leaving":
@@ -47,13 +56,20 @@ class Link:
         if (reason := _no_cluster(recorded)) or recorded is None:
             self._part()
             return reason
-        if self.fleet is not None and self.fleet.address != recorded.address:
-            self._part()
         if self.fleet is None:
-            self._join(recorded)
-            return self._failed or f"joining the Ray cluster at {recorded.address}"
-        self.fleet = recorded
-        return ""
+            return self._join(recorded)
+        if self.fleet.address == recorded.address:
+            if recorded.headless:
+                self.holding = HEAD_GONE
+                return ""
+            if self.fleet.head == recorded.head:
+                self.fleet = recorded
+                return ""
+            if not _answers(recorded):
+                self.holding = HEAD_STARTS
+                return ""
+        self._part()
+        return f"joining the Ray cluster at {recorded.address} again"
 
     def joined(self, fleet: FleetRecord, error: BaseException | None) -> bool:
         """Whether it worked."""
@@ -79,11 +95,14 @@ class Link:
         except FleetError as e:
             log.warning("%s", e)
 
-    def _join(self, fleet: FleetRecord) -> None:
-        if self._failed and time.monotonic() - self._since_s < AGAIN_S:
-            return
-        self._begin(f"joining the Ray cluster at {fleet.address}")
-        self._ask("join the cluster", lambda: _join(fleet), JOIN_S, ("joined", fleet))
+    def _join(self, fleet: FleetRecord) -> str:
+        """The reason why we are not in it yet."""
+        if not _answers(fleet):
+            return HEAD_GONE if fleet.headless else HEAD_STARTS
+        if not self._failed or time.monotonic() - self._since_s > AGAIN_S:
+            self._begin(f"joining the Ray cluster at {fleet.address}")
+            self._ask("join the cluster", lambda: _join(fleet), JOIN_S, ("joined", fleet))
+        return self._failed or f"joining the Ray cluster at {fleet.address}"
 
     def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
         self._begin(f"leaving the Ray cluster at {fleet.address}")
@@ -91,7 +110,7 @@ class Link:
         self._ask("leave the cluster", lambda: _leave(give_back) if there else None, LEAVE_S, ("left", fleet))
 
     def _part(self) -> None:
-        """That cluster is over: at once, since Ray ends processes that use it when its head has gone."""
+        """That cluster is over, or its head is another."""
         if self.fleet is None:
             return
         log.info("parting from the Ray cluster at %s", self.fleet.address)
@@ -118,9 +137,12 @@ def _no_cluster(fleet: FleetRecord | None) -> str:
     """Why there is no cluster to be in, or ""."""
     if fleet is None:
         return NO_FLEET
-    if fleet.state != "up":
-        return f"the fleet is {fleet.state}"
-    return "the fleet's head is gone" if fleet.headless else ""
+    return "" if fleet.state == "up" else f"the fleet is {fleet.state}"
+
+
+def _answers(fleet: FleetRecord) -> bool:
+    """Whether the head of an embedded fleet lives and listens: parting and joining wait for one that does not."""
+    return not fleet.embedded or not (fleet.headless or owners(port_of(fleet.address)) == frozenset())
 
 
 def _join(fleet: FleetRecord) -> None:

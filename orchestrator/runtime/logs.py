@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import NotFound, PolyfleetError
+from orchestrator.core.attempts import node_of
 from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.orders import ranks_of
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.live import node_of
-from orchestrator.runtime.orders import ranks_of
 
 STREAMS = {"out": "stdout", "err": "stderr"}
 STAMP = len("2026-11-20T23:14:53.123456Z")

@@ -9,7 +9,8 @@ from cluster.repair import Repairs
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.2
+"""A look takes a millisecond; attempts on a lost node have one lease until its next agent is there."""
 SWITCH = "POLYFLEET_REPAIR"
 
 

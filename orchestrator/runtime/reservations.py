@@ -1,28 +1,27 @@
-"""Every lease is backed by a Ray placement group, so that other users of the same Ray cluster are respected."""
+"""Every allocation is backed by a Ray placement group, so that other users of the same Ray cluster are respected.
+
+A group bears the name of its place (core/attempts.py), not of an attempt: the next attempt on the same devices takes it
+over as it is.
+"""
 
 import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.catalogue import ray_resource
+from cluster.identity import fleet_identity, reservation_prefix
+
 from cluster.errors import FleetError
+from cluster.paths import home
 from orchestrator.runtime.engine import in_time
 
 WAIT_S = 10.0
 LOOK_EVERY_S = 0.005
-PREFIX = "polyfleet-attempt-"
 LIMIT_S = 10.0
 SMALLEST = 1e-4
 """Ray counts in ten-thousandths: shares of a CPU that do not come out even are rounded."""
 
 Resources = dict[str, float]
-
-
-def bundle(backend: str, emulated: bool, numbers: int, devices_of_node: int, cpus: float) -> Resources:
-    """What `numbers` devices of one node cost in Ray's resources. A CPU device is its share of the node's CPUs."""
-    resource = ray_resource(backend, emulated)
-    return {"CPU": cpus / max(devices_of_node, 1) * numbers} if resource == "CPU" else {resource: float(numbers)}
 
 
 def _remove(group: Any) -> None:
@@ -32,19 +31,48 @@ def _remove(group: Any) -> None:
 
 
 @in_time("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_remove)
-def reserve(attempt: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
-    """Hold `bundles[i]` on node i until released, whoever lives. Raises FleetError when others hold them."""
+def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
+    """Hold `bundles[i]` on node i until released, whoever lives; what is held there already stays. Raises FleetError
+    when others hold them.
+    """
     from ray.util.placement_group import placement_group
 
+    if (held := _find(place)) is not None:
+        if _lies_on(held, ray_node_ids):
+            return held
+        _remove(held)
     _await_room(bundles, ray_node_ids)
     selectors = [{"ray.io/node-id": node_id} for node_id in ray_node_ids]
     group = placement_group(
-        bundles, strategy="PACK", lifetime="detached", name=PREFIX + attempt, bundle_label_selector=selectors
+        bundles, strategy="PACK", lifetime="detached", name=_name(place), bundle_label_selector=selectors
     )
     if not group.wait(timeout_seconds=WAIT_S):
         _remove(group)
         raise _taken(bundles)
     return group
+
+
+def _name(place: str) -> str:
+    return f"{reservation_prefix(fleet_identity(home()))}{place}"
+
+
+def _find(place: str) -> Any:
+    """By name: Ray's table keeps all that ever were."""
+    from ray.util.placement_group import get_placement_group
+
+    try:
+        return get_placement_group(_name(place))
+    except ValueError:
+        return None
+
+
+def _lies_on(group: Any, ray_node_ids: list[str]) -> bool:
+    """A node that was started again has another id."""
+    from ray.util.placement_group import placement_group_table
+
+    row = placement_group_table(group)
+    lies = row.get("bundles_to_node_id", {})
+    return row.get("state") == "CREATED" and [lies.get(i) for i in range(len(ray_node_ids))] == ray_node_ids
 
 
 def _await_room(bundles: list[Resources], ray_node_ids: list[str]) -> None:
@@ -74,27 +102,19 @@ def _taken(bundles: list[Resources]) -> FleetError:
     return FleetError(f"another user of this Ray cluster holds the resources {bundles}", "they are tried again")
 
 
-def give_back(attempt: str) -> None:
-    """Give back what `attempt` holds; nothing when it holds nothing. By name: Ray's table keeps all that ever were."""
-    from ray.util.placement_group import get_placement_group
-
-    try:
-        group = get_placement_group(PREFIX + attempt)
-    except ValueError:
-        return
-    _remove(group)
+def give_back(place: str) -> None:
+    """Nothing when it holds nothing."""
+    if (group := _find(place)) is not None:
+        _remove(group)
 
 
-def list_held() -> dict[str, Any]:
-    """attempt -> its placement group, for all of ours that exist in this Ray cluster."""
-    from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup, placement_group_table
+def list_held() -> frozenset[str]:
+    """The places of ours that are held in this Ray cluster."""
+    from ray.util.placement_group import placement_group_table
 
-    groups = {}
-    for group_id, row in placement_group_table().items():
-        if row["name"].startswith(PREFIX) and row["state"] != "REMOVED":
-            groups[row["name"].removeprefix(PREFIX)] = PlacementGroup(PlacementGroupID.from_hex(group_id))
-    return groups
+    prefix = _name("")
+    rows = [row for row in placement_group_table().values() if row["state"] != "REMOVED"]
+    return frozenset(row["name"].removeprefix(prefix) for row in rows if row["name"].startswith(prefix))
 
 
 release = in_time("release devices", LIMIT_S)(give_back)

@@ -4,10 +4,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.plain import to_plain
+from orchestrator.core import nodes
+from orchestrator.core.attempts import node_of
+from orchestrator.core.draft import Control
 from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.nodes import Leased, Node
+from orchestrator.core.placing import devices_of
 from orchestrator.core.states import TERMINAL, State
-from orchestrator.runtime.agents import Agent
-from orchestrator.runtime.live import node_of
 
 
 def iso(seconds: float | None) -> str | None:
@@ -59,12 +62,45 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def node_view(name: str, agent: Agent, leased: dict[str, dict[int, str]]) -> dict[str, Any]:
-    """`leased`: devices id -> device number -> job id."""
-    state = f"lost: {agent.lost}" if agent.lost else "ready" if agent.facts else "starting"
-    if agent.facts is None:
-        return {"node": name, "state": state, "devices": []}
-    view: dict[str, Any] = to_plain(agent.facts) | {"node": name, "state": state}
+def node_view(node: Node, control: Control, now_s: float, leased: Leased) -> dict[str, Any]:
+    """`closed` says why it takes no new work, "" when it does."""
+    closed = nodes.closed(node, control.drained, now_s)
+    view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed, "devices": []}
+    if node.facts is None:
+        return view
+    view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
     for device in view["devices"]:
-        device["leased_by"] = leased.get(f"{name}/{device['kind']}", {}).get(device["index"])
+        device["leased_by"] = leased.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
     return view
+
+
+def _state(node: Node, control: Control, now_s: float) -> str:
+    """One word, and a reason where it is not ready."""
+    if node.lost or node.refused:
+        return f"lost: {node.lost or node.refused}"
+    if node.facts is None:
+        return "starting"
+    if node.name in control.drained:
+        return "drained"
+    if node.quarantined_until_s > now_s:
+        return "quarantined"
+    silent_s = node.silent_s(now_s)
+    return f"silent for {silent_s:.0f} s" if silent_s > nodes.SILENT_S else "ready"
+
+
+def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, leased: Leased) -> dict[str, Any]:
+    """One line of `polyfleet status`: `spec` is the declared PoolSpec as plain data, {} for an attached cluster."""
+    found = [node for node in control.nodes.values() if node.facts and node.facts.pool == pool]
+    devices = [d for node in found if not node.lost for d in devices_of(node, control, now_s, leased)]
+    facts = found[0].facts if found else None
+    return {
+        "pool": pool,
+        "backend": spec.get("backend") or (facts.backend if facts else ""),
+        "environment": facts.environment if facts else "",
+        "kinds": sorted({d.kind for d in devices}),
+        "nodes": sum(not node.lost for node in found),
+        "nodes_declared": spec.get("nodes", len(found)),
+        "devices": sum(d.total for d in devices if d.schedulable),
+        "free": sum(len(d.free) for d in devices if d.schedulable),
+        "price_per_hour": spec.get("price_per_hour", 0.0),
+    }

@@ -7,11 +7,12 @@ from typing import Any
 
 from cluster.plain import to_plain
 from cluster.vocabulary import Finding
+from orchestrator.core import leaks
 from orchestrator.runtime import health, poison
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.controller import Runtime, now
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
-from orchestrator.runtime.loop import Runtime
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.store import EventStore
 
@@ -24,17 +25,17 @@ class Watched:
         self._store, self._agents, self._runtime, self._repair = store, agents, runtime, repair
 
     def seen(self) -> Seen:
-        runtime = self._runtime
+        runtime, at = self._runtime, now()
         return Seen(
             self._controller(),
             self._database(),
             tuple(RAY.blocked()),
             RAY.exhausted,
             tuple(
-                NodeSeen(name, agent.lost, agent.ready, agent.silent_s, tuple(agent.unknown))
-                for name, agent in self._agents.items()
+                NodeSeen(name, node.lost or node.refused, node.ready, node.silent_s(at.s), tuple(node.unknown))
+                for name, node in runtime.control.nodes.items()
             ),
-            tuple(runtime.leaks.found()),
+            tuple(leaks.found(runtime.control, at)),
             tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
             tuple(self._repair.waiting.values()) if self._repair else (),
             runtime.replaced,
@@ -68,7 +69,7 @@ class Watched:
 
     def findings(self) -> list[tuple[str, Finding]]:
         """(node or "", finding) about the server itself, its fleet and what jobs wrote."""
-        return [*health.findings(self.seen()), *poison.findings(self._agents.items())]
+        return [*health.findings(self.seen()), *poison.findings(self._agents.poison())]
 
     def view(self) -> dict[str, Any]:
         """For `status`: what is seen, and the findings about it."""

@@ -145,7 +145,8 @@ def _state_lines(answer: Data) -> list[str]:
 
 def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:
     nodes = f" on each of {candidate['nodes']} nodes" if candidate["nodes"] > 1 else ""
-    wants = f"{candidate['count']} × {' or '.join(candidate['kinds'])}{nodes}"
+    number_of = "all" if candidate.get("exclusive") else candidate["count"]
+    wants = f"{number_of} × {' or '.join(candidate['kinds'])}{nodes}"
     number = candidate["candidate"] + 1
     measured = candidate.get("measured") or {}
     fits = [(number, wants, devices, ": ".join(filter(None, ("fits", measured.get(devices)))))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.store.writer import Writer
 
 Data = dict[str, Any]
-WORDS = ("begun", "ended", "baseline")
+WORDS = ("begun", "columns", "ended", "baseline")
 
 
 class BenchmarkLines:
@@ -29,7 +29,7 @@ class BenchmarkLines:
 
     def append(self, run: str, line: Data) -> None:
         row = {"run": run, "time": time.time(), "line": str(line["line"]), "data": encode(line)}
-        self._writer.submit(Work([], benchmark_lines=[row]))
+        self._writer.submit(Work(benchmark_lines=[row]))
         with self._lock:
             if self._counts is not None and line["line"] == "cell":
                 self._counts[run] = self._counts.get(run, 0) + 1
@@ -58,7 +58,8 @@ class BenchmarkLines:
             return dict(self._counts)
 
     def runs(self) -> list[Data]:
-        """Of every run, oldest first: {"run", "begun": line, "ended", "baseline": line or None, "cells": how many}."""
+        """Of every run, oldest first: {"run", "begun": line, "columns", "ended", "baseline": the last such line
+        or None, "cells": how many}."""
         ends = select(table).where(table.c.line.in_(WORDS)).order_by(table.c.seq)
         cells = self.cell_counts()
         found: dict[str, Data] = {}

@@ -6,17 +6,22 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Connection, Row, Select, select
 
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.model import Event
+from orchestrator.store import folding
 from orchestrator.store.benchmarks import BenchmarkLines
 from orchestrator.store.codec import decode, encode
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, event_of, readable
 from orchestrator.store.database import Database
-from orchestrator.store.schema import events, reports, requests
+from orchestrator.store.jobs import JobTable
+from orchestrator.store.ledger import Ledger, NotCounted, numbered
+from orchestrator.store.retention import Retention
+from orchestrator.store.schema import counters, events, jobs, reports, requests
 from orchestrator.store.writer import Work, Writer
 
 STRIPES = 256
@@ -24,6 +29,9 @@ LONGEST_KEY = 255
 LONGEST_JOB = 128
 LONGEST_EVENT = 64
 LARGEST = 1 << 62
+DRAWS = 5
+"""How often new ids are drawn."""
+
 Data = dict[str, Any]
 
 
@@ -60,8 +68,11 @@ class EventStore:
 
     def __init__(self, url: str):
         self._database = Database(url)
-        self._writer = Writer(self._database)
         self.damage = Damage()
+        self._ledger = Ledger()
+        self.jobs = JobTable(self._database, self._ledger, self.damage)
+        self._writer = Writer(self._database, self._ledger, self.jobs, self.damage)
+        self.retention = Retention(self._database, self._writer, self._ledger, self.jobs)
         self.identity = self._database.identity
         self.benchmarks = BenchmarkLines(self._database, self._writer, self.damage)
         self._stripes = [threading.RLock() for _ in range(STRIPES)]
@@ -79,9 +90,12 @@ class EventStore:
         """Of the newest durable event, 0 when there is none."""
         return self._writer.last_seq
 
-    def append(self, new: Sequence[Event]) -> list[int]:
-        """Their numbers, in order. Durable when it returns; when it raises, none of them is stored."""
-        return self._writer.submit(Work([_row(event) for event in new])) if new else []
+    def append(self, new: Sequence[Event], strict: bool = False) -> list[int]:
+        """Their numbers, in order. Durable when it returns, with the rows of their jobs; when it raises, none of them
+        is stored. With `strict` it raises NotCounted where one of them does not count.
+        """
+        numbers: list[int] = self._writer.submit(_work(new, strict)) if new else []
+        return numbers
 
     def once(
         self,
@@ -94,16 +108,15 @@ class EventStore:
 
         Its events and the answer become durable in one transaction; `stored` then gets the events with their numbers,
         before anybody sees the answer. With another digest the key is a Conflict. Without a key nothing is remembered.
+        `make` draws the ids of new jobs: it is asked again when one of them is taken.
         """
         if not key:
-            return self._answer(make(), None, stored)
+            return self._answer(make, None, stored)
         key = _text("idempotency key", key, LONGEST_KEY)
         with self._stripes[zlib.crc32(key.encode()) % STRIPES]:
             known = self._known(key)
             if known is None:
-                made = make()
-                row = {"key": key, "digest": digest, "status": made.status, "body": encode(made.body)}
-                return self._answer(made, row, stored)
+                return self._answer(make, {"key": key, "digest": digest}, stored)
         if known.digest != digest:
             raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
         try:
@@ -122,6 +135,17 @@ class EventStore:
     def events_of(self, job: str) -> list[Event]:
         return self._events(select(events).where(events.c.job == job), None)
 
+    def mark_damaged(self, job: str, why: str) -> None:
+        """Say, now and after a start, that the history of `job` cannot be trusted."""
+        marked = jobs.update().where(jobs.c.id == job).values(damaged=why)
+        self._writer.submit(Work(action=lambda connection: connection.execute(marked)))
+        self.jobs.damaged[job] = why
+
+    def differences(self) -> list[str]:
+        """What the table of jobs says otherwise than the log; reads all of both."""
+        with self._database.reading() as connection:
+            return list(folding.differences(connection, self.damage))
+
     def state(self) -> StoreState:
         """Now: what a person has to know of the store."""
         size_bytes, free_bytes = self._database.room()
@@ -134,15 +158,40 @@ class EventStore:
         with self._writer.committed:
             return self._writer.committed.wait_for(lambda: self.last_seq > after, timeout_s)
 
-    def report(self, job: str, epoch: int, step: int, time_s: float, data: Data) -> None:
+    def events_below(self, prefix: str) -> list[Event]:
+        """Of all owners whose name begins so, oldest first."""
+        return self._events(select(events).where(events.c.job.startswith(prefix, autoescape=True)), None)
+
+    def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:
         """Metrics of one step: written soon, not waited for, dropped rather than ever blocking (`reports_lost`).
 
-        A step or time that is no number a database can hold is stored as 0: metrics come from users' code.
+        `at` is where the attempt's events file goes on after it. A step or time that is no number a database can hold
+        is stored as 0: metrics come from users' code.
         """
         row = {"job": _text("job id", job, LONGEST_JOB), "epoch": epoch, "data": encode(data)}
         whole = isinstance(step, int) and abs(step) < LARGEST
         finite = isinstance(time_s, int | float) and math.isfinite(time_s)
-        self._writer.submit_report(row | {"step": step if whole else 0, "time": time_s if finite else 0.0})
+        self._writer.submit_report(row | {"step": step if whole else 0, "time": time_s if finite else 0.0, "at": at})
+
+    def told_at(self, job: str, epoch: int) -> int:
+        """Up to where the events file of that attempt is stored, by its reports and checkpoints; 0 where nothing is.
+
+        Within an attempt `at` only grows, and epochs do too: the newest rows tell.
+        """
+        report = select(reports.c.epoch, reports.c.at).where(reports.c.job == job).order_by(reports.c.seq.desc())
+        record = self.jobs.get(job)
+        noted = record.checkpoint if record and record.checkpoint and record.job.epoch == epoch else {}
+        with self._database.reading() as connection:
+            newest = connection.execute(report.limit(1)).first()
+            if newest is not None and newest.epoch > epoch:
+                newest = connection.execute(report.where(reports.c.epoch == epoch).limit(1)).first()
+        reported = newest.at if newest is not None and newest.epoch == epoch else 0
+        return max(int(reported), int(noted.get("at", 0)) if noted.get("epoch", epoch) == epoch else 0)
+
+    def next_generation(self, floor: int = 0) -> int:
+        """A number above `floor` and above all that were given before; durable."""
+        generation: int = self._writer.submit(Work(action=partial(_next, name="generation", floor=floor)))
+        return generation
 
     @property
     def reports_lost(self) -> int:
@@ -163,12 +212,24 @@ class EventStore:
             row = connection.execute(newest).first()
         return self._metrics(row) or {} if row else {}
 
-    def _answer(self, made: Answer, request: Data | None, stored: Callable[[list[Event]], None]) -> Data:
-        rows = [_row(event) for event in made.events]
-        if rows or request:
-            numbers = self._writer.submit(Work(rows, request))
-            stored([replace(event, seq=seq) for event, seq in zip(made.events, numbers, strict=True)])
-        return decode(encode(made.body))
+    def _answer(self, make: Callable[[], Answer], request: Data | None, stored: Callable[[list[Event]], None]) -> Data:
+        for left in reversed(range(DRAWS)):
+            made = make()
+            body = encode(made.body)
+            work = _work(made.events, strict=True)
+            if request:
+                work.request = request | {"status": made.status, "body": body, "time": time.time()}
+            if not work.events and not request:
+                break
+            try:
+                first: list[int] = self._writer.submit(work)
+            except NotCounted:
+                if left:
+                    continue
+                raise
+            stored(list(numbered(made.events, first[0] if first else 0)))
+            break
+        return decode(body)
 
     def _known(self, key: str) -> Row[Any] | None:
         if key in self._writer.doubtful:
@@ -203,8 +264,15 @@ class EventStore:
         return {**metrics, "seq": row.seq, "epoch": row.epoch, "step": row.step, "time": row.time}
 
 
+def _work(new: Sequence[Event], strict: bool) -> Work:
+    """Checked here, in the caller's thread: a row the database refuses would fail all that are written with it. What is
+    folded is what will be read: numbers that JSON has not are words by then.
+    """
+    rows = [_row(event) for event in new]
+    return Work([replace(e, data=decode(row["data"])) for e, row in zip(new, rows, strict=True)], rows, strict)
+
+
 def _row(event: Event) -> Data:
-    """Checked here, in the caller's thread: a row the database refuses would fail all that are written with it."""
     if not math.isfinite(event.time_s) or not 0 <= event.epoch < LARGEST:
         raise UserError(f"event {event.event!r} has time {event.time_s} and epoch {event.epoch}", "report this")
     return {
@@ -214,6 +282,16 @@ def _row(event: Event) -> Data:
         "event": _text("event", event.event, LONGEST_EVENT),
         "data": encode(event.data),
     }
+
+
+def _next(connection: Connection, name: str, floor: int) -> int:
+    """The next value of a counter."""
+    mine = counters.c.name == name
+    value = connection.scalar(select(counters.c.value).where(mine))
+    after = max(value or 0, floor) + 1
+    changed = counters.insert().values(name=name, value=after)
+    connection.execute(changed if value is None else counters.update().where(mine).values(value=after))
+    return after
 
 
 def _text(what: str, text: str, longest: int) -> str:

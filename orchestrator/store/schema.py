@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Double,
@@ -16,17 +17,20 @@ from sqlalchemy import (
     Text,
     inspect,
     select,
+    text,
     update,
 )
 
 from cluster.errors import FleetError
 
-VERSION = 1
+VERSION = 2
 """The number of the newest file in migrations/versions. A store of a newer version is refused, never guessed at."""
 REVISION = f"{VERSION:04d}"
 
 metadata = MetaData()
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
+_Exact = String(128).with_variant(String(128, collation="C"), "postgresql")
+"""Compared byte by byte, so that a prefix is a range."""
 
 schema_version = Table("schema_version", metadata, Column("version", Integer, primary_key=True))
 """One row, which every version of Polyfleet reads before it touches anything."""
@@ -61,6 +65,8 @@ requests = Table(
     Column("digest", String(128), nullable=False),
     Column("status", Integer, nullable=False),
     Column("body", Text, nullable=False),
+    Column("time", Double, nullable=False, server_default="0"),
+    Index("requests_by_time", "time"),
 )
 
 reports = Table(
@@ -72,6 +78,7 @@ reports = Table(
     Column("step", BigInteger, nullable=False),
     Column("time", Double, nullable=False),
     Column("data", Text, nullable=False),
+    Column("at", BigInteger, nullable=False, server_default="0"),
     Index("reports_of_job", "job", "seq"),
 )
 
@@ -86,6 +93,52 @@ benchmark_lines = Table(
     Index("benchmark_lines_of_run", "run", "seq"),
 )
 """The log of each benchmark run: what was asked for, every cell as it was measured, how it ended."""
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", _Sequence, primary_key=True, autoincrement=False),
+    Column("id", _Exact, nullable=False, unique=True),
+    Column("name", _Exact, nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("open", Boolean, nullable=False),
+    Column("submitted", Double, nullable=False),
+    Column("ended", Double),
+    Column("seq", BigInteger, nullable=False),
+    Column("damaged", Text, nullable=False, server_default=""),
+    Column("version", String(16), nullable=False),
+    Column("digest", BigInteger, nullable=False),
+    Column("data", Text, nullable=False),
+    Index("jobs_by_state", "state", "number"),
+    Index("jobs_by_name", "name", "state", "number"),
+)
+"""A cache of the log, written with it: one row per job. `number` is that of its `submitted` event, `seq` that of the
+newest event that counted. `open` is a job that has not ended, or whose attempt still holds devices. `damaged` says why
+its history cannot be trusted. `data` is the Record (see records.py), `digest` its checksum."""
+
+Index("jobs_open", jobs.c.open, jobs.c.number, sqlite_where=text("open = 1"), postgresql_where=jobs.c.open)
+Index("jobs_ended", jobs.c.ended, sqlite_where=~jobs.c.open, postgresql_where=~jobs.c.open)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""Numbers that never go back: the last event and report, of which the rows may have been removed, the generation."""
+
+removals = Table(
+    "removals",
+    metadata,
+    Column("job", _Exact, primary_key=True),
+    Column("node", String(255), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
+    Column("time", Double, nullable=False),
+)
+"""What is left to remove of a job that is in `jobs` no more: an attempt's folder on a node, or, where node is "", the
+job's events and reports in this database."""
 
 
 def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], None]) -> None:

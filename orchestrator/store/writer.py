@@ -5,21 +5,28 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Table, func, select
 
 from cluster.errors import FleetError
+from orchestrator.core.model import Event
+from orchestrator.store import folding
+from orchestrator.store.damage import Damage
 from orchestrator.store.database import ConnectionLost, Database
-from orchestrator.store.schema import benchmark_lines, events, reports, requests
+from orchestrator.store.jobs import JobTable
+from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
+from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
 
 log = logging.getLogger(__name__)
 
 GROUP = 512
-"""Most units of work in one transaction."""
+"""A transaction begins no further unit of work once it has so many events."""
 
 REPORTS_AT_ONCE = 5000
 REPORTS_WAITING = 100_000
@@ -28,31 +35,41 @@ REPORTS_PAUSE_S = 0.2
 
 RECONNECT_S = 5.0
 RECONNECT_PAUSE_S = 0.05
+"""A lost connection is made again, and what was being written is written again, without a word to those who wait."""
+
 OUTAGE_S = 1.0
 KEYS_AT_ONCE = 500
-"""A lost connection is made again, and what was being written is written again, without a word to those who wait."""
 
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Work:
-    """Rows without their `seq`, committed together; `done` gets the numbers of the events once they are durable."""
+    """Committed together, or not at all. `rows` are those of `events`, without their `seq`. With `strict`, an event
+    that does not count fails the unit. `action` runs in the same transaction. `done` gets the numbers of the events,
+    or what the action returned, once all is durable.
+    """
 
-    events: list[Row]
+    events: list[Event] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    strict: bool = False
     request: Row | None = None
     benchmark_lines: list[Row] = field(default_factory=list)
-    done: "Future[list[int]]" = field(default_factory=Future)
+    action: Callable[[Connection], Any] | None = None
+    done: "Future[Any]" = field(default_factory=Future)
 
 
 class Writer(threading.Thread):
-    """`last_seq` is of the newest durable event; `committed` is notified when it grows. Reports that did not fit or
-    could not be written are counted in `reports_lost`. `trouble` is the error of the last write, "" when it went well,
-    and when that was (monotonic). After an error, rows above `last_seq` and requests with a
-    `doubtful` key may lie in the database although nobody was told so: readers look past them."""
+    """`last_seq` is of the newest durable event, `last_report` of the newest report; `committed` is notified of events.
 
-    def __init__(self, database: Database):
+    Reports that did not fit or could not be written are counted in `reports_lost`. `trouble` is the error of the last
+    write, "" when it went well, and when that was (monotonic). After an error, rows above `last_seq` and requests with
+    a `doubtful` key may lie in the database although nobody was told so: readers look past them.
+    """
+
+    def __init__(self, database: Database, ledger: Ledger, table: JobTable, damage: Damage):
         super().__init__(name="store-writer", daemon=True)
+        self._ledger, self._table, self._damage = ledger, table, damage
         self.committed = threading.Condition()
         self.reports_lost = 0
         self._database = database
@@ -64,15 +81,18 @@ class Writer(threading.Thread):
         self.trouble: tuple[str, float] = ("", 0.0)
         self._lost_s = 0.0
         self.doubtful: set[str] = set()
+        self._doubtful_jobs: set[str] = set()
         self._token = secrets.token_hex(16)
         with database.errors(), database.connect() as connection, connection.begin():
             connection.execute(writers.delete())
             connection.execute(writers.insert().values(id=1, token=self._token))
-            self.last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
-            self._last_report = connection.scalar(select(func.max(reports.c.seq))) or 0
-            self._last_line = connection.scalar(select(func.max(benchmark_lines.c.seq))) or 0
+            self.last_seq = _highest(connection, events)
+            self.last_report = _highest(connection, reports)
+            self._last_line = _highest(connection, benchmark_lines)
+            table.acknowledged = self.last_seq
+            table.load(connection)
 
-    def submit(self, work: Work) -> list[int]:
+    def submit(self, work: Work) -> Any:
         """Blocks until durable. Raises FleetError when it is not, and then nothing of it is stored."""
         with self._wake:
             if self._closing:
@@ -121,9 +141,16 @@ class Writer(threading.Thread):
             self._wake.wait_for(lambda: self._work or self._reports or self._closing)
             if not self._work and not self._closing:
                 self._wake.wait_for(lambda: self._work or self._closing, REPORTS_PAUSE_S)
-            work = [self._work.popleft() for _ in range(min(GROUP, len(self._work)))]
+            work = list(self._group())
             lines = [self._reports.popleft() for _ in range(min(REPORTS_AT_ONCE, len(self._reports)))]
         return (work, lines) if work or lines else None
+
+    def _group(self) -> Iterator[Work]:
+        count = 0
+        while self._work and count < GROUP:
+            unit = self._work.popleft()
+            count += max(1, len(unit.events))
+            yield unit
 
     def _all_waiting(self) -> list[Work]:
         """They have waited for the failed try already: none waits for one after the other."""
@@ -132,45 +159,68 @@ class Writer(threading.Thread):
         return waiting
 
     def _written(self, work: list[Work], lines: list[Row]) -> None:
-        """Commit, and again on a new connection where one was lost. Of a longer outage every unit of work is told at
-        its first try."""
+        """Commit, and again on a new connection where one was lost. In a longer outage all are told at the first try,
+        and at once those with an action: only events, keys and lines are taken out again where a commit went through.
+        """
         while True:
             try:
                 with self._database.errors():
                     return self._commit(work, lines)
-            except ConnectionLost:
+            except ConnectionLost as e:
                 now = time.monotonic()
                 self._lost_s = self._lost_s or now
                 if now - self._lost_s > RECONNECT_S:
                     raise
                 self._doubt(work)
+                _refuse([unit for unit in work if unit.action], e)
+                work = [unit for unit in work if not unit.done.done()]
                 time.sleep(RECONNECT_PAUSE_S)
 
     def _commit(self, work: list[Work], lines: list[Row]) -> None:
         connection = self._connected()
-        rows = [row | {"seq": self.last_seq + n} for n, row in enumerate((r for w in work for r in w.events), start=1)]
-        lines = [row | {"seq": self._last_report + n} for n, row in enumerate(lines, start=1)]
-        answered = [w.request for w in work if w.request]
-        measured = [row for w in work for row in w.benchmark_lines]
-        measured = [row | {"seq": self._last_line + n} for n, row in enumerate(measured, start=1)]
+        lines = [row | {"seq": self.last_report + n} for n, row in enumerate(lines, start=1)]
         with connection.begin():
             self._still_ours(connection)
+            turn = self._ledger.turn(partial(self._table.load_some, connection), (e for w in work for e in w.events))
+            work, rows = self._numbered(work, turn)
+            results = [unit.action(connection) if unit.action else None for unit in work]
+            answered = [w.request for w in work if w.request]
+            measured = [row for w in work for row in w.benchmark_lines]
+            measured = [row | {"seq": self._last_line + n} for n, row in enumerate(measured, start=1)]
             for table, values in ((events, rows), (requests, answered), (reports, lines), (benchmark_lines, measured)):
                 if values:
                     connection.execute(table.insert(), values)
-        self._last_report += len(lines)
+            self._table.write(connection, turn)
+        self.last_report += len(lines)
         self._last_line += len(measured)
-        self._acknowledge(work, len(rows))
+        self._acknowledge(work, results, turn, len(rows))
 
-    def _acknowledge(self, work: list[Work], written: int) -> None:
+    def _numbered(self, work: list[Work], turn: Turn) -> tuple[list[Work], list[Row]]:
+        """The units whose events count, and the rows of their events; the others are answered."""
+        kept: list[Work] = []
+        rows: list[Row] = []
+        for unit in work:
+            first = self.last_seq + len(rows) + 1
+            try:
+                turn.take(numbered(unit.events, first), unit.strict)
+            except NotCounted as e:
+                unit.done.set_exception(e)
+                continue
+            kept.append(unit)
+            rows += [row | {"seq": seq} for seq, row in enumerate(unit.rows, first)]
+        return kept, rows
+
+    def _acknowledge(self, work: list[Work], results: list[Any], turn: Turn, written: int) -> None:
         first = self.last_seq + 1
         self.trouble, self._lost_s = ("", 0.0), 0.0
+        self._ledger.put(turn.after.values())
         with self.committed:
             self.last_seq += written
+            self._table.acknowledged = self.last_seq
             self.committed.notify_all()
-        for unit in work:
-            unit.done.set_result(list(range(first, first + len(unit.events))))
-            first += len(unit.events)
+        for unit, result in zip(work, results, strict=True):
+            unit.done.set_result(result if unit.action else list(range(first, first + len(unit.rows))))
+            first += len(unit.rows)
 
     def _failed(self, work: list[Work], lines: list[Row], error: FleetError) -> None:
         """Nobody is told that it worked, and nothing stays that might have: see `_connected`."""
@@ -178,13 +228,13 @@ class Writer(threading.Thread):
         self.trouble = (str(error), time.monotonic())
         self.reports_lost += len(lines)
         self._doubt(work)
-        for unit in work:
-            unit.done.set_exception(FleetError(*error.args))
+        _refuse(work, error)
 
     def _doubt(self, work: list[Work]) -> None:
         """It may be stored or not, unless there was no connection: the next one begins by taking it out."""
         if self._connection is not None:
             self.doubtful |= {unit.request["key"] for unit in work if unit.request}
+            self._doubtful_jobs |= {event.job for unit in work for event in unit.events}
             self._connection.invalidate()
             self.disconnect()
 
@@ -209,11 +259,25 @@ class Writer(threading.Thread):
             with self._connection.begin():
                 self._still_ours(self._connection)
                 self._connection.execute(events.delete().where(events.c.seq > self.last_seq))
-                self._connection.execute(reports.delete().where(reports.c.seq > self._last_report))
+                self._connection.execute(reports.delete().where(reports.c.seq > self.last_report))
                 self._connection.execute(benchmark_lines.delete().where(benchmark_lines.c.seq > self._last_line))
                 keys = sorted(self.doubtful)
                 for first in range(0, len(keys), KEYS_AT_ONCE):
                     some = keys[first : first + KEYS_AT_ONCE]
                     self._connection.execute(requests.delete().where(requests.c.key.in_(some)))
+                folding.rebuild_some(self._connection, self._doubtful_jobs, self._damage)
             self.doubtful.clear()
+            self._doubtful_jobs.clear()
         return self._connection
+
+
+def _refuse(work: list[Work], error: FleetError) -> None:
+    for unit in work:
+        if not unit.done.done():
+            unit.done.set_exception(FleetError(*error.args))
+
+
+def _highest(connection: Connection, table: Table) -> int:
+    """The last number given; its row may have been removed with an old job."""
+    kept = connection.scalar(select(counters.c.value).where(counters.c.name == table.name)) or 0
+    return max(kept, connection.scalar(select(func.max(table.c.seq))) or 0)

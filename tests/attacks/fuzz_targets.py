@@ -29,6 +29,7 @@ from orchestrator.server import record as server_record
 from orchestrator.spec import parse_job
 from workers.attempt.attempt import Attempt
 from workers.attempt.records import AttemptId, Folder
+from workers.messages import AttemptReport, Outcome
 from workers.packages import Packages
 
 ROOT = Path(__file__).parents[2]
@@ -260,9 +261,9 @@ def _events(data: bytes, folder: Path) -> object:
     attempt.folder.outcome.unlink(missing_ok=True)
     attempt.folder.events.write_bytes(data)
     told = attempt.report(0, "starting", 1000, 1 << 20)
-    for event in told["events"] if told else ():
-        assert isinstance(event["t"], int | float) and abs(event["t"]) < 1e300
-        json.dumps(event, allow_nan=False)
+    if told is not None:
+        assert all(isinstance(event.t, int | float) and abs(event.t) < 1e300 for event in told.events)
+        assert AttemptReport.parse(json.loads(json.dumps(told.to_plain(), allow_nan=False))) == told
     return told
 
 
@@ -288,8 +289,8 @@ def _outcome(data: bytes, folder: Path) -> object:
     attempt.folder.outcome.write_bytes(data)
     found = attempt.outcome
     if found is not None:
-        assert found["state"] in ("failed", "succeeded", "lost", "preempted", "cancelled"), found["state"]
-        json.dumps(found, allow_nan=False)
+        assert found.state in ("failed", "succeeded", "lost", "preempted", "cancelled"), found.state
+        assert Outcome.parse(json.loads(json.dumps(found.to_plain(), allow_nan=False))) == found
     return found
 
 

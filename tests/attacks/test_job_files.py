@@ -19,8 +19,8 @@ from workers.agent import Agent
 from workers.attempt.attempt import Attempt
 from workers.attempt.reading import Reader
 from workers.attempt.records import AttemptId, Folder
-from workers.job_events import LONGEST_LINE_BYTES, refusal
-from workers.messages import Order, outcome_refusal
+from workers.job_events import LONGEST_LINE_BYTES
+from workers.messages import Order, Outcome, RankEvent
 
 HANG_S = 30.0
 START = "import json, os, time; here = os.environ['POLYFLEET_ATTEMPT_DIR']; os.chdir(here)\n"
@@ -57,11 +57,11 @@ class Node:
             first_rank=0, ranks=1, world_size=1, master_address="127.0.0.1", master_port=29500, lease_s=60.0,
             command=(sys.executable, "-S", "-c", START + code),
         )  # fmt: skip
-        self.agent.start(dataclasses.asdict(dataclasses.replace(order, **more)), {})
+        self.agent.start(1, dataclasses.replace(order, **more).to_plain(), {})
 
     def watch(self, timeout_s=0.2):
         """One watch, as a controller asks for it."""
-        answer = self.call("watch", self.cursors, self.known, timeout_s)
+        answer = self.call("watch", 1, self.cursors, self.known, timeout_s)
         self.poison |= answer.get("poison", {})
         for report in answer["reports"]:
             key = f"{report['job']}.1.0"
@@ -89,12 +89,12 @@ class Node:
         """An honest neighbour runs, tells and ends."""
         self.start(name, tell(7))
         assert self.ended(name)["state"] == "succeeded"
-        assert [event["step"] for event in self.told[name]] == [7]
+        assert [event["data"]["step"] for event in self.told[name]] == [7]
 
     def close(self):
-        for key in self.agent.watch({}, {}, 0.0)["attempts"]:
+        for key in self.agent.watch(1, {}, {}, 0.0)["attempts"]:
             job = key.rsplit(".", 2)[0]
-            self.agent.stop(job, 1, "cancel")
+            self.agent.stop(1, job, 1, "cancel")
             self.ended(job)
 
 
@@ -179,7 +179,7 @@ def test_each_bad_line_is_refused_counted_and_followed_by_the_next(node):
     node.in_place("culprit")
     node.probe()
     node.until(lambda: node.told.get("culprit"), "the good event")
-    assert [(e["step"], e["loss"]) for e in node.told["culprit"]] == [(8, 0.25)]
+    assert [e["data"] for e in node.told["culprit"]] == [{"step": 8, "loss": 0.25}]
     node.until(lambda: node.poison["culprit.1.0"]["count"] == len(BAD_LINES), "all are counted")
     assert node.known["culprit.1.0"] == "running"
     node.cursors.pop("culprit.1.0")
@@ -292,7 +292,7 @@ def test_an_attempt_that_ends_tells_its_last_events_first(node):
     line = '{"t": %f, "rank": 0, "type": "report", "step": %d}\\n'
     node.start("quick", f"open('events.jsonl', 'a').write(''.join('{line}' % (time.time(), i) for i in range(9000)))")
     assert node.ended("quick")["state"] == "succeeded"
-    assert [event["step"] for event in node.told["quick"]] == list(range(9000))
+    assert [event["data"]["step"] for event in node.told["quick"]] == list(range(9000))
 
 
 def test_an_attempt_that_ends_in_a_flood_ends_all_the_same(node):
@@ -322,7 +322,7 @@ def test_a_file_that_becomes_shorter_is_told_and_read_on(node):
     assert "events.jsonl was cut" in node.poison["culprit.1.0"]["reason"]
     (shared / "on").touch()
     node.until(lambda: len(node.told["culprit"]) == 3, "it is read on")
-    assert [event["step"] for event in node.told["culprit"]] == [1, 2, 3]
+    assert [event["data"]["step"] for event in node.told["culprit"]] == [1, 2, 3]
 
 
 def test_what_cannot_be_looked_at_stops_no_other_attempt(node):
@@ -337,7 +337,7 @@ def test_what_cannot_be_looked_at_stops_no_other_attempt(node):
 def test_a_folder_of_two_thousand_nested_folders_is_removed_without_waiting(node):
     node.start("culprit", "os.chdir('work')\nfor _ in range(2000): os.mkdir('d'); os.chdir('d')")
     assert node.ended("culprit")["state"] == "succeeded"
-    node.agent.forget("culprit", 1)
+    node.agent.forget(1, "culprit", 1)
     assert node.watch()["attempts"] == []
     assert not (node.root / "node/shared/culprit.1.0").exists()
     node.until(lambda: not list((node.root / "node/shared").iterdir()), "it is removed")
@@ -350,7 +350,7 @@ def test_a_supervisor_killed_over_a_folder_in_place_of_its_outcome_leaves_an_end
     (record / "outcome.json").mkdir()
     os.kill(json.loads((record / "supervisor.json").read_text())["pid"], signal.SIGKILL)
     assert failed_as_unreadable(node.ended("culprit"), "outcome.json")
-    node.agent.forget("culprit", 1)
+    node.agent.forget(1, "culprit", 1)
     node.probe()
 
 
@@ -427,11 +427,12 @@ def test_no_bytes_in_any_file_raise_hang_or_are_stored_badly(tmp_path, store, ev
         assert told is not None
         if attempt.unreadable:
             break
-        cursor = told["cursor"]
-        for found in told["events"]:
-            assert refusal(found) == ""
-            store.append([Event("j", found["type"], 1, found["t"], json.loads(json.dumps(found, allow_nan=False)))])
-            assert store.events_of("j")[-1].data == found
+        cursor = told.cursor
+        for found in told.events:
+            plain = json.loads(json.dumps(found.to_plain(), allow_nan=False))
+            assert RankEvent.parse(plain) == found
+            store.append([Event("j", found.type, 1, found.t, plain)])
+            assert store.events_of("j")[-1].data == plain
     assert time.monotonic() - began_s < 2.0
     ended = attempt.outcome
-    assert ended is None or outcome_refusal(ended, "j", 1, 0) == ""
+    assert ended is None or Outcome.parse_of(("j", 1, 0), ended.to_plain()) == ended

@@ -7,7 +7,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.processes import ProcessId, age_s, alive, free_port, identify, running, start_detached, stop
+from cluster.processes import (
+    ProcessId,
+    age_s,
+    alive,
+    family,
+    free_port,
+    identify,
+    kill,
+    kill_families,
+    running,
+    start_detached,
+    stop,
+)
 
 ROOT = Path(__file__).parents[2]
 STEPPED = """
@@ -129,3 +141,18 @@ def test_what_a_stopped_process_started_for_good_lives_on(tmp_path: Path):
     stop([server], grace_s=5, spare=[node])
     assert alive(node) and not alive(server)
     stop([node])
+
+
+def test_a_killed_family_hears_nothing_before(tmp_path: Path):
+    deaf = "import signal, subprocess, sys, time; signal.signal(15, lambda *_: print('told', flush=True)); "
+    child = f"subprocess.Popen([sys.executable, '-c', {deaf + 'print(1, flush=True); time.sleep(300)'!r}])"
+    parent = start_detached(
+        [sys.executable, "-c", f"{deaf}{child}; time.sleep(300)"], env={}, cwd=tmp_path, log=tmp_path / "log"
+    )
+    while not (tmp_path / "log").read_text():
+        pass
+    members = family([parent])
+    kill_families([parent])
+    assert len(members) == 2 and not any(m.is_running() and m.status() != psutil.STATUS_ZOMBIE for m in members)
+    assert (tmp_path / "log").read_text() == "1\n"
+    assert not kill([parent])

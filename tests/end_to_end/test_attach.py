@@ -50,3 +50,34 @@ def test_a_foreign_cluster_serves_jobs_and_keeps_nothing_of_ours(
         return [line for line in lines if str(tmp_path / "theirs") in line or str(tmp_path / "home") in line]
 
     until(lambda: not ours())
+
+
+@pytest.mark.slow
+def test_two_fleets_of_one_cluster_do_not_touch_each_other(
+    somebodys_ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until
+):
+    address, token = somebodys_ray
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+
+    def home(name: str) -> None:
+        monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / name))
+
+    home("first")
+    with Orchestrator.up(address=address) as first:
+        running = first.submit(RunJob(command="sleep 300"))
+        until(lambda: running.state == "RUNNING")
+        home("second")
+        with Orchestrator.up(address=address) as second:
+            assert [n["state"] for n in second.inventory()] == ["ready"]
+            waiting = second.submit(RunJob(command="echo here"))
+            until(lambda: "another user of this Ray cluster holds" in str(waiting.view))
+            assert not [f for f in second.doctor() if f["subject"] in ("store", "allocation")]
+            assert (running.state, running.view["epoch"]) == ("RUNNING", 1)
+            running.cancel()
+            assert str(waiting.wait(90).logs()) == "here"
+            second.down()
+        home("first")
+        again = first.submit(RunJob(command="echo still here"))
+        assert str(again.wait(60).logs()) == "still here"
+        assert not [f for f in first.doctor() if f["subject"] in ("store", "allocation")]
+        first.down()

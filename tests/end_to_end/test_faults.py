@@ -89,24 +89,6 @@ def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator
     assert any("agent of right-0 did not answer" in f["message"] for f in fleet.doctor())
 
 
-def test_a_fleet_without_its_head_comes_back_and_its_job_goes_on(
-    fleet: Orchestrator, home: Path, training, until, cli, state_server
-):
-    """Also where the server's parent is gone, as that of a command line is: Ray ends such processes more readily."""
-    assert [cli("server", verb).returncode for verb in ("stop", "start")] == [0, 0]
-    training["arguments"] |= {"steps": 150}
-    with Orchestrator.connect() as again:
-        server = json.loads((home / "server.json").read_text())["pid"]
-        job = again.submit(TrainJob(**training, resources={"pool": "right"}))
-        until(lambda: job.view["checkpoint"])
-        address = again.fleet()["address"]
-        state_server().kill()
-        assert job.result(120)["returned"]["first"] >= 5
-        assert again.fleet()["address"] != address
-        until(lambda: {n["state"] for n in again.inventory()} == {"ready"})
-        assert json.loads((home / "server.json").read_text())["pid"] == server
-
-
 def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
     fleet: Orchestrator, home: Path, until, cli, processes_of
 ):

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from cluster.errors import SpecError, UserError
 from orchestrator.core.model import Candidate, Job, Recovery
 from orchestrator.spec import JobSpec, job_schema, load_job, parse_job
+from orchestrator.spec_parts import Failing
+from workers.messages import FAILURES
 
 FULL = {
     "name": "finetune",
@@ -36,6 +39,10 @@ FULL = {
         "backoff": "500ms",
         "lease": 30,
         "grace": "1m",
+        "on_events": {"oom": "next", "nan": "ignore"},
+        "cross_vendor": False,
+        "on_disconnect": "wait",
+        "hang_after": "10m",
     },
     "checkpoint": {"keep": 5, "resume_from": "cpu:finetune-0a1b2c/step-10"},
 }
@@ -83,8 +90,25 @@ def test_a_full_spec_becomes_a_job_with_everything_filled_in():
         priority=-5,
         objective="cost",
         submitted_s=7.0,
-        recovery=Recovery(2, 10, (75,), 0.5, 30.0, 60.0),
-    )
+        recovery=Recovery(
+            2, 10, (75,), 0.5, 30.0, 60.0, {"oom": "next", "nan": "ignore"}, False, "wait", 600.0,
+        ),
+    )  # fmt: skip
+
+
+def test_recovery_left_out_is_the_default_of_the_core():
+    assert parse_job({"entry": "train.py"}).to_job("t", 0.0).recovery == Recovery()
+    assert Recovery().lease_s == 10.0
+
+
+@pytest.mark.parametrize(("written", "means"), [("", 0.0), ("never", -1.0), (30, 30.0), ("1h30m", 5400.0)])
+def test_a_hang_is_a_duration_never_or_the_default_rule(written, means):
+    spec = parse_job({"entry": "train.py", "recovery": {"hang_after": written}})
+    assert spec.to_job("t", 0.0).recovery.hang_after_s == means
+
+
+def test_the_kinds_of_failure_in_a_spec_are_those_that_nodes_tell():
+    assert set(get_args(Failing)) == set(FAILURES)
 
 
 def test_the_shortest_specs_mean_what_one_thinks():
@@ -132,6 +156,21 @@ def test_candidates_take_from_resources_what_they_leave_out():
         ("nvidia:H100", 8, "q"),
     ]
     assert not job.ordered
+
+
+def test_a_job_may_ask_for_whole_nodes():
+    data = {
+        "command": "x",
+        "resources": {"exclusive": True, "any_of": [{"pool": "a"}, {"pool": "b", "exclusive": False}]},
+    }
+    job = parse_job(data).to_job("j", 0)
+    assert [(c.pool, c.exclusive, c.count) for c in job.candidates] == [("a", True, 1), ("b", False, 1)]
+
+
+@pytest.mark.parametrize("resources", [{"accelerators": "nvidia:8"}, {"count": "2..8"}, {"any_of": [{"count": 2}]}])
+def test_a_whole_node_and_a_number_of_devices_contradict_each_other(resources):
+    with pytest.raises(SpecError, match=r"exclusive takes all .* devices of a node, and a number is given as well"):
+        parse_job({"command": "x", "resources": {"exclusive": True, **resources}})
 
 
 def test_a_candidate_of_a_run_job_may_bring_its_own_command():
@@ -190,6 +229,16 @@ def test_a_candidate_of_a_run_job_may_bring_its_own_command():
         ({"recovery": {"grace": "1:30"}}, "recovery.grace", "'1:30' is not a duration"),
         ({"recovery": {"grace": "8d"}}, "recovery.grace", "8d is longer than 7 days"),
         ({"recovery": {"lease": "1s"}}, "recovery.lease", "1s is too short; write at least 3s"),
+        ({"recovery": {"lease": "2s"}}, "recovery.lease", "2s is too short; write at least 3s"),
+        ({"recovery": {"hang_after": "1s"}}, "recovery.hang_after", "1s is too short; write at least 5s, or never"),
+        ({"recovery": {"hang_after": "often"}}, "recovery.hang_after", "'often' is not a duration"),
+        ({"recovery": {"hang_after": "9d"}}, "recovery.hang_after", "9d is longer than 7 days"),
+        ({"recovery": {"on_events": {"oom": "again"}}}, "recovery.on_events.oom", "valid: restart, retry, next"),
+        ({"recovery": {"on_events": {"memory": "next"}}}, "recovery.on_events.memory", "valid: user, oom, signal"),
+        ({"recovery": {"on_events": {"oom": "ignore"}}}, "recovery.on_events", "oom cannot be ignored; write restart"),
+        ({"recovery": {"on_events": {"hang": "ignore"}}}, "recovery.on_events", "write `hang_after: never`"),
+        ({"recovery": {"on_disconnect": "retry"}}, "recovery.on_disconnect", "valid: restart, wait, stop"),
+        ({"recovery": {"cross_vendor": "no"}}, "recovery.cross_vendor", "boolean"),
         ({"recovery": {"retry_exit_codes": [0]}}, "recovery.retry_exit_codes.0", "greater than or equal to 1"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "greater than or equal to 1"),
         ({"checkpoint": {"resume_from": "p:../x"}}, "checkpoint.resume_from", "is no checkpoint"),

@@ -51,7 +51,7 @@ def call(method, *args):
 
 
 def ended(job):
-    reports = call("watch", {}, {}, 0.2)["reports"]
+    reports = call("watch", 1, {}, {}, 0.2)["reports"]
     return next((r["outcome"] for r in reports if r["job"] == job and r["phase"] == "ended"), None)
 
 
@@ -68,29 +68,31 @@ node_id = ray.get_runtime_context().get_node_id()
 options = {"name": f"agent-{node_id}", "lifetime": "detached", "max_restarts": -1, "num_cpus": 0, "max_concurrency": 16}
 agent = ray.remote(Agent).options(**options).remote()
 
-facts = call("hello")
+facts = call("hello", 1)["facts"]
 assert facts["ray_node_id"] == node_id
-call("start", order("j", COMMAND), {"KEY": "s3cr3t"})
+call("start", 1, order("j", COMMAND), {"KEY": "s3cr3t"})
 gate = ATTEMPTS.parent / "shared/j.1.0/work/0/gate"
 until(gate.exists, "the attempt runs")
 pids = [supervisor("j")]
 os.kill(facts["agent_pid"], signal.SIGKILL)
-second = until(lambda: (pid := call("hello")["agent_pid"]) != facts["agent_pid"] and pid, "the agent is back")
-phases = [r["phase"] for r in call("watch", {}, {}, 1.0)["reports"]]
+second = until(
+    lambda: (pid := call("hello", 1)["facts"]["agent_pid"]) != facts["agent_pid"] and pid, "the agent is back"
+)
+phases = [r["phase"] for r in call("watch", 1, {}, {}, 1.0)["reports"]]
 assert phases == ["running"], phases
 pids.append(supervisor("j"))
 gate.write_text("went on\n")
 outcome = until(lambda: ended("j"), "the adopted attempt ends")
 log = call("logs", "j", 1, 0, 0, 1 << 20)["data"]
 
-call("start", order("k", "sleep 600", lease_s=6.0), {})
-_internal_kv_put(FENCE_KEY.format(job="k"), b"1")
+call("start", 1, order("k", "sleep 600", lease_s=6.0), {})
+_internal_kv_put(FENCE_KEY.format(fleet="", job="k"), b"1")
 until((ATTEMPTS / "k.1.0/started").exists, "k runs")
 silent_until = time.monotonic() + 8
 while time.monotonic() < silent_until:
     assert not (ATTEMPTS / "k.1.0/outcome.json").exists(), "the store said that nobody took over"
     time.sleep(0.1)
-_internal_kv_put(FENCE_KEY.format(job="k"), b"2", overwrite=True)
+_internal_kv_put(FENCE_KEY.format(fleet="", job="k"), b"2", overwrite=True)
 until((ATTEMPTS / "k.1.0/outcome.json").exists, "k is fenced off")
 
 print(

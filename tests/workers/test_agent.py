@@ -40,8 +40,8 @@ def make(tmp_path):
 
     yield build
     if agent is not None:
-        for report in agent.watch({}, {}, 0.0)["reports"]:
-            agent.stop(report["job"], report["epoch"], "cancel")
+        for report in agent.watch(1, {}, {}, 0.0)["reports"]:
+            agent.stop(1, report["job"], report["epoch"], "cancel")
             ended(agent, report["job"], report["epoch"])
 
 
@@ -54,15 +54,15 @@ def ended(agent, job="j", epoch=1):
     """The report of an attempt's end, reached by long polls as a controller makes them."""
     known, deadline = {}, time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
-        for report in agent.watch({}, known, 1.0)["reports"]:
+        for report in agent.watch(1, {}, known, 1.0)["reports"]:
             known[f"{report['job']}.{report['epoch']}.{report['node_rank']}"] = report["phase"]
             if (report["job"], report["epoch"], report["phase"]) == (job, epoch, "ended"):
-                return from_plain(AttemptReport, report)
+                return AttemptReport.parse(report)
     raise AssertionError(f"{job} did not end within {DEADLINE_S} s: {known}")
 
 
 def test_an_agent_introduces_its_node(agent, tmp_path):
-    facts = from_plain(NodeFacts, json.loads(json.dumps(agent.hello())))
+    facts = from_plain(NodeFacts, json.loads(json.dumps(agent.hello(1)["facts"])))
     assert (facts.node, facts.pool, facts.backend, facts.protocol) == ("n0", "cpu", "cpu", PROTOCOL)
     assert (facts.storage, facts.agent_pid, facts.ray_node_id) == (str(tmp_path / "storage"), os.getpid(), "")
     assert [d.kind for d in facts.devices] == ["cpu"]
@@ -70,12 +70,13 @@ def test_an_agent_introduces_its_node(agent, tmp_path):
 
 
 def test_the_first_watch_tells_the_facts_and_the_next_does_not(agent):
-    assert agent.watch({}, {}, 0.0)["facts"]["node"] == "n0"
-    assert agent.watch({}, {}, 0.0) == {"facts": None, "reports": [], "attempts": [], "poison": {}}
+    assert agent.watch(1, {}, {}, 0.0)["facts"]["node"] == "n0"
+    told = agent.watch(1, {}, {}, 0.0)
+    assert {**told, "clock_s": 0} == {"facts": None, "reports": [], "attempts": [], "poison": {}, "clock_s": 0}
 
 
 def test_a_command_runs_to_its_end(agent):
-    agent.start(order(command=("echo", "hello")), {})
+    agent.start(1, order(command=("echo", "hello")), {})
     assert ended(agent).outcome.state == "succeeded"
     log = agent.logs("j", 1, 0, 0, 1000)
     assert log["data"].endswith(" out hello\n")
@@ -83,34 +84,34 @@ def test_a_command_runs_to_its_end(agent):
 
 
 def test_a_command_given_as_text_is_run_by_a_shell(agent):
-    agent.start(order() | {"command": "exit 7"}, {})
+    agent.start(1, order() | {"command": "exit 7"}, {})
     assert ended(agent).outcome.exit_codes == {0: 7}
 
 
 def test_a_malformed_order_is_refused_with_its_field(agent):
-    with pytest.raises(UserError, match=r"Order\.epoch"):
-        agent.start(order() | {"epoch": "first"}, {})
+    with pytest.raises(UserError, match=r"the order has no `epoch`"):
+        agent.start(1, order() | {"epoch": "first"}, {})
 
 
 def test_an_epoch_that_is_past_is_refused(agent):
-    agent.start(order(epoch=2), {})
+    agent.start(1, order(epoch=2), {})
     with pytest.raises(Conflict):
-        agent.start(order(epoch=1), {})
-    agent.stop("j", 1, "cancel")
+        agent.start(1, order(epoch=1), {})
+    agent.stop(1, "j", 1, "cancel")
 
 
 def test_a_watch_renews_leases_and_never_outlasts_them(agent):
-    agent.start(order(command=("sleep", "600"), lease_s=1.5), {})
+    agent.start(1, order(command=("sleep", "600"), lease_s=1.5), {})
     until = time.monotonic() + 3
     known = {}
     while time.monotonic() < until:
-        said = agent.watch({}, known, 600.0)
+        said = agent.watch(1, {}, known, 600.0)
         known |= dict(zip(said["attempts"], [r["phase"] for r in said["reports"]], strict=False))
     assert known == {"j.1.0": "running"}
 
 
 def test_an_attempt_nobody_watches_is_lost(agent):
-    agent.start(order(command=("sleep", "600"), lease_s=1.0), {})
+    agent.start(1, order(command=("sleep", "600"), lease_s=1.0), {})
     path = agent._place.node_dir / "attempts/j.1.0/outcome.json"
     deadline = time.monotonic() + DEADLINE_S
     while not path.exists():
@@ -120,26 +121,26 @@ def test_an_attempt_nobody_watches_is_lost(agent):
 
 
 def test_preempt_and_forget(agent, tmp_path):
-    agent.start(order(command=("sleep", "600")), {})
+    agent.start(1, order(command=("sleep", "600")), {})
     with pytest.raises(UserError, match="has not ended"):
-        agent.forget("j", 1)
-    agent.stop("j", 1, "preempt")
+        agent.forget(1, "j", 1)
+    agent.stop(1, "j", 1, "preempt")
     assert ended(agent).outcome.state == "preempted"
-    agent.forget("j", 1)
-    agent.forget("j", 1)
-    assert agent.watch({}, {}, 0.0)["reports"] == []
+    agent.forget(1, "j", 1)
+    agent.forget(1, "j", 1)
+    assert agent.watch(1, {}, {}, 0.0)["reports"] == []
     assert not (tmp_path / "node/shared/j.1.0").exists()
 
 
 def test_a_new_agent_goes_on_where_the_old_one_stopped(agent, make):
-    agent.start(order(command=("sh", "-c", "mkfifo gate; echo ready; cat gate")), {})
+    agent.start(1, order(command=("sh", "-c", "mkfifo gate; echo ready; cat gate")), {})
     gate = agent._place.node_dir / "shared/j.1.0/work/0/gate"
     deadline = time.monotonic() + DEADLINE_S
     while not gate.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     second = make()
-    assert [r["phase"] for r in second.watch({}, {}, 1.0)["reports"]] == ["running"]
+    assert [r["phase"] for r in second.watch(1, {}, {}, 1.0)["reports"]] == ["running"]
     gate.write_text("through the gate\n")
     assert ended(second).outcome.state == "succeeded"
     assert "through the gate" in second.logs("j", 1, 0, 0, 1000)["data"]
@@ -155,7 +156,7 @@ def test_a_submitted_folder_is_sent_in_pieces_and_used(agent):
     agent.put_package(sha, 0, data[:50], False)
     agent.put_package(sha, 50, data[50:], True)
     assert agent.has_package(sha)
-    agent.start(order(command=("python", "main.py"), package=sha), {})
+    agent.start(1, order(command=("python", "main.py"), package=sha), {})
     assert ended(agent).outcome.state == "succeeded"
     assert "from the package" in agent.logs("j", 1, 0, 0, 1000)["data"]
 

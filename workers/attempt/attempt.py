@@ -5,14 +5,17 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from cluster.errors import NotFound, UserError
 from cluster.untrusted import Unreadable, read_bytes
-from workers.attempt import log_files, outcome, removal, reserve
+from workers.attempt import disks, log_files, removal, reserve
 from workers.attempt.life import STOP_BYTES, Life
 from workers.attempt.reading import Piece, Reader, read_outcome, stamp
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
+from workers.fields import LONGEST_TEXT
+from workers.messages import AttemptReport, Failure, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class Attempt:
         self.draining = False
         self.reader = Reader(folder)
         self.unreadable = _reason(read_json(folder.unreadable))
-        self._ended: dict[str, Any] | None = None
+        self._ended: Outcome | None = None
         self._no_outcome: tuple[int, int] | None = None
         self._ending = threading.Lock()
         self._drain_until_s = 0.0
@@ -49,7 +52,7 @@ class Attempt:
         self._troubles = 0
 
     @property
-    def outcome(self) -> dict[str, Any] | None:
+    def outcome(self) -> Outcome | None:
         """None while it lives. A file in its place that is no Outcome of this attempt fails the attempt."""
         if self._ended is None and (found := stamp(self.folder.outcome)) != self._no_outcome:
             try:
@@ -59,8 +62,8 @@ class Attempt:
                 self._no_outcome = None if e.passing else found
         if self._ended is None or not self.unreadable:
             return self._ended
-        failure = outcome.failure(0, "", "unreadable", self.unreadable)
-        return {**self._ended, "state": "failed", "failure": failure, "result": {}}
+        failure = self._failure("unreadable", self.unreadable)
+        return replace(self._ended, state="failed", failure=failure, result={})
 
     @property
     def phase(self) -> str:
@@ -92,9 +95,9 @@ class Attempt:
         try:
             self.life.end()
             if self.outcome is None:
-                self._ended = outcome.outcome(self.id, "lost", {}, self._why_lost())
+                self._ended = Outcome(*self.id, "lost", {}, self._why_lost(), ended_s=time.time())
                 with suppress(OSError):  # whoever comes after us finds the same and says the same
-                    reserve.put(self.folder.outcome, json.dumps(self._ended), durable=True)
+                    reserve.put(self.folder.outcome, json.dumps(self._ended.to_plain()), durable=True)
         finally:
             self._ending.release()
 
@@ -103,13 +106,26 @@ class Attempt:
         if self.starting or self.life.recorded is not None:
             self.life.renew(asked_s)
 
-    def _why_lost(self) -> dict[str, Any]:
+    def _why_lost(self) -> Failure:
+        """Of kind `storage` where a full disk ended the supervisor, which can hardly have said so."""
         try:
             said = read_bytes(self.folder.complaints, MOST_COMPLAINT_BYTES).decode(errors="replace")
         except (FileNotFoundError, Unreadable):
             said = ""
         last = (said.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
-        return outcome.failure(0, "", "internal", f"the attempt's supervisor is gone: {last}")
+        disk = disks.full([self.folder.path])
+        kind = "storage" if disk or disks.says_full(last) else "lost"
+        message = "; ".join(filter(None, (f"the attempt's supervisor is gone: {last}", disk)))
+        return self._failure(kind, message)
+
+    def _failure(self, kind: str, message: str) -> Failure:
+        """Of the whole part, told by its node and first rank."""
+        launched: Any = read_json(self.folder.launch)
+        try:
+            node, rank = str(launched["node"]), int(launched["ranks"][0]["rank"])
+        except (TypeError, KeyError, IndexError, ValueError):
+            node, rank = "", 0
+        return Failure(rank, node, kind, message[:LONGEST_TEXT])
 
     def spoil(self, reason: str) -> None:
         """Its ranks broke what we read of them: it is stopped, and ends as failed of kind `unreadable`."""
@@ -138,16 +154,15 @@ class Attempt:
         count, reason = self.reader.refused, self.unreadable or self.reader.reason
         return {"count": max(count, 1), "reason": reason} if reason else None
 
-    def report(self, cursor: int, known: str, most_lines: int, most_bytes: int) -> dict[str, Any] | None:
-        """An AttemptReport as plain data when there is news: another phase than `known`, or events from `cursor` on."""
+    def report(self, cursor: int, known: str, most_lines: int, most_bytes: int) -> AttemptReport | None:
+        """When there is news: another phase than `known`, or events from `cursor` on."""
         phase = self.phase
         told = self._events(cursor, phase == "ended", most_lines, most_bytes)
         phase = "running" if self.draining else phase
         if phase == known and told.cursor == cursor:
             return None
-        named = {"job": self.id.job, "epoch": self.id.epoch, "node_rank": self.id.node_rank, "phase": phase}
         ended = self.outcome if phase == "ended" else None
-        return {**named, "events": told.events, "cursor": told.cursor, "outcome": ended}
+        return AttemptReport(*self.id, phase, tuple(told.events), told.cursor, ended)
 
     def _events(self, cursor: int, ended: bool, most_lines: int, most_bytes: int) -> Piece:
         """The next ones, unless its file cannot be read, or it tells too many: an end comes after the events before it,

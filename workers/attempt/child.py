@@ -8,7 +8,9 @@ import json
 import os
 import sys
 import sysconfig
+import tempfile
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from typing import Any
 import workers
 from cluster.errors import PolyfleetError, UserError
 from cluster.untrusted import Unreadable, parse_json
+from workers.attempt import disks
 from workers.attempt.records import MOST_RESULT_BYTES, Shared, read_json, write_json
 from workers.attempt.redaction import Redactor
-from workers.attempt.reserve import put
+from workers.attempt.reserve import is_full, put
+from workers.errors import NotFinite
 
 CODE = Path(workers.__file__).parents[1]
 OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
@@ -86,14 +90,15 @@ def describe(e: BaseException, rank: int) -> dict[str, Any]:
     whole = traceback.TracebackException.from_exception(e)
     users = isinstance(e, SyntaxError) or any(_is_users(frame.filename) for frame in whole.stack)
     said_on_purpose = isinstance(e, PolyfleetError)
-    kind = "memory" if _is_out_of_memory(e) else "user" if users or said_on_purpose else "internal"
+    kind = _kind(e) or ("user" if users or said_on_purpose else "internal")
     if kind != "internal":
         _cut(whole)
+    message = str(e) if said_on_purpose else "".join(whole.format_exception_only()).strip()
     return {
         "rank": rank,
         "node": "",
         "kind": kind,
-        "message": str(e) if said_on_purpose else "".join(whole.format_exception_only()).strip(),
+        "message": "; ".join(filter(None, (message, _disk(e) if kind == "storage" else ""))),
         "traceback": "".join(whole.format()) if users or kind == "internal" else "",
         "exit_code": 1,
     }
@@ -120,6 +125,35 @@ def _is_users(filename: str) -> bool:
         return False
     _, installed, below = filename.rpartition(f"{os.sep}site-packages{os.sep}")
     return Path(below).parts[0] not in LIBRARIES if installed else not filename.startswith(STANDARD_LIBRARY)
+
+
+def _kind(e: BaseException) -> str:
+    """What is told apart from an error of the user's code; "" for that."""
+    if isinstance(e, NotFinite):
+        return "nan"
+    if _is_out_of_memory(e):
+        return "oom"
+    full = any(isinstance(it, OSError) and is_full(it) for it in _chain(e))
+    told = isinstance(e, OSError | RuntimeError | PolyfleetError) and disks.says_full(str(e))
+    return "storage" if full or told else ""
+
+
+def _chain(e: BaseException | None) -> Iterator[BaseException]:
+    """It, and what it came from."""
+    seen: set[int] = set()
+    while e is not None and id(e) not in seen:
+        seen.add(id(e))
+        yield e
+        e = e.__cause__ or e.__context__
+
+
+def _disk(e: BaseException) -> str:
+    """The file system that was written to: of the file that the error names, else the first full one."""
+    named = [str(it.filename) for it in _chain(e) if isinstance(it, OSError) and isinstance(it.filename, str)]
+    if named:
+        return disks.described(named[0])
+    places = [os.getcwd(), os.environ.get("POLYFLEET_CHECKPOINT_DIR", ""), tempfile.gettempdir(), "/dev/shm"]  # noqa: PTH109, S108
+    return disks.full(filter(None, places))
 
 
 def _is_out_of_memory(e: BaseException) -> bool:

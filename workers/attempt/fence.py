@@ -1,41 +1,113 @@
-"""The second way a lease is renewed: the controller is silent, but a place it also writes to says nobody took over.
+"""Fences: per job the epoch below which nothing an attempt does counts any more. Whoever places a job anew raises its
+fence first, and waits until the leases given before have passed.
 
-The place holds, per job, the newest epoch. Whoever places a job anew first writes the new epoch there.
+An agent reads the fence before it starts anything. It is also the second way a lease is renewed: the controller is
+silent, but a place that it writes to says that nobody took over.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cluster.untrusted import Unreadable as BadFile
+from cluster.untrusted import read_bytes
 from workers.attempt import lease
-from workers.attempt.attempt import Attempt
+from workers.messages import FENCE_KEY
+
+if TYPE_CHECKING:
+    from workers.attempt.attempt import Attempt
 
 LOG = logging.getLogger(__name__)
+LONGEST_BYTES = 32
+STORE_REST_S = 2.0
+"""After the store did not answer: asking takes seconds, and every attempt of the node is asked for in turn."""
 
 
 class Unreadable(Exception):
-    """The place cannot be asked now: nothing is known, so nothing is renewed."""
+    """No place can be asked now: nothing is known, so nothing is started or renewed."""
 
 
-def check(attempts: Iterable[Attempt], newest_epoch: Callable[[str], int | None]) -> None:
-    """Renew each attempt that is not fenced off, cancel each that is. What goes wrong with one is logged, and concerns
-    that one alone.
+class Fences:
+    """`stored` gets a key from Ray's store and may raise Unreadable; `folder` is where the server writes them for nodes
+    of its own machine. The higher of the two counts. Without any place, as without Ray, there is no fence.
+    """
 
-    `newest_epoch` gives a job's newest epoch, None when none was written. An answer counts from when it was asked for,
-    so a slow one cannot stretch a lease.
+    def __init__(
+        self, fleet: str = "", folder: Path | None = None, stored: Callable[[str], bytes | None] | None = None
+    ):
+        self.folder = folder
+        self._fleet, self._stored = fleet, stored
+        self._rest_until_s = 0.0
+
+    def epoch(self, job: str) -> int:
+        """0 where none was raised. Raises Unreadable when no place answers."""
+        found, why = [], ""
+        for read in (self._in_store, self._in_folder):
+            try:
+                found.append(read(job))
+            except Unreadable as e:
+                why = why or str(e)
+        epochs = [epoch for epoch in found if epoch is not None]
+        if why and not epochs:
+            raise Unreadable(why)
+        return max(epochs, default=0)
+
+    def _in_store(self, job: str) -> int | None:
+        """None without a store."""
+        if self._stored is None:
+            return None
+        if self.folder is not None and time.monotonic() < self._rest_until_s:
+            raise Unreadable("Ray's head did not answer just now")
+        try:
+            return _number(self._stored(FENCE_KEY.format(fleet=self._fleet, job=job)))
+        except Unreadable:
+            self._rest_until_s = time.monotonic() + STORE_REST_S
+            raise
+
+    def _in_folder(self, job: str) -> int | None:
+        return None if self.folder is None else of_folder(self.folder, job)
+
+
+def of_folder(folder: Path, job: str) -> int:
+    """0 where none was raised. Raises Unreadable, also where the folder is missing."""
+    try:
+        return _number(read_bytes(folder / job, LONGEST_BYTES))
+    except FileNotFoundError:
+        if folder.is_dir():
+            return 0
+        raise Unreadable(f"{folder} does not exist") from None
+    except (OSError, BadFile) as e:
+        raise Unreadable(str(e)) from None
+
+
+def _number(text: bytes | None) -> int:
+    if text is None:
+        return 0
+    if not text.strip().isdigit():
+        raise Unreadable(f"a fence holds {text[:LONGEST_BYTES]!r}, which is not an epoch")
+    return int(text)
+
+
+def check(attempts: "Iterable[Attempt]", fences: Fences) -> None:
+    """Renew each attempt that is not fenced off, end each that is. What goes wrong with one is logged, and concerns
+    that one alone. An answer counts from when it was asked for, so a slow one cannot stretch a lease.
     """
     for attempt in attempts:
         try:
-            _check(attempt, newest_epoch)
+            _check(attempt, fences)
         except Exception:
             LOG.exception("attempt %s: its lease was not renewed", attempt.id)
 
 
-def _check(attempt: Attempt, newest_epoch: Callable[[str], int | None]) -> None:
+def _check(attempt: "Attempt", fences: Fences) -> None:
     asked_s = lease.now_s()
     with suppress(Unreadable):
-        newest = newest_epoch(attempt.id.job)
-        if newest is not None and newest > attempt.id.epoch:
+        epoch = fences.epoch(attempt.id.job)
+        if epoch > attempt.id.epoch:
+            LOG.warning("attempt %s ends: epoch %d of its job has taken over", attempt.id, epoch)
             attempt.stop("cancel")
         else:
             attempt.renew(asked_s)

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.errors import FleetError, UserError
 from cluster.places import path_refusal
-from cluster.plain import to_plain
 from workers.attempt import cgroup, lease, processes, removal, reserve
+from workers.attempt.effect import withdraw_unfinished
 from workers.attempt.environment import rank_environment, supervisor_environment
 from workers.attempt.life import STOP_BYTES
 from workers.attempt.logs import LIMIT_BYTES
@@ -46,10 +46,19 @@ def absolute(order: Order, storage: Path) -> Order:
     return replace(order, checkpoint_root=below(order.checkpoint_root), resume_from=below(order.resume_from))
 
 
-def prepare(
-    folder: Folder, order: Order, node: str, threads: int, packages: Packages, environ: Mapping[str, str]
-) -> None:
-    """Everything on disk a supervisor needs: the user's files, the order, the launch record, the first lease."""
+class Where(NamedTuple):
+    """What an agent tells of its node to each attempt; `fences` is the server's folder of fences, if it is seen."""
+
+    node: str
+    packages: Packages
+    fences: Path | None
+    environ: Mapping[str, str]
+
+
+def prepare(folder: Folder, order: Order, where: Where, threads: int, asked_s: float) -> None:
+    """Everything on disk a supervisor needs: the user's files, the order, the launch record, and the first lease, which
+    begins at `asked_s`.
+    """
     removal.remove(folder.shared)
     folder.shared.parent.mkdir(mode=0o700, exist_ok=True)
     folder.shared.mkdir(mode=0o700)
@@ -57,22 +66,27 @@ def prepare(
     for rank in range(order.first_rank, order.first_rank + order.ranks):
         folder.work(rank).mkdir(mode=0o700)
         if order.package:
-            packages.unpack(order.package, folder.work(rank))
+            where.packages.unpack(order.package, folder.work(rank))
     if order.checkpoint_root:
-        Path(order.checkpoint_root).mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_json(folder.order, to_plain(order))
-    write_json(folder.told, to_plain(order))
-    write_json(folder.launch, launch_record(folder, order, node, threads, environ))
+        root = Path(order.checkpoint_root)
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if order.node_rank == 0:
+            withdraw_unfinished(root)
+    write_json(folder.order, order.to_plain())
+    write_json(folder.told, order.to_plain())
+    write_json(folder.launch, launch_record(folder, order, where, threads))
     for path, size_bytes in RESERVES.items():
         reserve.keep(getattr(folder, path), size_bytes)
-    lease.write(folder.lease, order.lease_s)
+    lease.write(folder.lease, order.lease_s, asked_s)
 
 
-def launch_record(folder: Folder, order: Order, node: str, threads: int, environ: Mapping[str, str]) -> dict[str, Any]:
+def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> dict[str, Any]:
+    environ = where.environ
     command = list(order.command) if order.task == "run" else [sys.executable, *CHILD]
     return {
         "task": order.task,
-        "node": node,
+        "node": where.node,
+        "fences": str(where.fences or ""),
         "grace_s": order.grace_s,
         "log_limit_bytes": log_limit_bytes(environ),
         "cgroup": str(_group(folder, environ) or ""),

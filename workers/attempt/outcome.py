@@ -1,18 +1,42 @@
-"""How an attempt ended, decided from what its supervisor saw. Plain data in, plain data out: an Outcome as JSON."""
+"""How an attempt ended, decided from what its supervisor saw."""
 
 import os
 import signal
-import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.untrusted import Unreadable, opened, parse_json
-from workers.attempt.records import AttemptId
+from workers.attempt.memory import Memory, size
+from workers.fields import LONGEST_TEXT
+from workers.messages import Failure
 
 MOST_NOTE_BYTES = 1 << 20
 
 TERMINATED = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a rank that ended by the signals we send to preempt it, also as a shell passes them on."""
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+OF_A_CHILD = ("user", "oom", "internal", "storage", "nan")
+"""Kinds of failure that a rank tells of itself."""
+WRITERS_ERRORS = ("PytorchStreamWriter", "inline_container")
+"""Of torch.save, which does not say what the system told it."""
+
+
+class Seen(NamedTuple):
+    """A rank that failed. `said` is what its child wrote, None without; `last_err` its last line on stderr, `says_full`
+    whether one of its last lines tells of a full disk, `disk` which one was full when it ended. `peak_bytes` is the
+    most that one of its processes held.
+    """
+
+    rank: int
+    node: str
+    pid: int
+    code: int
+    said: Any
+    last_err: str
+    says_full: bool
+    disk: str
+    peak_bytes: int
 
 
 def state(why: str, codes: dict[int, int], noted: bool) -> str:
@@ -49,44 +73,45 @@ def _is_preempted(line: bytes) -> bool:
     return isinstance(note, dict) and note.get("type") == "note" and note.get("preempted") is True
 
 
-def outcome(
-    attempt: AttemptId,
-    ended_as: str,
-    codes: dict[int, int],
-    failure: dict[str, Any] | None = None,
-    result: dict[str, Any] | None = None,
-    peak_memory_bytes: int = 0,
-) -> dict[str, Any]:
-    return {
-        "job": attempt.job,
-        "epoch": attempt.epoch,
-        "node_rank": attempt.node_rank,
-        "state": ended_as,
-        "exit_codes": {str(rank): code for rank, code in sorted(codes.items())},
-        "failure": failure,
-        "result": result or {},
-        "ended_s": time.time(),
-        "peak_memory_bytes": peak_memory_bytes,
-    }
+def cause(seen: Seen, memory: Memory) -> Failure:
+    """What the kernel did goes before what the rank said, and that before what its exit code tells."""
+    found = _said(seen) if isinstance(seen.said, dict) else from_exit(seen.rank, seen.node, seen.code, seen.last_err)
+    if seen.code in KILLED and memory.killed(seen.pid if seen.code == -signal.SIGKILL else 0):
+        who = f"rank {seen.rank}" if seen.code == -signal.SIGKILL else f"a process of rank {seen.rank}"
+        found = _of_kind(found, "oom", f"{who} was killed by the kernel because memory ran out")
+    elif found.kind != "oom" and memory.killed_in_attempt():
+        found = _of_kind(found, "oom", f"{found.message}; the kernel killed a process because memory ran out")
+    elif seen.said is None and (seen.says_full or seen.disk):
+        found = _of_kind(found, "storage", found.message)
+    if found.kind == "oom":
+        held = f"it held {size(seen.peak_bytes)}" if seen.peak_bytes else ""
+        return _of_kind(found, "oom", _joined(f"{found.message}: ", held, memory.limit()))
+    if found.kind == "storage" and seen.disk and seen.disk not in found.message:
+        return _of_kind(found, "storage", f"{found.message}; {seen.disk}")
+    return found
 
 
-def failure(rank: int, node: str, kind: str, message: str, exit_code: int | None = None) -> dict[str, Any]:
-    """A Failure for which no child wrote one: it has no traceback."""
-    return {"rank": rank, "node": node, "kind": kind, "message": message, "traceback": "", "exit_code": exit_code}
+def _said(seen: Seen) -> Failure:
+    """By the rank itself."""
+    kind = seen.said["kind"] if seen.said.get("kind") in OF_A_CHILD else "user"
+    message, trace = (str(seen.said.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
+    if kind == "user" and seen.disk and any(word in message for word in WRITERS_ERRORS):
+        kind = "storage"
+    return Failure(seen.rank, seen.node, kind, message, trace, seen.code)
 
 
-def from_exit(rank: int, node: str, code: int, last_err: str) -> dict[str, Any]:
+def _of_kind(found: Failure, kind: str, message: str) -> Failure:
+    return replace(found, kind=kind, message=message[:LONGEST_TEXT])
+
+
+def _joined(begin: str, *parts: str) -> str:
+    return begin + ", ".join(filter(None, parts))
+
+
+def from_exit(rank: int, node: str, code: int, last_err: str) -> Failure:
     """What can be said of a rank that left only an exit code and its last line on stderr."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = ", often the kernel's when memory runs out" if code == -signal.SIGKILL else ""
-        return failure(rank, node, "signal", f"rank {rank} was killed by {name}{hint}", code)
+        return Failure(rank, node, "signal", f"rank {rank} was killed by {name}", exit_code=code)
     said = f": {last_err}" if last_err else ""
-    return failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}", code)
-
-
-def out_of_memory(rank: int, node: str, limit_bytes: int) -> dict[str, Any]:
-    """Of a rank that the kernel killed because memory ran out. `limit_bytes` 0: the machine's own."""
-    limit = f"the attempt's limit of {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "the node's memory"
-    message = f"rank {rank} was killed by the kernel: {limit} was used up"
-    return failure(rank, node, "memory", message, -signal.SIGKILL)
+    return Failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}"[:LONGEST_TEXT], exit_code=code)

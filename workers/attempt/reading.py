@@ -4,13 +4,12 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster.untrusted import Unreadable, opened_in, read_json
-from workers import job_events
 from workers.attempt.records import MOST_RECORD_BYTES, MOST_RESULT_BYTES, AttemptId, Folder
 from workers.job_events import LONGEST_LINE_BYTES
-from workers.messages import outcome_refusal
+from workers.messages import Outcome, RankEvent, Unusable
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ OF_THE_AGENT = ("outcome.json", "supervisor.json", "launch.json", "lease", "lock
 class Piece(NamedTuple):
     """Events of some lines, the byte after them, and whether whole lines are left."""
 
-    events: list[dict[str, Any]]
+    events: list[RankEvent]
     cursor: int
     more: bool
 
@@ -65,14 +64,15 @@ class Reader:
         since_s, until_s = self._start_s() - CLOCK_MARGIN_S, time.time() + CLOCK_MARGIN_S
         events = []
         for line in lines:
+            at = cursor + len(line) + 1
             try:
-                event = job_events.parsed(line, since_s, until_s)
-            except Unreadable as e:
+                event = RankEvent.of_line(line, at, since_s, until_s)
+            except Unusable as e:
                 if cursor >= self._judged and line.strip():
-                    self.refuse(f"a line of events.jsonl {e.why}")
+                    self.refuse(f"a line of events.jsonl {e}")
             else:
-                events += [event] if event["type"] in TOLD else []
-            cursor += len(line) + 1
+                events += [event] if event.type in TOLD else []
+            cursor = at
         self._judged = max(self._judged, cursor)
         return Piece(events, cursor, bool(rest) or beyond)
 
@@ -106,16 +106,16 @@ class Reader:
             log.warning("attempt %s: %s (%d so far)", self._folder.path.name, reason, self.refused)
 
 
-def read_outcome(path: Path, attempt: AttemptId) -> dict[str, Any] | None:
+def read_outcome(path: Path, attempt: AttemptId) -> Outcome | None:
     """The Outcome there, None while there is none. Raises Unreadable for anything but an Outcome of `attempt`."""
     try:
         found = read_json(path, MOST_RECORD_BYTES)
     except FileNotFoundError:
         return None
-    if why := outcome_refusal(found, *attempt):
-        raise Unreadable(str(path), why)
-    checked: dict[str, Any] = found
-    return checked
+    try:
+        return Outcome.parse_of(attempt, found)
+    except Unusable as e:
+        raise Unreadable(str(path), str(e)) from None
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

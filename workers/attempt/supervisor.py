@@ -14,16 +14,19 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster import untrusted
 from cluster.untrusted import Unreadable
-from workers.attempt import keeper, lease, life, outcome, processes, reserve, spawn
+from workers.attempt import disks, keeper, lease, life, outcome, processes, reserve, spawn
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
+from workers.attempt.memory import Memory
 from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import NAMES, Redactor
+from workers.messages import Failure, Outcome
 
 LOOK_EVERY_S = 0.25
 DRAIN_S = 1.0
@@ -34,11 +37,17 @@ MOST_FAILURE_BYTES = 1 << 20
 LONGEST_TEXT = 64 << 10
 SHORT_TEXT = 1000
 """Of a message, where a full disk leaves no more space than the reserve."""
-OF_A_CHILD = ("user", "memory", "internal")
-"""Kinds of failure that a rank tells of itself."""
 SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "lease": 4}
+
+
+class Culprit(NamedTuple):
+    """The rank that failed first, and which disk was full then."""
+
+    rank: int
+    pid: int
+    disk: str
 
 
 class Supervisor:
@@ -52,10 +61,13 @@ class Supervisor:
         self.redact = Redactor(secrets.values())
         self.by_group = self.launch["task"] == "run"
         self.logs: dict[int, RankLog] = {}
+        self.memory = Memory(self.group)
         self.running: dict[int, int] = {}  # rank by pid
         self.codes: dict[int, int] = {}
-        self.failure: dict[str, Any] | None = None
-        self.culprit: int | None = None  # the rank that failed first
+        self.peaks: dict[int, int] = {}  # bytes by rank
+        self.ends: list[int] = []  # pids of ranks in the order of their ends, as far as the kernel told
+        self.failure: Failure | None = None
+        self.culprit: Culprit | None = None
         self.why = ""
         self.kill_at_s = float("inf")
         self.looked_s = 0.0
@@ -120,46 +132,69 @@ class Supervisor:
             self.codes[number] = CANNOT_START
             why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
             message = f"rank {number} could not start {rank['command'][0][:200]!r}: {why}"
-            self.failure = outcome.failure(number, self.launch["node"], "start", message, CANNOT_START)
+            self.failure = Failure(number, self.launch["node"], "start", message, exit_code=CANNOT_START)
             self._end("failed")
             return
         self.running[it.pid] = number
+        with suppress(OSError, AttributeError):  # since Linux 5.3
+            self.selector.register(os.pidfd_open(it.pid), selectors.EVENT_READ, (number, it.pid))
         for stream, descriptor in (("out", it.out), ("err", it.err)):
             self.selector.register(descriptor, selectors.EVENT_READ, (number, stream))
 
     def _turn(self, timeout_s: float) -> None:
-        """Wait for output or a signal, and take one piece of each stream: a rank that floods cannot starve the rest."""
+        """Wait for output or a signal, and take one piece of each stream: a rank that floods cannot starve the rest.
+
+        The selector tells ends of ranks in the order in which they came.
+        """
         for key, _ in self.selector.select(timeout_s):
             if key.data is None:
                 os.read(key.fd, 4096)
                 continue
             number, stream = key.data
+            if isinstance(stream, int):
+                self.ends.append(stream)
+                self._close(key.fd)
+                continue
             data = os.read(key.fd, READ_BYTES)
             if data:
                 self.logs[number].feed(stream, data)
             else:
-                self.selector.unregister(key.fd)
-                os.close(key.fd)
+                self._close(key.fd)
                 self.logs[number].end(stream)
 
-    def _reap(self) -> None:
-        """All children that ended: ranks, and orphans we adopted."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if (number := self.running.pop(pid, None)) is not None:
-                self._ended(number, os.waitstatus_to_exitcode(status))
+    def _close(self, descriptor: int) -> None:
+        self.selector.unregister(descriptor)
+        os.close(descriptor)
 
-    def _ended(self, number: int, code: int) -> None:
+    def _reap(self) -> None:
+        """All children that ended, ranks in the order of their ends; the rest are orphans we adopted."""
+        ended = []
+        with suppress(ChildProcessError):
+            while (found := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = found
+                if (number := self.running.pop(pid, None)) is not None:
+                    self.peaks[number] = usage.ru_maxrss * (1 << 10 if processes.LINUX else 1)
+                    ended.append((pid, number, os.waitstatus_to_exitcode(status)))
+        for pid, number, code in sorted(ended, key=self._when):
+            self._ended(pid, number, code)
+
+    def _when(self, ended: tuple[int, int, int]) -> tuple[int, bool]:
+        """Where the kernel does not tell, a rank that was killed went before those that lost their connection to it."""
+        pid, _, code = ended
+        return self.ends.index(pid) if pid in self.ends else len(self.ends), code != -signal.SIGKILL
+
+    def _ended(self, pid: int, number: int, code: int) -> None:
         """One rank that fails ends the gang: the others would wait for it in a collective for ever."""
         self.codes[number] = code
         if code != 0 and not self.why:
-            self.culprit = number
+            self.culprit = Culprit(number, pid, disks.full(self._disks(number)))
             self._end("failed")
+
+    def _disks(self, number: int) -> list[str]:
+        """Where a rank writes: its folder, its checkpoints, temporary files, shared memory."""
+        environ = next(rank["environment"] for rank in self.launch["ranks"] if rank["rank"] == number)
+        named = [environ.get(name, "") for name in ("POLYFLEET_CHECKPOINT_DIR", "TMPDIR")]
+        return [str(self.folder.work(number)), *filter(None, named), "/tmp", "/dev/shm"]  # noqa: S108 - only looked at
 
     def _look(self) -> None:
         """At the lease, at what the agent asks for, and at the clock."""
@@ -170,6 +205,7 @@ class Supervisor:
             self._end(life.asked_for(self.folder.stop))
         if lease.now_s() >= self.kill_at_s:
             self._kill()
+        self.memory.look()
 
     def _kill(self) -> None:
         life.kill_all(self.folder, [os.getpid()])
@@ -205,21 +241,21 @@ class Supervisor:
         failure = (self.failure or self._failure()) if ended_as == "failed" else None
         result, unreadable = self._result()
         if ended_as == "succeeded" and unreadable:
-            ended_as, failure = "failed", outcome.failure(0, self.launch["node"], "unreadable", unreadable)
-        peak_bytes = self.group.peak_bytes() if self.group else 0
+            ended_as, failure = "failed", Failure(0, self.launch["node"], "unreadable", unreadable)
+        peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.peaks.values())
         for read in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
                 read.unlink()
-        self._tell(outcome.outcome(self.attempt, ended_as, self.codes, failure, result, peak_bytes))
+        self._tell(Outcome(*self.attempt, ended_as, self.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
-    def _tell(self, done: dict[str, Any]) -> None:
+    def _tell(self, done: Outcome) -> None:
         """On a full disk without what the reserve cannot hold."""
-        failure = done["failure"]
-        short = failure and failure | {"traceback": "", "message": failure["message"][:SHORT_TEXT]}
-        shorter = json.dumps(done | {"result": {}, "failure": short})
-        reserve.put(self.folder.outcome, json.dumps(done), durable=True, shorter=shorter)
+        failure = done.failure
+        short = failure and replace(failure, traceback="", message=failure.message[:SHORT_TEXT])
+        shorter = json.dumps(replace(done, result={}, failure=short).to_plain())
+        reserve.put(self.folder.outcome, json.dumps(done.to_plain()), durable=True, shorter=shorter)
 
     def _result(self) -> tuple[dict[str, Any], str]:
         """What rank 0 returned, and why it cannot be read."""
@@ -231,22 +267,17 @@ class Supervisor:
             return {}, f"result.json {e.why}"
         return (found, "") if isinstance(found, dict) else ({}, "result.json holds no JSON object")
 
-    def _failure(self) -> dict[str, Any]:
-        """Of the rank that failed first: what its child wrote, else what its exit code and last line tell."""
-        number = outcome.first_bad(self.codes) if self.culprit is None else self.culprit
-        code = self.codes[number]
+    def _failure(self) -> Failure:
+        """Of the rank that failed first."""
+        number, pid, disk = self.culprit or Culprit(outcome.first_bad(self.codes), 0, "")
         try:
-            said = untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES)
-            written = self.redact.plain(said, keys=False)
+            said = self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES), keys=False)
         except (FileNotFoundError, Unreadable):
-            written = None
-        if self.group is not None and code == -signal.SIGKILL and self.group.killed_for_memory():
-            return outcome.out_of_memory(number, self.launch["node"], self.group.memory_limit_bytes())
-        if not isinstance(written, dict):
-            return outcome.from_exit(number, self.launch["node"], code, self.logs[number].last_err)
-        kind = written["kind"] if written.get("kind") in OF_A_CHILD else "user"
-        message, trace = (str(written.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
-        return outcome.failure(number, self.launch["node"], kind, message, code) | {"traceback": trace}
+            said = None
+        log, code, peak_bytes = self.logs[number], self.codes[number], self.peaks.get(number, 0)
+        node = self.launch["node"]
+        seen = outcome.Seen(number, node, pid, code, said, log.last_err, log.says_full(), disk, peak_bytes)
+        return outcome.cause(seen, self.memory)
 
 
 def _before_exec(parent: int) -> None:

@@ -22,6 +22,7 @@ import torch
 
 from cluster.plain import from_plain, to_plain
 from cluster.version import VERSION as POLYFLEET
+from workers.attempt.effect import refuse_replaced
 from workers.checkpoint.disk.destination import Destination, OnDisk
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
@@ -171,12 +172,21 @@ def write(prepared: Prepared, keep: int | None, progress: Progress | None) -> Sa
     try:
         with to.held() if ranks.first else nullcontext():
             described = _write(prepared, progress)
-            notes = to.retain(keep) if ranks.first and keep is not None else ()
+            notes = _retain(to, keep) if ranks.first and keep is not None else ()
     except OSError as e:
         step = prepared.manifest.step
         raise CheckpointError(f"cannot save step {step} in {to.root}: {e.strerror or e}", _CANNOT) from e
     seconds = time.perf_counter() - started_s
     return Saved(to.path, described.step, described.size_bytes(), seconds, (*prepared.notes, *notes))
+
+
+def _retain(to: Destination, keep: int) -> tuple[str, ...]:
+    """The checkpoint is complete by now: an attempt that was replaced meanwhile leaves the older ones."""
+    try:
+        refuse_replaced()
+    except CheckpointError as e:
+        return (f"nothing older was deleted: {e.message}",)
+    return to.retain(keep)
 
 
 def _write(prepared: Prepared, progress: Progress | None) -> Manifest:
@@ -208,6 +218,7 @@ def _commit(prepared: Prepared, parts: "list[Part]") -> Manifest:
     shards = {name: entry for part, _ in parts for name, entry in part.items()}
     tensors = _joined([tensors for _, tensors in parts])
     described = replace(prepared.manifest, created=created, files=shards, tensors=tensors)
+    refuse_replaced()
     prepared.to.commit(described)
     return described
 

@@ -11,6 +11,7 @@ import psutil
 
 from cluster.catalogue import vendor
 from cluster.paths import home
+from cluster.processes import start_of
 from cluster.vocabulary import Device, Finding, NodeFacts
 from workers.discovery import discover
 from workers.discovery.limits import cores, memory
@@ -25,7 +26,8 @@ LOW_DISK_BYTES = 2 << 30
 class Place:
     """Where an agent works: the words of its pool and its two folders.
 
-    `neighbours` are the storages of other pools that this machine can read, by pool.
+    `neighbours` are the storages of other pools that this machine can read, by pool. `fleet` is the identity of the
+    fleet that it serves, "" for none.
     """
 
     node: str
@@ -35,22 +37,35 @@ class Place:
     node_dir: Path
     storage: Path
     neighbours: dict[str, Path]
+    fleet: str = ""
 
 
 def place(
-    node: str | None, pool: str | None, backend: str | None, node_dir: Path | None, storage: Path | None
+    node: str | None,
+    pool: str | None,
+    backend: str | None,
+    node_dir: Path | None,
+    storage: Path | None,
+    fleet: str | None = None,
 ) -> Place:
-    """Arguments first, then the POLYFLEET_… variables of an embedded node, then what is found here."""
+    """Arguments first, then the POLYFLEET_… variables of an embedded node, then what is found here.
+
+    An agent of another fleet than the node's own has a folder of its own in that of the node.
+    """
     env = os.environ
+    owner = env.get("POLYFLEET_FLEET", "")
+    serves = fleet or owner
     chosen = backend or env.get("POLYFLEET_BACKEND") or found_backend()
     in_pool = pool or env.get("POLYFLEET_POOL") or chosen
     called = node or env.get("POLYFLEET_NODE") or socket.gethostname()
+    node_folder = Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / called)
     return Place(
         node=called,
         pool=in_pool,
         backend=chosen,
         environment=env.get("POLYFLEET_ENVIRONMENT") or vendor(chosen).environment or chosen,
-        node_dir=node_dir or Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / called),
+        fleet=serves,
+        node_dir=node_dir or (node_folder if serves == owner else node_folder / "fleets" / serves),
         storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / in_pool),
         neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_NEIGHBOURS") or "{}").items()},
     )
@@ -94,6 +109,7 @@ def node_facts(
         storage=str(place.storage),
         neighbours=tuple(place.neighbours),
         findings=findings + _disk(place.storage, disk_free),
+        agent_created=start_of(os.getpid()),
     )
 
 

@@ -3,7 +3,10 @@
 from orchestrator.core.model import Job, Snapshot
 from orchestrator.core.states import WAITING
 
+UNNUMBERED = 1 << 62
+"""A job that is only asked about (`explain`, a dry run) comes after all that were submitted."""
+
 
 def fifo(snapshot: Snapshot) -> list[Job]:
     waiting = (job for job in snapshot.jobs if job.state in WAITING)
-    return sorted(waiting, key=lambda job: (-job.priority, job.submitted_s, job.id))
+    return sorted(waiting, key=lambda job: (-job.priority, job.number or UNNUMBERED, job.id))

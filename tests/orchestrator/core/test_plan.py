@@ -341,3 +341,46 @@ def test_the_order_in_which_things_are_told_changes_nothing(w):
         for held in permutations(running)
     ]
     assert all(repr(p) == repr(plans[0]) for p in plans)
+
+
+def test_an_exclusive_job_takes_a_whole_node_and_no_node_of_which_another_job_holds_a_device(w):
+    whole = w.job("whole", w.want("nvidia:H100", exclusive=True))
+    busy, idle = w.devices("a", 8, free=(1, 2, 3, 4, 5, 6, 7)), w.devices("b", 4)
+    assert plan(w.snapshot([busy, idle], [whole])) == Plan(
+        start=(Start("whole", 0, ((idle.id, (0, 1, 2, 3)),), "nvidia:H100-80GB in pool h100, the tightest fit"),)
+    )
+    assert plan(w.snapshot([busy], [whole])).why_not == {
+        "whole": {
+            (0, busy.id): "7 of 8 devices are free, job needs all of them (exclusive)",
+            (0, ""): f"waits for 1 of 8 devices on {busy.id}; no later job takes the others",
+        }
+    }
+
+
+def test_an_exclusive_job_that_waits_has_its_node_reserved_from_later_ones(w):
+    whole = w.job("whole", w.want("nvidia:H100", exclusive=True), submitted_s=1)
+    later = w.job("later", submitted_s=2)
+    decided = plan(w.snapshot([w.devices("a", 2, free=(1,))], [whole, later]))
+    assert decided.start == ()
+    assert decided.why_not["later"][0, "a/nvidia:H100-80GB"] == (
+        "0 of 2 devices are free, job needs 1; 1 more kept for whole, which goes first"
+    )
+
+
+def test_an_exclusive_job_of_higher_priority_stops_all_others_of_one_node(w):
+    node = w.devices("a", 4, free=(3,))
+    held = [w.running("x", (node.id, (0,))), w.running("y", (node.id, (1, 2)))]
+    whole = w.job("whole", w.want("nvidia:H100", exclusive=True), priority=1)
+    decided = plan(w.snapshot([node], [whole], held))
+    assert decided.preempt == tuple(Preempt(v, "whole", f"whole (priority 1) needs 4 of {node.id}") for v in "xy")
+
+
+def test_an_exclusive_gang_takes_nodes_with_equally_many_devices(w):
+    gang = w.job("gang", w.want("nvidia:H100", nodes=2, exclusive=True))
+    unequal = [w.devices("a", 8), w.devices("b", 4)]
+    assert plan(w.snapshot(unequal, [gang])).why_not["gang"] == {
+        (0, ""): "job needs 2 nodes of one island, each with as many devices as the others; "
+        "pool h100 has 1 (nvidia:H100-80GB)"
+    }
+    [start] = plan(w.snapshot([*unequal, w.devices("c", 4)], [gang])).start
+    assert start.leases == (("b/nvidia:H100-80GB", (0, 1, 2, 3)), ("c/nvidia:H100-80GB", (0, 1, 2, 3)))

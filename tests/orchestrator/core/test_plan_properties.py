@@ -23,13 +23,17 @@ kinds = st.sampled_from(["nvidia:H100-80GB", "nvidia:H100-80GB", "nvidia:A100-80
 patterns = st.sampled_from(["nvidia", "nvidia", "nvidia:H100", "any", "cpu", "tpu:emulated"])
 nodes = st.tuples(kinds, st.integers(1, 4), st.sampled_from(["one", "one", "two"]))
 fleets = st.lists(nodes, min_size=1, max_size=5)
-wants = st.builds(
+counted = st.builds(
     lambda kind, low, more, nodes: Candidate((kind,), count=low + more, min_count=low, nodes=nodes),
     patterns,
     st.integers(1, 4),
     st.integers(0, 2),
     st.sampled_from([1, 1, 2]),
 )
+exclusive = st.builds(
+    lambda kind, nodes: Candidate((kind,), nodes=nodes, exclusive=True), patterns, st.sampled_from([1, 1, 2])
+)
+wants = st.one_of(counted, counted, exclusive)
 job_parts = st.fixed_dictionaries(
     {
         "candidates": st.lists(wants, min_size=1, max_size=3).map(tuple),
@@ -93,8 +97,9 @@ def fits(want: Candidate, seen: Snapshot, free: Free) -> bool:
         right = pattern in ("any", have.backend, have.kind) or have.kind.startswith(f"{pattern}-")
         if have.emulated:
             right = pattern == have.kind
-        if right and have.schedulable and len(free[have.id]) >= want.min_count:
-            key = (have.pool, have.kind, have.environment)
+        needed = have.total if want.exclusive else want.min_count
+        if right and have.schedulable and len(free[have.id]) >= needed:
+            key = (have.pool, have.kind, have.environment, have.total if want.exclusive else 0)
             islands[key] = islands.get(key, 0) + 1
     return any(count >= want.nodes for count in islands.values())
 
@@ -132,7 +137,11 @@ def check_starts(seen: Snapshot, decided: Plan) -> None:
         assert len({d.node for d in have}) == len(have) == want.nodes
         assert len({(d.pool, d.kind, d.environment, d.backend) for d in have}) == 1
         assert all(d.schedulable and (not d.emulated or d.kind in want.kinds) for d in have)
-        assert {len(numbers) for _, numbers in start.leases} <= set(range(want.min_count, want.count + 1))
+        if want.exclusive:
+            event("whole nodes are given")
+            assert [set(numbers) for _, numbers in start.leases] == [set(range(d.total)) for d in have]
+        else:
+            assert {len(numbers) for _, numbers in start.leases} <= set(range(want.min_count, want.count + 1))
         assert len({len(numbers) for _, numbers in start.leases}) == 1
         for devices_id, numbers in start.leases:
             assert set(numbers) <= free[devices_id]
@@ -264,7 +273,7 @@ class World(RuleBasedStateMachine):
                 ("succeeded", "", (0,)),
                 ("failed", "user", (1,)),
                 ("failed", "signal", (-9,)),
-                ("failed", "memory", (1,)),
+                ("failed", "oom", (1,)),
                 ("lost", "internal", ()),
                 ("preempted", "", (0,)),
             ]

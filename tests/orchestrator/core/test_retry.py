@@ -111,9 +111,9 @@ def test_an_exit_code_to_be_retried_is_an_interruption(w):
     assert after(job, Ended("failed", 1, "user", "", (74,)), NOW_S).event == "failed"
 
 
-@pytest.mark.parametrize("failure", ["memory", "start"])
+@pytest.mark.parametrize("failure", ["oom", "start"])
 def test_out_of_memory_and_a_failed_start_move_on_to_the_next_candidate(w, failure):
-    ended = Ended("failed", 0, failure, "out of memory", (-9,) if failure == "memory" else (1,))
+    ended = Ended("failed", 0, failure, "out of memory", (-9,) if failure == "oom" else (1,))
     decided = after(running(w, max_restarts=1), ended, NOW_S)
     assert (decided.event, decided.restarts, decided.first_candidate) == ("interrupted", 1, 1)
 

@@ -1,56 +1,218 @@
 """Runs that begin or go on whole or not at all, and rates read as they come: over a real store."""
 
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from cluster.errors import FleetError
+import orchestrator
+from cluster.errors import Conflict, FleetError, SpecError
+from cluster.vocabulary import Device, NodeFacts
 from orchestrator.benchmark.throughput import Rates
-from orchestrator.runtime import benchmarks
-from orchestrator.runtime.benchmarks import Benchmarks, Target
-from orchestrator.store import EventStore
+from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.model import Job
+from orchestrator.core.states import State
+from orchestrator.runtime.agents import Agent
+from orchestrator.runtime.benchmarks import Benchmarks
+from orchestrator.store import Answer, EventStore
+
+GIB = 1 << 30
+REQUEST = {"cases": ["rmsnorm"]}
 
 
 @pytest.fixture
-def lines(tmp_path):
+def store(tmp_path):
     store = EventStore(f"sqlite:///{tmp_path / 'store.db'}")
-    yield store.benchmarks
+    yield store
     store.close()
 
 
-def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(lines):
+@pytest.fixture
+def lines(store):
+    return store.benchmarks
+
+
+class Fleet:
+    """Two nodes as their agents told of them, and a table of jobs in which none is ever placed."""
+
+    def __init__(self, store):
+        self.store, self.jobs, self.cancelled, self.submitted = store, {}, [], []
+
+    def ready(self):
+        return [(f"{pool}-0", _agent(pool, kind)) for pool, kind in (("a", "cpu"), ("b", "cpu:ipex"))]
+
+    def submit(self, spec, package, key):
+        told = self.store.once(key, repr((spec, package)), lambda: Answer({"id": f"j-{key}"}, (), 201))
+        self.submitted.append(told["id"])
+        self.jobs[told["id"]] = Record(Job(told["id"], spec["name"], "benchmark", ()), spec)
+        return told
+
+    def cancel(self, job):
+        self.cancelled.append(job)
+        return {}
+
+    def runs(self, submit=None):
+        return Benchmarks(self.store.benchmarks, self.jobs, self, submit or self.submit, self.cancel)
+
+
+def _agent(pool, kind):
+    devices = (Device("cpu", kind, 0, "cpu", total_memory_bytes=GIB),)
+    facts = NodeFacts(pool, "id", "h", "10.0.0.1", pool, "cpu", pool, 1, {}, devices, 8, GIB, GIB, 0.0, GIB, 1, "/s")
+    return Agent("id", None, facts, "")
+
+
+def until(what):
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(store, lines):
+    fleet = Fleet(store)
+    fleet.jobs = {job: Record(Job(job, "x", "benchmark", ()), {}) for job in ("j-1", "j-2")}
     columns = [
         {"column": name, "job": job, "number": 0} for name, job in (("cpu", "j-1"), ("cpu.1", "j-1"), ("x", "j-2"))
     ]
-    begun = {"line": "begun", "request": {"cases": ["of another version"]}, "columns": columns, "package": ""}
-    lines.append("bench-1", begun)
-    cancelled = []
+    begun = {"line": "begun", "run": "bench-1", "request": {"cases": ["of another version"]}, "columns": columns}
+    lines.append("bench-1", begun | {"package": ""})
+    lines.append("bench-2", begun | {"run": "bench-2", "request": REQUEST, "columns": columns[:1], "package": ""})
 
     def cancel(job):
-        cancelled.append(job)
+        fleet.cancelled.append(job)
         raise FleetError("it is gone already", "")
 
-    runs = Benchmarks(lines, {}, {}, lambda *_: {}, cancel)
+    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, cancel)
     runs.take_up()
     assert runs.view("bench-1")["state"] == "FAILED" and "no case or suite" in runs.view("bench-1")["reason"]
-    assert cancelled == ["j-1", "j-2"]
+    assert runs.view("bench-2")["reason"] == "this version cannot go on with it: another version began it"
+    assert fleet.cancelled == ["j-1", "j-2", "j-1"]
     runs.take_up()  # once is enough
-    assert len(cancelled) == 2
+    assert len(fleet.cancelled) == 3
 
 
-def test_a_run_whose_second_node_cannot_be_had_lets_go_of_the_first(lines, monkeypatch):
-    found = [Target("a", "cpu", "a-0", 1, (0,)), Target("b", "tpu:v5e", "b-0", 1, (0,))]
-    monkeypatch.setattr(benchmarks, "targets", lambda asked, agents: found)
-    submitted, cancelled = [], []
+def test_a_run_whose_second_job_is_refused_has_failed_and_the_first_is_cancelled(store):
+    fleet = Fleet(store)
 
     def submit(spec, package, key):
-        if submitted:
-            raise FleetError("the disk is full", "")
-        submitted.append(spec)
-        return {"id": "j-1"}
+        if fleet.submitted:
+            raise SpecError("package", "is not here")
+        return fleet.submit(spec, package, key)
 
-    runs = Benchmarks(lines, {}, {}, submit, cancelled.append)
-    with pytest.raises(FleetError, match="the disk is full"):
-        runs.begin({"cases": ["rmsnorm"]}, "")
-    assert (cancelled, runs.views()) == (["j-1"], [])
+    runs = fleet.runs(submit)
+    with pytest.raises(SpecError, match="is not here"):
+        runs.begin(REQUEST, "", "key")
+    [view] = runs.views()
+    assert (view["state"], view["reason"]) == ("FAILED", "package: is not here")
+    assert fleet.cancelled == fleet.submitted and len(fleet.cancelled) == 1
+    assert runs.begin(REQUEST, "", "key")["state"] == "FAILED"  # asked again, it is the same run
+
+
+def test_a_run_whose_jobs_the_fleet_does_not_take_now_says_so_and_submits_them_later(store):
+    fleet = Fleet(store)
+    full = [True]
+
+    def submit(spec, package, key):
+        if full and fleet.submitted:
+            raise FleetError("the disk is full", "")
+        return fleet.submit(spec, package, key)
+
+    runs = fleet.runs(submit)
+    view = runs.begin(REQUEST, "")
+    assert (view["state"], view["reason"]) == ("WAITING", "the disk is full")
+    full.clear()
+    until(lambda: len(fleet.submitted) == 2)
+    assert runs.cancel(view["run"])["state"] == "CANCELLED"
+    assert fleet.cancelled == fleet.submitted
+
+
+def test_the_same_key_is_the_same_run_and_another_request_under_it_is_a_conflict(store):
+    fleet = Fleet(store)
+    runs = fleet.runs()
+    first = runs.begin(REQUEST, "", "key")
+    assert runs.begin(REQUEST, "", "key")["run"] == first["run"]
+    assert (len(runs.views()), len(fleet.submitted)) == (1, 2)
+    with pytest.raises(Conflict, match="was used with another request"):
+        runs.begin(REQUEST | {"seed": 1}, "", "key")
+    assert runs.begin(REQUEST, "", "other key")["run"] != first["run"]
+    assert runs.begin(REQUEST, "")["run"] != runs.begin(REQUEST, "")["run"]
+    runs.close()
+
+
+def killed_between_two_jobs(url):
+    """Begins a run in a process that ends amid the submission of its second job, as kill -9 would end it."""
+    store = EventStore(url)
+    fleet = Fleet(store)
+
+    def submit(spec, package, key):
+        if fleet.submitted:
+            os._exit(9)
+        return fleet.submit(spec, package, key)
+
+    fleet.runs(submit).begin(REQUEST, "", "key")
+
+
+def test_a_run_begun_by_a_server_that_was_killed_amid_it_is_the_same_run_with_all_its_jobs(tmp_path):
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    code = f"import {Path(__file__).stem} as t; t.killed_between_two_jobs({url!r})"
+    env = os.environ | {"PYTHONPATH": str(Path(orchestrator.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, env=env).returncode == 9
+    store = EventStore(url)
+    fleet = Fleet(store)
+    runs = fleet.runs()
+    runs.take_up()
+    until(lambda: len(fleet.submitted) == 2)
+    again = runs.begin(REQUEST, "", "key")
+    assert [view["run"] for view in runs.views()] == [again["run"]]
+    assert fleet.submitted == [f"j-{again['run']}-0", f"j-{again['run']}-1"]
+    until(lambda: [c["job"] for c in runs.view(again["run"])["columns"]] == fleet.submitted)
+    runs.close()
+    store.close()
+
+
+class Sessions(Fleet):
+    """The same, whose jobs run on a node at once and whose sessions describe themselves and then end."""
+
+    def submit(self, spec, package, key):
+        told = super().submit(spec, package, key)
+        pool = spec["resources"]["pool"]
+        kind = spec["resources"]["accelerators"]
+        attempt = Attempt(1, 0, kind, pool, ((f"{pool}-0/{kind}", (3,)),), 0.0)
+        job = Job(told["id"], spec["name"], "benchmark", (), state=State.RUNNING, epoch=1)
+        self.jobs[told["id"]] = Record(job, spec, attempts=(attempt,))
+        return told
+
+    def get(self, node):
+        return dict(self.ready()).get(node)
+
+    __getitem__ = get
+
+    def call(self, node, verb, job, epoch, message, limit_s, timeout_s):
+        assert (node, verb, message["device"]) == (f"{node[0]}-0", "measure", 0)
+        if message["do"] == "end":
+            self.jobs[job] = replace(self.jobs[job], job=replace(self.jobs[job].job, state=State.SUCCEEDED))
+        if node == "b-0":
+            raise SpecError("", "its device is gone")
+        return {"host": f"host of {node}"}
+
+
+def test_columns_are_what_the_planner_placed_and_what_did_not_come_up_is_lost(store):
+    fleet = Sessions(store)
+    runs = fleet.runs()
+    run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
+    until(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
+    told = [line for line in runs.lines(run_id, 0) if line["line"] != "cell"]
+    assert [line["line"] for line in told] == ["begun", "columns", "lost", "column", "columns", "ended"]
+    assert [c["column"] for c in told[1]["columns"]] == ["cpu", "cpu:ipex"]
+    assert (told[2]["column"], told[2]["reason"]) == ("cpu:ipex", "its device is gone")
+    assert runs.view(run_id)["columns"] == [
+        {"column": "cpu", "job": fleet.submitted[0], "kind": "cpu", "pool": "a", "node": "a-0", "number": 3}
+    ]
+    assert fleet.cancelled == [fleet.submitted[1]]
 
 
 def cell(seconds, status="measured", at=1.0):

@@ -81,7 +81,9 @@ def report(job, *events, phase="running", outcome=None, **more):
 
 
 def event(step, **more):
-    return {"t": time.time(), "rank": 0, "type": "report", "step": step} | more
+    told = {"t": time.time(), "rank": 0, "type": "report", "at": step} | more
+    named = {name: told.pop(name) for name in ("t", "rank", "type", "at")}
+    return named | {"data": {"step": step} | told}
 
 
 def outcome(job, state="succeeded", **more):

@@ -14,7 +14,8 @@ from orchestrator.store import Answer, EventStore
 SUBMITTER = """
 import os, sys, threading
 from itertools import count
-from orchestrator.core.model import Event
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store import Answer, EventStore
 
 store, round_, numbers = EventStore(sys.argv[1]), sys.argv[2], count()
@@ -23,7 +24,8 @@ def submit():
     for number in numbers:
         key = f"{round_}-{number}"
         os.write(1, f"asked {key}\\n".encode())
-        events = [Event(key, "submitted", 0, 1.0), Event(key, "x", 1, 1.0)]
+        job = Job(key, "j", "run", (Candidate(("cpu",)),))
+        events = [submitted(job, {"command": "true"}, "", 1.0), Event(key, "cancelled", 0, 1.0)]
         store.once(key, "digest", lambda: Answer({"id": key}, events))
         os.write(1, f"acked {key}\\n".encode())
 
@@ -35,14 +37,16 @@ threading.Event().wait()
 FILLER = """
 import json, resource, sys
 from cluster.errors import FleetError
-from orchestrator.core.model import Event
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store import Answer, EventStore
 
 url, limit, ballast, with_keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
 store, acked, refused = EventStore(url), [], []
 
 def append(number):
-    events = [Event(f"j{number}", "x", 1, 1.0, {"pad": "p" * 4000}), Event(f"j{number}", "y", 1, 1.0)]
+    job = Job(f"j{number}", "j", "run", (Candidate(("cpu",)),))
+    events = [submitted(job, {"pad": "p" * 4000}, "", 1.0), Event(job.id, "cancelled", 0, 1.0)]
     try:
         if with_keys:
             store.once(f"key-{number}", "digest", lambda: Answer({}, events))
@@ -67,8 +71,10 @@ for number in [number for number, _ in refused] + list(range(5000, 5005)):
     append(number)
 stored = [[e.job, e.event] for e in store.read(0)]
 seqs = [e.seq for e in store.read(0)]
+differences = store.differences()
 store.close()
-print(json.dumps({"acked": acked, "refused": refused, "full": full, "stored": stored, "seqs": seqs}))
+told = {"acked": acked, "refused": refused, "full": full, "stored": stored, "seqs": seqs}
+print(json.dumps(told | {"differences": differences}))
 """
 
 
@@ -98,6 +104,8 @@ def test_whatever_was_acknowledged_before_kill_9_is_there_once_and_can_be_asked_
         store = EventStore(url)
         stored = [e.job for e in store.read(0) if e.event == "submitted"]
         assert set(acked) <= set(stored) <= set(asked)
+        assert store.differences() == []
+        assert {key for key in asked if store.jobs.get(key)} == set(stored)
         store.close()
     store = EventStore(url)
     for key in asked:
@@ -106,7 +114,7 @@ def test_whatever_was_acknowledged_before_kill_9_is_there_once_and_can_be_asked_
     store.close()
     assert [e.seq for e in events] == list(range(1, len(events) + 1))
     together = [(first.job, first.event, second.event) for first, second in zip(events[::2], events[1::2], strict=True)]
-    assert sorted(together) == sorted((e.job, "submitted", "x") for e in events if e.event == "submitted")
+    assert sorted(together) == sorted((e.job, "submitted", "cancelled") for e in events if e.event == "submitted")
     assert len({job for job, _, _ in together}) == len(together)
 
 
@@ -172,8 +180,9 @@ def check_filled(told: dict) -> None:
     assert told["full"] > 0
     assert len(refused) == 5
     assert told["acked"][told["full"] :] == [*refused, *range(5000, 5005)]
-    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("x", "y")]
+    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("submitted", "cancelled")]
     assert told["seqs"] == list(range(1, len(told["seqs"]) + 1))
+    assert told["differences"] == []
     for _, message in told["refused"]:
         assert "cannot be written" in message
         assert "MiB are free there" in message
@@ -189,7 +198,9 @@ def test_a_file_that_may_not_grow_refuses_loses_nothing_and_goes_on_afterwards(t
 
 
 def in_a_small_disk(folder: Path, command: list[str], size: str) -> subprocess.CompletedProcess:
-    script = f'mount -t tmpfs -o size={size} none "$1" && head -c 500000 /dev/zero > "$1/ballast" && shift && exec "$@"'
+    script = (
+        f'mount -t tmpfs -o size={size} none "$1" && head -c 1000000 /dev/zero > "$1/ballast" && shift && exec "$@"'
+    )
     return subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", str(folder), *command], capture_output=True, text=True, check=False
     )
@@ -207,7 +218,7 @@ def test_a_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_room(tmp_pa
     if why := can_mount(tmp_path):
         pytest.skip(why)
     url, ballast = f"sqlite:///{tmp_path / 'polyfleet.db'}", str(tmp_path / "ballast")
-    ran = in_a_small_disk(tmp_path, [sys.executable, "-c", FILLER, url, "0", ballast, "keys"], "2m")
+    ran = in_a_small_disk(tmp_path, [sys.executable, "-c", FILLER, url, "0", ballast, "keys"], "3m")
     assert ran.returncode == 0, ran.stderr
     check_filled(json.loads(ran.stdout))
 
@@ -227,5 +238,6 @@ def test_a_disk_that_fails_to_sync_is_not_believed(tmp_path, keys):
     told = json.loads(ran.stdout)
     refused = [number for number, _ in told["refused"]]
     assert 1 <= len(refused) <= 5
-    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("x", "y")]
+    assert told["differences"] == []
+    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("submitted", "cancelled")]
     assert told["acked"][told["full"] :] == [*refused, *range(5000, 5005)]

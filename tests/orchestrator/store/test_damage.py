@@ -79,9 +79,12 @@ def reopened(file):
         ("DELETE FROM events WHERE seq = 2", "row 3 of table events (started of bad) cannot be used"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named_and_its_job_set_aside_while_others_are_whole(reopened, statement, named):
+def test_a_row_that_cannot_be_used_is_named_and_its_job_may_not_go_on_while_others_are_whole(
+    reopened, statement, named
+):
     store = reopened(statement)
     jobs = Jobs(store)
+    assert jobs.check_histories() == 2
     [row] = store.damage.rows
     assert named in str(row)
     assert jobs.damaged == {"bad": str(row)}
@@ -89,16 +92,62 @@ def test_a_row_that_cannot_be_used_is_named_and_its_job_set_aside_while_others_a
     assert "bad" in jobs and jobs.waiting() == ()
 
 
-def test_a_job_whose_submission_is_damaged_is_left_out_and_told_once(reopened):
-    store = reopened("UPDATE events SET data = 'rot' WHERE seq = 1")
+def test_a_damaged_job_stays_so_when_the_store_is_opened_again(reopened):
+    store = reopened("UPDATE events SET data = '{}' WHERE seq = 2")
+    Jobs(store).check_histories()
+    store.close()
+    assert list(Jobs(reopened()).damaged) == ["bad"]
+
+
+def test_a_row_and_events_that_disagree_are_named(reopened):
+    store = reopened("""UPDATE events SET data = replace(data, '"pool":"cpu"', '"pool":"other"') WHERE seq = 2""")
     jobs = Jobs(store)
-    assert list(jobs.damaged) == ["bad"] and len(store.damage.rows) == 1
-    assert [r.job.id for r in jobs.all()] == ["good"]
+    jobs.check_histories()
+    assert jobs.damaged == {"bad": "its events lead to another state than was stored with them"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE jobs SET data = replace(data, 'cpu-0', 'cpu-1') WHERE id = 'bad'",
+        "UPDATE jobs SET data = 'rot' WHERE id = 'bad'",
+        "UPDATE jobs SET data = 7 WHERE id = 'bad'",
+        "UPDATE jobs SET state = 'PENDING' WHERE id = 'bad'",
+        "UPDATE jobs SET data = (SELECT data FROM jobs WHERE id = 'good'), digest = (SELECT digest FROM jobs"
+        " WHERE id = 'good') WHERE id = 'bad'",
+        "UPDATE jobs SET version = 'older' WHERE id = 'bad'",
+    ],
+)
+def test_a_row_of_a_job_that_cannot_be_read_is_made_anew_from_its_events(reopened, statement):
+    store = reopened(statement)
+    jobs = Jobs(store)
+    assert [r.job.id for r in jobs.open()] == ["bad", "good"] and jobs.damaged == {}
+    assert jobs["bad"].job.state is State.RUNNING and jobs["bad"].live.leases == (("cpu-0/cpu", (0,)),)
+    assert store.differences() == []
+    assert len(store.damage.rows) == ("version" not in statement)
+
+
+def test_a_row_and_its_events_both_damaged_leave_what_can_be_told_and_the_job_may_not_go_on(reopened):
+    store = reopened("UPDATE jobs SET data = 'rot' WHERE id = 'bad'", "UPDATE events SET data = 'rot' WHERE seq = 2")
+    jobs = Jobs(store)
+    assert list(jobs.damaged) == ["bad"] and jobs["bad"].job.state is State.PENDING
+    assert jobs.waiting() == ()
+    assert {row.table for row in store.damage.rows} == {"jobs", "events"}
+
+
+def test_a_job_of_which_nothing_can_be_read_is_left_out_and_told(reopened):
+    store = reopened("UPDATE jobs SET data = 'rot' WHERE id = 'bad'", "UPDATE events SET data = 'rot' WHERE seq = 1")
+    jobs = Jobs(store)
+    assert list(jobs.damaged) == ["bad"] and "bad" not in jobs
+    assert [r.job.id for r in jobs.open()] == ["good"]
+    jobs.commit([Event("good", "finished", 1, 9.0, {"reason": "done"})])
+    assert [r.job.id for r in jobs.page(()).records] == ["good"]
 
 
 def test_a_lost_note_of_a_checkpoint_does_not_stop_a_job(reopened):
     store = reopened("UPDATE events SET data = 'rot' WHERE seq = 4")
     jobs = Jobs(store)
+    jobs.check_histories()
     assert jobs.damaged == {} and jobs["bad"].job.state is State.RUNNING
     assert "row 4 of table events (checkpoint of bad)" in str(store.damage.rows[0])
 
@@ -116,7 +165,7 @@ def test_damaged_rows_of_other_tables_are_named_when_they_are_met(reopened):
 
 def test_the_state_of_a_store_tells_its_size_its_room_and_its_damage(reopened):
     store = reopened("UPDATE events SET data = 'rot' WHERE seq = 4")
-    Jobs(store)
+    Jobs(store).check_histories()
     state = store.state()
     assert state.error == "" and state.size_bytes > 0 and state.free_bytes > 0
     assert state.damage.count == 1

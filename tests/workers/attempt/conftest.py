@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from workers.attempt.attempts import Attempts
+from workers.attempt.fence import Fences
 from workers.attempt.records import Folder, read_json
 from workers.messages import Order
 from workers.packages import Packages
@@ -20,11 +21,14 @@ class Node:
     def __init__(self, root):
         self.root = root
         self.packages = Packages(root / "packages")
+        self.fences = Fences()
         self.attempts = self.reopen()
 
     def reopen(self):
         """What a restarted agent has: the same folder, and nothing remembered."""
-        self.attempts = Attempts(self.root / "attempts", self.root / "storage", "n0", self.packages, lambda order: 1)
+        self.attempts = Attempts(
+            self.root / "attempts", self.root / "storage", "n0", self.packages, lambda order: 1, self.fences
+        )
         return self.attempts
 
     def order(self, job="j", command=("true",), **more):

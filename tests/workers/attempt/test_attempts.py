@@ -11,7 +11,6 @@ import zipfile
 import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from cluster.plain import from_plain
 from workers.attempt import lease, processes
 from workers.attempt.records import read_json
 from workers.messages import AttemptReport
@@ -35,10 +34,10 @@ def test_the_news_of_an_attempt_go_from_starting_to_its_outcome(node):
     phases, known = [], {}
     while phases[-1:] != ["ended"]:
         for report in node.attempts.news({}, known, 5.0):
-            phases.append(report["phase"])
-            known["j.1.0"] = report["phase"]
+            phases.append(report.phase)
+            known["j.1.0"] = report.phase
     assert phases in (["starting", "running", "ended"], ["starting", "ended"], ["running", "ended"])
-    assert from_plain(AttemptReport, report).outcome.state == "succeeded"
+    assert AttemptReport.parse(report.to_plain()).outcome.state == "succeeded"
     assert node.attempts.news({}, known, 0.0) == []
 
 
@@ -87,7 +86,7 @@ def test_a_restarted_agent_adopts_what_runs_and_reports_its_end(node):
     node.until_printed("ready")
     attempts = node.reopen()
     (report,) = attempts.news({}, {}, 5.0)
-    assert report["phase"] == "running"
+    assert report.phase == "running"
     (node.folder().work(0) / "gate").write_text("went on\n")
     assert node.outcome()["state"] == "succeeded"
     assert node.text() == ["out ready", "out went on"]
@@ -163,19 +162,21 @@ def test_checkpoint_folders_are_made_below_the_storage(node):
 
 
 def test_events_arrive_once_each_in_order_and_garbage_is_skipped(node):
-    good = [{"t": time.time(), "rank": 0, "type": "report", "step": step, "loss": 0.5} for step in (1, 2, 3)]
+    good = [(time.time(), 0, "report", {"step": step, "loss": 0.5}) for step in (1, 2, 3)]
     bad = ["not json", [1], {}, {"t": "now", "rank": 0, "type": "report"}, {"t": 1, "rank": 0, "type": "checkpoint"}]
-    first, second, third = (json.dumps(event) for event in good)
+    first, second, third = (json.dumps({"t": t, "rank": rank, "type": kind, **data}) for t, rank, kind, data in good)
     lines = [first, *map(json.dumps, bad), "{", second, third[:20]]
     (node.root / "lines").write_text("\n".join(lines))
     node.start(command=("sh", "-c", f"cp {node.root}/lines $POLYFLEET_ATTEMPT_DIR/events.jsonl; echo ready; sleep 600"))
     node.until_printed("ready")
     (told,) = node.attempts.news({}, {}, 5.0)
-    assert told["events"] == good[:2]
+    assert [(e.t, e.rank, e.type, e.data) for e in told.events] == good[:2]
+    assert [e.at for e in told.events] == [len(first) + 1, len("\n".join(lines[:-1])) + 1]
     with node.folder().events.open("a") as f:
         f.write(third[20:] + "\n")
-    (told,) = node.attempts.news({"j.1.0": told["cursor"]}, {"j.1.0": told["phase"]}, 5.0)
-    assert told["events"] == good[2:]
+    (told,) = node.attempts.news({"j.1.0": told.cursor}, {"j.1.0": told.phase}, 5.0)
+    assert [(e.t, e.rank, e.type, e.data) for e in told.events] == good[2:]
+    assert told.events[0].at == told.cursor == node.folder().events.stat().st_size
     assert node.attempts.poison()["j.1.0"]["count"] == len(bad) + 1
 
 
@@ -185,7 +186,7 @@ def test_waiting_for_news_ends_as_soon_as_an_attempt_is_started(node):
     waiting.start()
     node.start()
     waiting.join(timeout=20)
-    assert found[0]["job"] == "j"
+    assert found[0].job == "j"
 
 
 def test_a_forgotten_attempt_keeps_its_log_and_loses_its_folders(node):
@@ -239,7 +240,7 @@ def test_an_outcome_that_user_code_made_up_does_not_count(node):
     made_up = json.dumps({"job": ended.job, "epoch": 1, "node_rank": 0, "state": "succeeded", "exit_codes": {}})
     node.start(command=("sh", "-c", f"echo '{made_up}' > $POLYFLEET_ATTEMPT_DIR/outcome.json; echo ready; sleep 600"))
     node.until_printed("ready")
-    assert node.attempts.news({}, {}, 0.0)[0]["phase"] == "running"
+    assert node.attempts.news({}, {}, 0.0)[0].phase == "running"
     node.attempts.stop("j", 1, "cancel")
     assert node.outcome()["state"] == "cancelled"
 
@@ -259,3 +260,35 @@ def test_an_attempt_that_is_stopped_in_the_moment_it_starts_ends_as_asked(node):
         node.start(job, ("sleep", "600"))
         node.attempts.stop(job, 1, "preempt")
     assert {node.outcome(job)["state"] for job in jobs} == {"preempted"}
+
+
+@pytest.mark.parametrize("call", [lambda a: a.stop("j", 2, "cancel"), lambda a: a.forget("j", 2)])
+def test_a_start_that_arrives_after_its_stop_is_refused_also_by_the_next_agent(node, call):
+    call(node.attempts)
+    for attempts in (node.attempts, node.reopen()):
+        for epoch in (1, 2):
+            with pytest.raises(Conflict):
+                attempts.start(node.order(epoch=epoch), {})
+    assert not list((node.root / "attempts").iterdir())
+    node.start(epoch=3)
+    assert node.outcome(epoch=3)["state"] == "succeeded"
+
+
+def test_an_epoch_that_ran_and_was_forgotten_does_not_run_again(node):
+    node.start()
+    node.outcome()
+    node.attempts.forget("j", 1)
+    with pytest.raises(Conflict, match="has run on node n0 and was forgotten"):
+        node.start()
+
+
+def test_leases_are_given_from_when_the_controller_spoke(node):
+    """A call that lay in a frozen agent must stretch no lease."""
+    node.start(command=FOREVER, lease_s=5.0)
+    before = lease.deadline_s(node.folder().lease)
+    node.attempts.renew(before - 5.0)
+    assert lease.deadline_s(node.folder().lease) == before
+    node.reopen().renew(before - 4.98)
+    assert lease.deadline_s(node.folder().lease) == pytest.approx(before + 0.02, abs=0.002)
+    node.reopen().renew(before + 1e6)
+    assert lease.deadline_s(node.folder().lease) <= lease.now_s() + 5.0

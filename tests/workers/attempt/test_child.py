@@ -82,7 +82,7 @@ def test_running_out_of_memory_is_told_apart(error):
     def fails():
         raise error
 
-    assert caught(fails)["kind"] == "memory"
+    assert caught(fails)["kind"] == "oom"
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(None, 0), (0, 0), (3, 3), ("no data", 1)])

@@ -1,8 +1,28 @@
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
+from cluster.errors import Conflict, FleetError
 from workers.attempt import fence, lease
+from workers.attempt.fence import Fences, Unreadable
 
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
+
+
+class Store:
+    """Ray's key-value store at the edge, as its client answers: bytes, None, or an error in time."""
+
+    def __init__(self, **jobs):
+        self.jobs, self.away, self.asked = jobs, False, []
+
+    def __call__(self, key):
+        self.asked.append(key)
+        if self.away:
+            raise Unreadable("no answer within 3 s")
+        return self.jobs.get(key.rpartition("/")[2])
 
 
 @pytest.fixture
@@ -15,22 +35,106 @@ def running(node):
     return attempt
 
 
-@pytest.mark.parametrize("newest", [None, 2, 3])
+@pytest.mark.parametrize("newest", [None, b"2", b"3"])
 def test_while_nobody_took_over_the_lease_is_renewed(running, newest):
     before = lease.deadline_s(running.folder.lease)
-    fence.check([running], lambda job: newest)
+    fence.check([running], Fences(stored=Store(j=newest)))
     assert lease.deadline_s(running.folder.lease) > before + 20
 
 
 def test_an_attempt_that_is_fenced_off_ends(node, running):
-    fence.check([running], lambda job: 4)
+    fence.check([running], Fences(stored=Store(j=b"4")))
     assert node.outcome(epoch=3)["state"] == "cancelled"
 
 
-def test_nothing_is_renewed_on_no_answer(running):
-    def silent(job):
-        raise fence.Unreadable
-
+def test_nothing_is_renewed_where_no_place_answers(running, tmp_path):
+    store = Store(j=b"3")
+    store.away = True
     before = lease.deadline_s(running.folder.lease)
-    fence.check([running], silent)
+    fence.check([running], Fences(stored=store))
+    fence.check([running], Fences(stored=store, folder=tmp_path / "absent"))
     assert lease.deadline_s(running.folder.lease) == before
+
+
+def test_while_rays_head_is_away_the_servers_folder_renews_and_ends(node, running, tmp_path):
+    store, folder = Store(j=b"3"), tmp_path / "fences"
+    store.away = True
+    folder.mkdir()
+    (folder / "j").write_text("3")
+    fences, before = Fences("f1", folder, store), lease.deadline_s(running.folder.lease)
+    fence.check([running], fences)
+    assert lease.deadline_s(running.folder.lease) > before + 20
+    (folder / "j").write_text("4\n")
+    fence.check([running], fences)
+    assert node.outcome(epoch=3)["state"] == "cancelled"
+    assert store.asked == ["polyfleet/f1/fence/j"], "a store that does not answer is not asked for every attempt"
+
+
+def test_the_higher_fence_counts(tmp_path):
+    (tmp_path / "j").write_text("7")
+    assert Fences(folder=tmp_path, stored=Store(j=b"5")).epoch("j") == 7
+    assert Fences(folder=tmp_path, stored=Store(j=b"9")).epoch("j") == 9
+    assert Fences(folder=tmp_path, stored=Store()).epoch("other") == 0
+
+
+@pytest.mark.parametrize("text", ["", "-1", "seven", "9" * 99])
+def test_a_fence_that_is_no_epoch_is_not_read_as_one(tmp_path, text):
+    (tmp_path / "j").write_text(text)
+    with pytest.raises(Unreadable):
+        Fences(folder=tmp_path).epoch("j")
+
+
+def test_an_epoch_below_the_fence_is_not_started(node, tmp_path):
+    (tmp_path / "j").write_text("3")
+    node.fences = Fences(folder=tmp_path)
+    node.reopen()
+    with pytest.raises(Conflict, match="epoch 2 of j is past: epoch 3 has taken over"):
+        node.start(epoch=2)
+    assert not node.folder(epoch=2).path.exists()
+    node.start(epoch=3)
+    assert node.outcome(epoch=3)["state"] == "succeeded"
+
+
+def test_nothing_is_started_while_its_fence_cannot_be_read(node, tmp_path):
+    node.fences = Fences(folder=tmp_path / "absent")
+    node.reopen()
+    with pytest.raises(FleetError, match="whether epoch 1 of j still counts cannot be read on node n0"):
+        node.start()
+    assert not node.folder().path.exists()
+    (tmp_path / "absent").mkdir()
+    node.start()
+    assert node.outcome()["state"] == "succeeded"
+
+
+FROZEN = """
+import os, signal, sys
+from pathlib import Path
+from workers.attempt.attempts import Attempts
+from workers.messages import Order
+from workers.packages import Packages
+
+def threads(order):  # asked for once the fence was read, before the lease is written
+    print("frozen", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 1
+
+root = Path(sys.argv[1])
+attempts = Attempts(root / "attempts", root / "storage", "n0", Packages(root / "packages"), threads)
+attempts.start(
+    Order("j", 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=("touch", str(root / "ran")),
+          lease_s=1.0), {})
+"""
+
+
+def test_an_agent_that_is_frozen_amid_a_start_starts_nothing_afterwards(node, tmp_path):
+    """The lease begins when the fence is read, not when the ranks are started."""
+    command = [sys.executable, "-c", FROZEN, str(node.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout.readline() == "frozen\n"
+        began_s = lease.now_s()
+        node.until(lambda: lease.now_s() > began_s + 1.5, "a lease has passed")
+        os.kill(agent.pid, signal.SIGCONT)
+        assert agent.wait(timeout=60) == 0
+    node.reopen()
+    assert node.outcome()["state"] == "lost"
+    assert not (tmp_path / "ran").exists()

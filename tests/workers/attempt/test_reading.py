@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from workers.attempt import outcome
 from workers.attempt.attempt import Attempt
 from workers.attempt.reading import Piece, Reader
 from workers.attempt.records import AttemptId, Folder
 from workers.job_events import LONGEST_LINE_BYTES
+from workers.messages import Outcome
 
 ID = AttemptId("j", 1, 0)
 
@@ -30,7 +30,7 @@ def line(step, kind="report"):
 
 
 def steps(piece):
-    return [event["step"] for event in piece.events]
+    return [event.data["step"] for event in piece.events]
 
 
 def test_a_line_without_an_end_waits_for_it(folder):
@@ -94,10 +94,10 @@ def no_descriptor():
 def test_an_agent_without_descriptors_blames_no_attempt_and_reads_on_later(folder):
     attempt = Attempt(ID, folder, 20.0)
     folder.events.write_bytes(line(1))
-    folder.outcome.write_text(json.dumps(outcome.outcome(ID, "succeeded", {0: 0})))
+    folder.outcome.write_text(json.dumps(Outcome(*ID, "succeeded", {0: 0}).to_plain()))
     with no_descriptor():
         assert attempt.outcome is None
         assert attempt.report(0, "starting", 9, 9999) is None
     assert (attempt.unreadable, attempt.poison) == ("", None)
     told = attempt.report(0, "starting", 9, 9999)
-    assert (told["phase"], len(told["events"]), told["outcome"]["state"]) == ("ended", 1, "succeeded")
+    assert (told.phase, len(told.events), told.outcome.state) == ("ended", 1, "succeeded")

@@ -1,5 +1,7 @@
 """Where a save goes: a folder of this machine here, an object store in transfer/remote.py. The steps are the same."""
 
+import errno
+import os
 import shutil
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -58,7 +60,7 @@ class OnDisk:
             raise CheckpointError(
                 f"step {step} needs {needed_bytes / 2**30:.2f} GiB, {self.root} has {free_bytes / 2**30:.2f} free",
                 "free disk space, or keep fewer checkpoints",
-            )
+            ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
         refuse_older_attempt(self.root, producer)  # once more: it may have saved since
         self._files.make_folder(self._aside)
 

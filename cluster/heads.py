@@ -1,0 +1,110 @@
+"""The head of an embedded fleet: started, started again on its own storage, or replaced where that is gone.
+
+Nodes wait ten minutes for their head (RAY_gcs_rpc_server_reconnect_timeout_s), and agents are asked without it: one
+that comes back at its address with its storage finds both as they were. A new head has a new cluster, which nodes of
+the old one cannot join: they are killed and started again, and their new agents adopt the attempts, whose supervisors
+are no part of Ray.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cluster import fleet_record
+from cluster.errors import FleetError
+from cluster.fleet_record import FleetRecord, NodeProcess
+from cluster.processes import free_port, reap
+from cluster.ray_node import head_command
+from cluster.raylets import TEMPORARY, await_started, launch, remove_temporary, stop_strays
+
+Progress = Callable[[str], None]
+HEAD = "head"
+STORED = "session_name"
+"""The file of Ray's storage without which it holds no cluster (ray._private.node.Node, 2.60)."""
+LAST_ADDRESS = "ray_current_cluster"
+"""Ray starts no head at the address that stands there while a node of this machine still names it."""
+
+
+def storage(record: FleetRecord) -> Path:
+    """The cluster's state in RocksDB."""
+    return Path(record.temp_dir) / "gcs"
+
+
+def successor(record: FleetRecord) -> FleetRecord:
+    """The same fleet without a process yet, at an address and in a folder of its own; written down."""
+    # Unix socket paths end at 107 bytes: the folder's name has to be short.
+    temp_dir = tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp")
+    address = f"127.0.0.1:{free_port()}"
+    new = replace(record, state="starting", address=address, temp_dir=temp_dir, processes=())
+    try:
+        fleet_record.write(new)
+    except OSError:
+        Path(temp_dir).rmdir()
+        raise
+    return new
+
+
+def start(record: FleetRecord) -> FleetRecord:
+    """Raises FleetError when it does not start."""
+    port = int(record.address.rpartition(":")[2])
+    command = head_command(Path(sys.executable), port, record.ray_dir)
+    state = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(storage(record))}
+    record = launch(record, NodeProcess(HEAD, HEAD, "", 0, 0.0), command, state)
+    await_started(next(p for p in record.processes if p.role == HEAD))
+    return record
+
+
+def restart(record: FleetRecord, progress: Progress) -> FleetRecord:
+    """Give a fleet whose head has ended its head again: in the same Ray cluster where that can be, else in a new one,
+    for which nodes are to be started before `abandon`. No attempt ends by this. Raises FleetError.
+    """
+    record = abandon(record)
+    reap(p.process for p in record.processes if p.role == HEAD)
+    if (storage(record) / STORED).is_file():
+        try:
+            return _same_cluster(record, progress)
+        except FleetError as e:
+            progress(f"the head cannot go on from its storage, a new one is started: {e.message}")
+    return _new_cluster(record, progress)
+
+
+def _same_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
+    progress("starting the head again")
+    stop_strays(record.cwd(HEAD))
+    (record.ray_dir / LAST_ADDRESS).unlink(missing_ok=True)
+    return start(record)
+
+
+def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
+    """When it fails, the record is as it was, without a head."""
+    progress("starting a new head")
+    try:
+        new = start(successor(replace(record, before=record.temp_dir)))
+    except BaseException:
+        if (begun := fleet_record.read()) is not None and begun.temp_dir != record.temp_dir:
+            _remove(Path(begun.temp_dir))
+        fleet_record.write(replace(record, processes=tuple(p for p in record.processes if p.role != HEAD)))
+        raise
+    new = replace(new, state="up")
+    fleet_record.write(new)
+    return new
+
+
+def abandon(record: FleetRecord) -> FleetRecord:
+    """Kill the nodes of the cluster before, which no head looks after, without a word that would make their attempts
+    end. Until then they live beside the new ones: their agents renew the leases of the attempts.
+    """
+    if not record.before:
+        return record
+    _remove(Path(record.before))
+    reap(p.process for p in record.processes)
+    record = replace(record, before="")
+    fleet_record.write(record)
+    return record
+
+
+def _remove(folder: Path) -> None:
+    stop_strays(folder)
+    remove_temporary(folder)

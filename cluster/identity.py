@@ -1,0 +1,42 @@
+"""Whose agents, attempts and reservations those in a Ray cluster are: a fleet may share the cluster with others.
+
+A home's identity is random, made once and kept with the home: neither another database nor `down` and `up` change it.
+"""
+
+import re
+from pathlib import Path
+
+from cluster import tokens
+from cluster.errors import UserError
+from cluster.untrusted import Unreadable, read_bytes
+
+FILE = "fleet-identity"
+FORM = re.compile(r"[0-9a-f]{16}")
+_LONGEST_BYTES = 64
+
+
+def fleet_identity(home: Path) -> str:
+    """16 hexadecimal digits; made by the first call. Raises UserError for a file that holds something else: with a new
+    identity, what runs under the old one would be nobody's.
+    """
+    path = tokens.ensure(home / FILE, size_bytes=8)
+    try:
+        found = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
+    except Unreadable as e:
+        raise UserError(f"{path} {e.why}", _REMEDY) from None
+    if not FORM.fullmatch(found):
+        raise UserError(f"{path} does not hold the fleet's identity", _REMEDY)
+    return found
+
+
+_REMEDY = "restore it from a backup; without one, `polyfleet down` and remove it"
+
+
+def namespace(identity: str) -> str:
+    """Of Ray: names of actors in it are found by nobody who uses another."""
+    return f"polyfleet-{identity}"
+
+
+def reservation_prefix(identity: str) -> str:
+    """Of the names of placement groups, which Ray lists without their namespace."""
+    return f"polyfleet-{identity}-attempt-"

@@ -1,0 +1,61 @@
+"""What users ask of jobs that wait or run. Pure."""
+
+from dataclasses import replace
+
+from cluster.plain import to_plain
+from orchestrator.core import ending, placing
+from orchestrator.core.commands import Refuse
+from orchestrator.core.draft import Draft
+from orchestrator.core.messages import CancelAsked, MigrateAsked
+from orchestrator.core.model import Candidate, Job
+from orchestrator.core.plan import survey
+from orchestrator.core.room import Room
+from orchestrator.core.states import TERMINAL, WAITING
+from orchestrator.core.throughput import Throughput
+
+
+def cancel(draft: Draft, asked: CancelAsked) -> None:
+    """Wins over whatever the job does next; a job that has ended stays as it is."""
+    record = draft.records.get(asked.job)
+    if record is None or record.job.state in TERMINAL:
+        return
+    draft.event(asked.job, "cancelled", record.job.epoch, reason=asked.reason)
+    if asked.job in draft.lives:
+        ending.look_after(draft, asked.job)
+
+
+def migrate(draft: Draft, asked: MigrateAsked) -> None:
+    """The job saves, stops and goes on there. Nothing happens while no device is free there: it would only wait."""
+    record = draft.records.get(asked.job)
+    where = ", ".join([*asked.kinds, *([f"pool {asked.pool}"] if asked.pool else [])])
+    if record is None or record.job.state in TERMINAL:
+        draft.command(Refuse(f"job {asked.job} has ended", "submit it again with resume_from"))
+        return
+    job = replace(record.job, candidates=(_moved(record.job, asked),))
+    if record.job.state not in WAITING and (reasons := _why_not(draft, job)):
+        told = f"job {asked.job} cannot move to {where} now: {reasons}"
+        draft.command(Refuse(told, "`polyfleet inventory` shows what is free"))
+        return
+    reason = f"moves to {where}"
+    draft.event(
+        asked.job, "migrated", record.job.epoch, candidates=[to_plain(c) for c in job.candidates], reason=reason
+    )
+    draft.paused_until_s.pop(asked.job)
+    if not draft.event(asked.job, "preempted", record.job.epoch, reason=reason):
+        ending.look_after(draft, asked.job)
+
+
+def _moved(job: Job, asked: MigrateAsked) -> Candidate:
+    """The candidate that asks for such devices already, else the first with these devices instead of its own."""
+    first = job.candidates[0]
+    named = [c for c in job.candidates if asked.kinds and set(c.kinds) & set(asked.kinds)]
+    found = named[0] if named else replace(first, kinds=asked.kinds or ("any",), node="", memory_bytes=0)
+    return replace(found, pool=asked.pool or (found.pool if named else ""))
+
+
+def _why_not(draft: Draft, job: Job) -> str:
+    seen = placing.snapshot(draft.ended(), draft.now, Throughput())
+    options, reasons = survey(job, Room(seen))
+    if options:
+        return ""
+    return "; ".join(list(dict.fromkeys(reasons.values()))[:2]) or "the fleet has no nodes"

@@ -1,0 +1,105 @@
+"""Attempts that may still have processes somewhere: what the controller keeps of them in memory only.
+
+After a restart of the controller they are rebuilt from the log's leases; phases and cursors come back from the agents.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from orchestrator.core.fold import Record
+from workers.messages import Outcome
+
+
+def node_of(devices_id: str) -> str:
+    """`xla-0/tpu:emulated` lies on node `xla-0`."""
+    return devices_id.partition("/")[0]
+
+
+def place_of(leases: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    """16 hexadecimal digits."""
+    text = ";".join(f"{devices_id}:{','.join(map(str, numbers))}" for devices_id, numbers in leases)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One node's share. `outcome` is set once it ended, or once nothing of it can run; `ended_s` is when we learned it,
+    and `heard_s` when its node was heard last before that.
+
+    `unsure` is "" or why its node may not have it: it ends as lost once that is certain. `spoiled` is "" or why what
+    its agent told of it cannot be used: it is stopped, and ends as failed.
+    """
+
+    node: str
+    devices_id: str
+    numbers: tuple[int, ...]
+    phase: str = ""
+    cursor: int = 0
+    outcome: Outcome | None = None
+    ended_s: float = 0.0
+    heard_s: float = 0.0
+    unsure: str = ""
+    spoiled: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A node was asked to stop; `heard` once it has answered. Monotonic seconds."""
+
+    how: str
+    at_s: float
+    heard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """`launching` until the launch has answered. `since_s`: from then on its nodes must know it.
+
+    `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood. `asked` is by node.
+    `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
+    newest stored event of rank 0. Monotonic seconds.
+    """
+
+    job: str
+    epoch: int
+    parts: tuple[Part, ...]
+    since_s: float
+    launching: bool = False
+    told_at: int = 0
+    asked: Mapping[str, Asked] = field(default_factory=dict)
+    fence_asked_s: float | None = None
+    fenced_s: float | None = None
+    overruled: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.job}.{self.epoch}"
+
+    @property
+    def place(self) -> str:
+        """Name of its devices together: the same for the next attempt on just these."""
+        return place_of(tuple((part.devices_id, part.numbers) for part in self.parts))
+
+    @property
+    def over(self) -> bool:
+        return not self.launching and all(part.outcome is not None for part in self.parts)
+
+    @property
+    def running(self) -> bool:
+        return all(part.phase == "running" for part in self.parts)
+
+    def part_key(self, node_rank: int) -> str:
+        return f"{self.key}.{node_rank}"
+
+    def with_part(self, node_rank: int, part: Part) -> "Live":
+        return replace(self, parts=(*self.parts[:node_rank], part, *self.parts[node_rank + 1 :]))
+
+
+def live_of(record: Record, now_s: float, *, launching: bool = False, told_at: int = 0) -> Live | None:
+    """The attempt of `record` that may still hold devices, if there is one."""
+    attempt = record.live
+    if attempt is None:
+        return None
+    parts = tuple(Part(node_of(devices_id), devices_id, numbers) for devices_id, numbers in attempt.leases)
+    return Live(record.job.id, attempt.epoch, parts, now_s, launching, told_at)

@@ -1,0 +1,127 @@
+"""What the controller wants done. Each may be lost, or be carried out twice: the controller asks again until told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.messages import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Reserve, raise the fence, bring checkpoint and code, start every part. Answered by Launched or LaunchFailed.
+
+    `orders` are by node rank, without the meeting point and the checkpoint to resume from; `bundles` are Ray resources
+    by node rank, reserved under the name `place`. `visited` are the pools that may hold checkpoints of the job, `known`
+    is the newest one it told.
+    """
+
+    job: str
+    epoch: int
+    nodes: tuple[str, ...]
+    orders: tuple[Order, ...]
+    bundles: tuple[Mapping[str, float], ...]
+    pool: str
+    place: str
+    package: str = ""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    visited: tuple[str, ...] = ()
+    known: dict[str, Any] | None = None
+    resume_from: str = ""
+
+    @property
+    def attempt(self) -> str:
+        return f"{self.job}.{self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """`how` is preempt or cancel. Answered by Stopped."""
+
+    node: str
+    job: str
+    epoch: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The end of an attempt is stored: its node may remove what the ranks wrote. No answer."""
+
+    node: str
+    job: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Let nothing of `job` count that is older than `epoch`. Answered by Fenced.
+
+    `lower`: the attempt `epoch` counts again; the fence just above it is taken down. Fences change in the order given.
+    """
+
+    job: str
+    epoch: int
+    lower: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give back what is reserved in Ray under that name. Answered by Released."""
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeAgent:
+    """Find or start the agent of a node. Answered by AgentMade."""
+
+    node: str
+    ray_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAgent:
+    """End an agent that does not answer, for Ray to start it again. No answer: it says hello."""
+
+    node: str
+    ray_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropAgent:
+    """The node has left: nobody asks its agent any more."""
+
+    node: str
+    ray_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """Metrics of a step. `at`: position among the events of its attempt."""
+
+    job: str
+    epoch: int
+    time_s: float
+    at: int
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """To whoever asked: this cannot be done, and what to do instead. `absent`: what was named is not there."""
+
+    message: str
+    remedy: str = ""
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """For the log."""
+
+    text: str
+
+
+Command = Launch | Stop | Forget | Fence | Release | MakeAgent | RestartAgent | DropAgent | StoreReport | Refuse | Warn

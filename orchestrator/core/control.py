@@ -1,0 +1,131 @@
+"""The controller as a function: `step(control, message, now)` gives the next control, the events to store, and the
+commands to carry out once they are stored. No thread, no clock, no Ray: the server, the simulator and the tests of
+faults run the same function.
+
+| file          | decides                                                                     |
+|---------------|-----------------------------------------------------------------------------|
+| membership.py | which nodes there are, whose agent is started again, which take no work      |
+| following.py  | what agents tell of attempts                                                |
+| fencing.py    | when a silent part of an attempt may be taken for ended                     |
+| ending.py     | who is asked to stop, and how an attempt ends                               |
+| placing.py    | where waiting jobs run (plan.py), and what their nodes are told (orders.py) |
+| asked.py      | what users ask for                                                          |
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from orchestrator.core import asked, ending, fencing, following, membership, placing
+from orchestrator.core import messages as m
+from orchestrator.core.attempts import live_of
+from orchestrator.core.commands import Command
+from orchestrator.core.draft import Control, Draft, Kept
+from orchestrator.core.fold import Record
+from orchestrator.core.messages import Message, Now
+from orchestrator.core.model import Event
+
+AWAY_S = 2.0
+"""A longer time between two ticks was not lived through: the process was stopped, or the machine slept."""
+
+
+class Step(NamedTuple):
+    control: Control
+    events: tuple[Event, ...]
+    commands: tuple[Command, ...]
+
+
+def step(control: Control, message: Message, now: Now) -> Step:
+    """One message at a time. The same arguments give the same answer."""
+    draft = Draft(control, now)
+    HANDLERS[type(message)](draft, message)
+    return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
+
+
+def resumed(
+    records: Iterable[Record], drained: Mapping[str, str], told_at: Callable[[str, int], int], now: Now
+) -> Control:
+    """The state of a controller that starts: open jobs from the store, their attempts as nodes will tell of them."""
+    draft = Draft(Control(drained=dict(drained)), now)
+    for record in records:
+        draft.keep(record)
+        if (live := live_of(record, now.s)) is not None:
+            draft.begin(replace(live, told_at=told_at(live.job, live.epoch)))
+    return draft.ended()
+
+
+def submitted(draft: Draft, told: m.Submitted) -> None:
+    for record in told.records:
+        if record.job.id not in draft.records:
+            draft.keep(record)
+            draft.change(changed=True)
+
+
+def released(draft: Draft, told: m.Released) -> None:
+    if not told.error:
+        draft.releasing.pop(told.place)
+
+
+def reserved(draft: Draft, told: m.Reserved) -> None:
+    """What is reserved in our name for an attempt that is over goes back."""
+    living = {live.place for live in draft.lives.values()}
+    for place in sorted(told.places - living - draft.releasing.now.keys()):
+        draft.releasing[place] = Kept(f"reservation {place}", draft.now.s)
+
+
+def tick(draft: Draft, told: m.Tick) -> None:
+    _lived_through(draft)
+    if draft.control.joined:
+        membership.look(draft)
+        following.look(draft)
+        fencing.look(draft)
+    placing.place(draft, told)
+    if draft.control.joined:
+        ending.release(draft)
+
+
+def _lived_through(draft: Draft) -> None:
+    """While we were stopped nobody could be heard: that is no silence of the nodes."""
+    gap_s = draft.now.s - draft.control.ticked_s
+    draft.change(ticked_s=draft.now.s)
+    if gap_s > AWAY_S and draft.control.ticked_s:
+        for node in draft.nodes.values():
+            draft.nodes[node.name] = replace(node, heard_s=min(draft.now.s, node.heard_s + gap_s))
+
+
+HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
+    m.Submitted: submitted,
+    m.CancelAsked: asked.cancel,
+    m.MigrateAsked: asked.migrate,
+    m.DrainAsked: membership.drain,
+    m.ResumeAsked: membership.resume,
+    m.Joined: membership.joined,
+    m.Parted: membership.parted,
+    m.NodesSeen: membership.seen,
+    m.AgentMade: membership.agent_made,
+    m.AgentDied: membership.agent_died,
+    m.Heartbeat: following.heard,
+    m.Spoiled: following.spoiled,
+    m.Launched: ending.launched,
+    m.LaunchFailed: ending.launch_failed,
+    m.Stopped: ending.stopped,
+    m.Fenced: fencing.fenced,
+    m.Released: released,
+    m.Reserved: reserved,
+    m.Tick: tick,
+}
+
+
+def watch_of(control: Control, node: str) -> tuple[dict[str, int], dict[str, str]]:
+    """What to ask of a node: how far each attempt there has told, and the phase it is known to be in."""
+    cursors: dict[str, int] = {}
+    known: dict[str, str] = {}
+    for job in control.on_node.get(node, ()):
+        live = control.lives[job]
+        for rank, part in enumerate(live.parts):
+            if part.node == node:
+                cursors[live.part_key(rank)] = part.cursor
+                known[live.part_key(rank)] = part.phase
+    for key, stranger in control.nodes[node].strangers.items() if node in control.nodes else ():
+        cursors[key], known[key] = stranger.cursor, stranger.phase
+    return cursors, known

@@ -1,0 +1,164 @@
+"""Attempts on their way to an end: asked to stop where the job, or a sister part, says so; concluded once all is over.
+Pure.
+"""
+
+from dataclasses import replace
+
+from orchestrator.core import fold, nodes, retry
+from orchestrator.core.attempts import Asked, Live, Part
+from orchestrator.core.commands import Forget, Release, Stop
+from orchestrator.core.draft import Draft, Kept
+from orchestrator.core.endings import combine, lost, peak_of, result_of
+from orchestrator.core.messages import Launched, LaunchFailed, Stopped
+from orchestrator.core.nodes import Stranger
+from orchestrator.core.states import State
+from workers.messages import Outcome
+
+UNANSWERED_S = 5.0
+"""After so long without an answer a node is asked again to stop an attempt."""
+
+UNHEEDED_S = 15.0
+"""And so long after it has heard, beside the grace of the attempt."""
+
+
+def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome) -> None:
+    """The first that is told of a part counts. The attempt is concluded with its last part."""
+    live = draft.lives[job]
+    part = live.parts[rank]
+    if part.outcome is not None:
+        return
+    if part.spoiled:
+        outcome = lost(live, rank, part.spoiled, "unreadable")
+    node = draft.nodes.get(part.node)
+    heard_s = node.heard_s if node else 0.0
+    ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, unsure="")
+    draft.lives[job] = live.with_part(rank, ended)
+    look_after(draft, job)
+
+
+def launched(draft: Draft, told: Launched) -> None:
+    live = draft.lives.get(told.job)
+    if live is None or live.epoch != told.epoch or not live.launching:
+        return
+    draft.lives[live.job] = replace(live, launching=False, since_s=draft.now.s)
+    if told.step is not None:
+        draft.event(live.job, "resumed", live.epoch, step=told.step)
+    look_after(draft, live.job)
+
+
+def launch_failed(draft: Draft, told: LaunchFailed) -> None:
+    """What the user got wrong ends the job; trouble of the fleet does not, and is no interruption either. Where a part
+    may have started, it ends once that is certain: see core/fencing.py.
+    """
+    live = draft.lives.get(told.job)
+    if live is None or live.epoch != told.epoch or not live.launching:
+        return
+    if told.seen >= live.epoch:
+        draft.event(live.job, "overtaken", live.epoch, node="", seen=told.seen)
+    live = replace(live, launching=False, since_s=draft.now.s)
+    for rank, part in enumerate(live.parts):
+        if part.node in told.nodes:
+            live = live.with_part(rank, replace(part, unsure=told.message))
+        else:
+            gone = replace(part, phase="ended", ended_s=draft.now.s, outcome=lost(live, rank, told.message, told.kind))
+            live = live.with_part(rank, gone)
+    draft.lives[live.job] = live
+    _node_failed(draft, told)
+    look_after(draft, live.job)
+
+
+def _node_failed(draft: Draft, told: LaunchFailed) -> None:
+    for name in told.nodes if told.kind == "launch" else ():
+        if (node := draft.nodes.get(name)) is not None:
+            draft.nodes[name] = nodes.failed(node, f"an attempt could not be started: {told.message}", draft.now.s)
+
+
+def stopped(draft: Draft, told: Stopped) -> None:
+    live = draft.lives.get(told.job)
+    if live is None or live.epoch != told.epoch or (asked := live.asked.get(told.node)) is None:
+        return
+    if asked.how == told.how:
+        at_s = draft.now.s if not told.error else draft.now.s - UNANSWERED_S + 1.0
+        after = Asked(told.how, at_s, not told.error)
+        draft.lives[live.job] = replace(live, asked={**live.asked, told.node: after})
+
+
+def save_all(draft: Draft, node: str, why: str) -> None:
+    """Every attempt there saves and stops; its job goes on elsewhere."""
+    for job in sorted(draft.on_node(node)):
+        record = draft.records[job]
+        if not draft.event(job, "preempted", record.job.epoch, reason=why):
+            look_after(draft, job)
+
+
+def look_after(draft: Draft, job: str) -> None:
+    """Ask its nodes to stop where that is wanted, and conclude the attempt when it is over."""
+    live = draft.lives[job]
+    if live.launching:
+        return
+    if live.over:
+        _conclude(draft, live)
+    elif how := _wanted(draft, live):
+        for node in dict.fromkeys(part.node for part in live.parts if part.outcome is None):
+            _ask(draft, job, node, how)
+
+
+def _wanted(draft: Draft, live: Live) -> str:
+    """ "", preempt or cancel. A part that was asked to save and has ended leaves its sisters their own grace."""
+    state = draft.records[live.job].job.state
+    broken = any(p.spoiled or p.unsure or (p.outcome and p.outcome.state in BROKEN) for p in live.parts)
+    if state is State.CANCELLED or broken or live.overruled:
+        return "cancel"
+    preempted = any(p.outcome and p.outcome.state == "preempted" for p in live.parts)
+    return "preempt" if state is State.SAVING or preempted else ""
+
+
+BROKEN = frozenset({"failed", "lost", "cancelled"})
+
+
+def _ask(draft: Draft, job: str, node: str, how: str) -> None:
+    live, now_s = draft.lives[job], draft.now.s
+    asked = live.asked.get(node)
+    if asked and asked.how == how:
+        grace_s = draft.records[job].job.recovery.grace_s if how == "preempt" else 0.0
+        if now_s - asked.at_s < (UNHEEDED_S + grace_s if asked.heard else UNANSWERED_S):
+            return
+    draft.lives[job] = replace(live, asked={**live.asked, node: Asked(how, now_s)})
+    draft.command(Stop(node, job, live.epoch, how))
+
+
+def _conclude(draft: Draft, live: Live) -> None:
+    """Its end is stored, its reservation goes back, and its nodes may forget it."""
+    record = draft.records[live.job]
+    if record.job.state is State.CANCELLED:
+        draft.event(live.job, "released", live.epoch, outcome="cancelled", reason=record.reason)
+    else:
+        asked = record.reason if record.job.state is State.SAVING else ""
+        ended, decisive = combine(live, record.attempts[-1].candidate, asked)
+        decision = retry.after(record.job, ended)
+        failure = decisive.failure.to_plain() if decisive.failure else None
+        told = {"outcome": ended.state, "result": result_of(live), "failure": failure}
+        draft.record(fold.ended(record.job, decision, draft.now.wall_s, **told, peak_memory_bytes=peak_of(live)))
+        if decision.pause_s > 0:
+            draft.paused_until_s[live.job] = draft.now.s + decision.pause_s
+    draft.end(live)
+    draft.releasing[live.place] = Kept(live.key, draft.now.s)
+    for rank, part in enumerate(live.parts):
+        _forget(draft, live.part_key(rank), part)
+
+
+def _forget(draft: Draft, key: str, part: Part) -> None:
+    """Its node tells of it until it has forgotten: it is a stranger there from now on."""
+    if (node := draft.nodes.get(part.node)) is not None:
+        stranger = Stranger(part.cursor, "ended", known=True, asked_s=draft.now.s)
+        draft.nodes[node.name] = replace(node, strangers={**node.strangers, key: stranger})
+    job, epoch, _ = key.rsplit(".", 2)
+    draft.command(Forget(part.node, job, int(epoch)))
+
+
+def release(draft: Draft) -> None:
+    """Reservations go back until Ray has confirmed it."""
+    for place, kept in draft.releasing.items():
+        if draft.now.s - kept.asked_s > UNANSWERED_S:
+            draft.releasing[place] = replace(kept, asked_s=draft.now.s)
+            draft.command(Release(place))

@@ -1,0 +1,76 @@
+"""Several nodes' outcomes are one ending of an attempt: the first cause decides. Pure.
+
+A rank that dies breaks its neighbours' connections, and they fail as well, often before anybody knows of the first. So
+what cannot follow from a neighbour's death decides before what can:
+
+1. what its ranks wrote cannot be used;
+2. a node or agent that was lost, unless it was still heard after another part had failed by itself; a rank killed from
+   outside; memory or disk that ran out; a number that is not finite; a hang;
+3. a failure of the job's own code, in the order in which we learned of them;
+4. what was stopped because it was asked to.
+"""
+
+from typing import Any
+
+from orchestrator.core.attempts import Live, Part
+from orchestrator.core.retry import Ended
+from workers.messages import Failure, Outcome
+
+PRIMARY = frozenset({"signal", "oom", "storage", "nan", "hang", "launch"})
+HEARD_LATER_S = 3.0
+"""A node heard so long after a neighbour had failed did not cause that failure."""
+
+LAST = {"preempted": 5, "cancelled": 6, "succeeded": 7}
+
+
+def combine(live: Live, candidate: int, asked: str) -> tuple[Ended, Outcome]:
+    """The ending, and the outcome of the node that decided it. `asked`: why the job was asked to stop, or ""."""
+    parts = [part for part in live.parts if part.outcome is not None]
+    first_failed_s = min((p.ended_s for p in parts if p.outcome and p.outcome.state == "failed"), default=None)
+    rank, decisive = min(enumerate(parts), key=lambda item: (_class(item[1], first_failed_s), item[1].ended_s, item[0]))
+    outcome = decisive.outcome
+    assert outcome is not None
+    failure = outcome.failure
+    codes = tuple(code for p in parts if p.outcome for _, code in sorted(p.outcome.exit_codes.items()))
+    bad = tuple(sorted({p.node for p in parts if p.outcome and p.outcome.state in ("failed", "lost")}))
+    cause = (decisive.node,) if outcome.state in ("failed", "lost") else bad
+    kind, message = (failure.kind, _told(live, rank, decisive, failure)) if failure else ("", "")
+    return Ended(outcome.state, candidate, kind, message, codes, cause, asked), outcome
+
+
+def _told(live: Live, rank: int, part: Part, failure: Failure) -> str:
+    """Of a gang, which node and rank it was."""
+    if len(live.parts) == 1 or part.node in failure.message:
+        return failure.message
+    return f"node {part.node} (node rank {rank}): {failure.message}"
+
+
+def _class(part: Part, first_failed_s: float | None) -> int:
+    assert part.outcome is not None
+    state, kind = part.outcome.state, part.outcome.failure.kind if part.outcome.failure else ""
+    if kind == "unreadable":
+        return 1
+    if state == "lost":
+        return 2 if first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S else 4
+    if state == "failed":
+        return 2 if kind in PRIMARY else 3
+    return LAST[state]
+
+
+def result_of(live: Live) -> dict[str, Any]:
+    """What the task returned: global rank 0 lives on the first node."""
+    first = live.parts[0].outcome
+    return first.result if first else {}
+
+
+def peak_of(live: Live) -> int:
+    """Bytes of memory that the ranks of the node with most held at one time; 0 where nobody measured it."""
+    return max(part.outcome.peak_memory_bytes if part.outcome else 0 for part in live.parts)
+
+
+def lost(live: Live, rank: int, message: str, kind: str = "lost") -> Outcome:
+    """Of a part whose agent tells none, or none that can be used."""
+    part = live.parts[rank]
+    state = "lost" if kind in ("lost", "launch") else "failed"
+    failure = Failure(rank, part.node, kind, message)
+    return Outcome(live.job, live.epoch, rank, state, {}, failure)

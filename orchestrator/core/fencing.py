@@ -1,0 +1,133 @@
+"""When a part of an attempt whose node is silent may be taken for ended. Pure.
+
+"The node is dead" never proves that the work has stopped: a frozen or cut off machine goes on, and its agent may renew
+leases through the fence. So a fence above the attempt's epoch is raised first. From the time it stands, nothing renews
+the lease any more, nothing of that epoch starts, and none of its checkpoints is committed. The part has ended one full
+lease later, or as soon as its node itself says that nothing of it runs.
+"""
+
+from dataclasses import replace
+
+from orchestrator.core import ending, nodes
+from orchestrator.core.attempts import Live, Part
+from orchestrator.core.commands import Fence
+from orchestrator.core.draft import Draft
+from orchestrator.core.endings import lost
+from orchestrator.core.messages import Fenced
+from orchestrator.core.states import State
+
+SILENT_S = 6.5
+"""So long after the last answer of a node its attempts are fenced. A node that ended is often back by then, and its
+attempts go on. With the lease that follows, an attempt is placed anew within 20 s.
+"""
+MARGIN_S = 2.0
+"""Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""
+
+UNANSWERED_S = 3.0
+CANCELLED_S = 30.0
+"""A cancelled job has no next attempt that could meet this one: its devices need not wait longer."""
+
+
+def look(draft: Draft) -> None:
+    """Once per tick, at every attempt."""
+    for live in draft.lives.values():
+        if not live.launching:
+            _look(draft, live)
+
+
+def _look(draft: Draft, live: Live) -> None:
+    doubtful = [rank for rank, part in enumerate(live.parts) if part.outcome is None and _doubt(draft, live, part)]
+    if not doubtful:
+        _lower(draft, live)
+        ending.look_after(draft, live.job)
+        return
+    if live.fenced_s is None:
+        _raise(draft, live)
+    for rank in doubtful:
+        now = draft.lives.get(live.job)
+        if now is not None and now.epoch == live.epoch and (why := _certain(draft, now, rank)):
+            _lost(draft, now, rank, why)
+    if (now := draft.lives.get(live.job)) is not None and now.epoch == live.epoch:
+        ending.look_after(draft, live.job)
+
+
+def _doubt(draft: Draft, live: Live, part: Part) -> str:
+    """Why it may have ended without a word, "" while there is no reason to think so."""
+    if live.overruled or part.unsure:
+        return live.overruled or part.unsure
+    if not draft.control.joined:
+        return ""  # nobody could be heard
+    node, now_s = draft.nodes.get(part.node), draft.now.s
+    if node is None:
+        return f"node {part.node} is not in the fleet" if now_s - live.since_s > SILENT_S else ""
+    silent_s = now_s - max(node.heard_s, live.since_s)
+    if node.lost:
+        return f"node {node.name} was lost: {node.lost}" if silent_s > SILENT_S else ""
+    return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
+
+
+def _raise(draft: Draft, live: Live) -> None:
+    if _waits(draft, live):
+        return
+    if live.fence_asked_s is None or draft.now.s - live.fence_asked_s > UNANSWERED_S:
+        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s)
+        draft.command(Fence(live.job, live.epoch + 1))
+
+
+def _waits(draft: Draft, live: Live) -> bool:
+    """The job's user wants it to wait for a node that is cut off."""
+    job = draft.records[live.job].job
+    unsure = any(part.unsure for part in live.parts)
+    return job.recovery.on_disconnect == "wait" and job.state is not State.CANCELLED and not unsure
+
+
+def _lower(draft: Draft, live: Live) -> None:
+    """All its nodes are heard again, and none was replaced: it counts again."""
+    if live.fence_asked_s is not None and not any(part.outcome or part.spoiled for part in live.parts):
+        draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None)
+        draft.command(Fence(live.job, live.epoch, lower=True))
+
+
+def fenced(draft: Draft, told: Fenced) -> None:
+    """A fence that stands above an attempt ends it, whoever raised it."""
+    live = draft.lives.get(told.job)
+    if live is None or told.error or told.stands <= live.epoch:
+        return
+    if told.epoch == live.epoch:
+        live = _fenced_by_others(draft, live, told.stands)
+    elif live.fence_asked_s is None:
+        return  # it was lowered meanwhile
+    draft.lives[live.job] = replace(live, fenced_s=draft.now.s, asked={})  # a word from before does not count
+    ending.look_after(draft, live.job)
+
+
+def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
+    draft.event(live.job, "overtaken", live.epoch, node="", seen=stands - 1)
+    why = f"its fence stands at epoch {stands}, above this attempt"
+    return replace(live, overruled=why, fence_asked_s=draft.now.s)
+
+
+def _certain(draft: Draft, live: Live, rank: int) -> str:
+    """Why it is certain that nothing of this part runs, or ""."""
+    if live.fenced_s is None:
+        return ""
+    part, job = live.parts[rank], draft.records[live.job].job
+    lease_s = job.recovery.lease_s
+    if job.state is State.CANCELLED:
+        lease_s = min(lease_s, CANCELLED_S)
+    if draft.now.s - live.fenced_s > lease_s + MARGIN_S:
+        return _doubt(draft, live, part)
+    node, asked = draft.nodes.get(part.node), live.asked.get(part.node)
+    if node is None or asked is None or not asked.heard or asked.at_s < live.fenced_s:
+        return ""
+    gone = node.listed_s > asked.at_s and live.part_key(rank) not in node.listed
+    return _doubt(draft, live, part) if gone else ""
+
+
+def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:
+    """An attempt that never ran anywhere was not started: that costs its job nothing."""
+    part, state = live.parts[rank], draft.records[live.job].job.state
+    never = part.unsure and state is State.STARTING and not part.phase
+    if not never and (node := draft.nodes.get(part.node)) is not None:
+        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s)
+    ending.part_ended(draft, live.job, rank, lost(live, rank, why, "launch" if never else "lost"))

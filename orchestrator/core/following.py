@@ -1,0 +1,178 @@
+"""What agents tell of attempts, turned into events: started, checkpoint, metrics, and how each part ended. Pure."""
+
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from orchestrator.core import ending, nodes
+from orchestrator.core.attempts import Live
+from orchestrator.core.commands import Forget, Stop, StoreReport
+from orchestrator.core.draft import Draft
+from orchestrator.core.endings import lost
+from orchestrator.core.messages import Heartbeat, Spoiled
+from orchestrator.core.nodes import Node, Stranger
+from orchestrator.core.states import State
+from workers.messages import AttemptReport, RankEvent
+
+AGAIN_S = 2.0
+"""Before a node is asked once more to stop or forget what does not count."""
+
+
+def heard(draft: Draft, beat: Heartbeat) -> None:
+    """An answer of an agent. One of a node that has another Ray id by now does not count."""
+    node = draft.nodes.get(beat.node)
+    if node is None or node.ray_id != beat.ray_id:
+        return
+    was_closed = node.facts is None or node.silent_s(draft.now.s) > nodes.SILENT_S
+    draft.nodes[node.name] = node = _refreshed(node, beat, draft.now.s)
+    if beat.facts is not None or was_closed:
+        draft.change(changed=True)
+    for report in beat.reports:
+        _report(draft, node.name, report, report.job in beat.known)
+    for job, epoch in beat.epochs.items():
+        _seen_epoch(draft, node.name, job, epoch)
+    if beat.attempts is not None:
+        _listed(draft, draft.nodes[node.name], beat.attempts)
+
+
+def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
+    after = replace(node, heard_s=max(node.heard_s, now_s))
+    if beat.facts is not None:
+        after = replace(after, facts=beat.facts, refused=nodes.refusal(beat.facts))
+    if beat.attempts is not None and beat.asked_s >= node.listed_s:
+        after = replace(after, listed_s=beat.asked_s, listed=beat.attempts)
+    return after
+
+
+def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None:
+    live = draft.lives.get(report.job)
+    if live is None or live.epoch != report.epoch:
+        _of_no_life(draft, node, report, known)
+        return
+    if not (0 <= report.node_rank < len(live.parts)) or live.parts[report.node_rank].node != node:
+        draft.warn(f"node {node} tells of part {report.node_rank} of attempt {live.key}, which is not there")
+        return
+    part = live.parts[report.node_rank]
+    if part.outcome is not None:
+        return
+    for event in report.events if not part.spoiled else ():
+        live = _absorb(draft, live, node, event)
+    part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), unsure="")
+    live = live.with_part(report.node_rank, part)
+    draft.lives[live.job] = live
+    if report.phase != "starting" and live.running and draft.records[live.job].job.state is State.STARTING:
+        draft.event(live.job, "started", live.epoch)
+    if report.outcome is not None:
+        ending.part_ended(draft, live.job, report.node_rank, report.outcome)
+
+
+def _absorb(draft: Draft, live: Live, node: str, event: RankEvent) -> Live:
+    """Rank 0 speaks for all; what was stored before is known by its position, since clocks may be set back."""
+    if event.rank != 0 or event.at <= live.told_at:
+        return live
+    if event.type == "checkpoint":
+        _checkpoint(draft, live, node, event)
+    elif event.type == "report":
+        draft.command(StoreReport(live.job, live.epoch, event.t, event.at, dict(event.data)))
+    return replace(live, told_at=event.at)
+
+
+def _checkpoint(draft: Draft, live: Live, node: str, event: RankEvent) -> None:
+    facts = draft.nodes[node].facts
+    whole = PurePosixPath(str(event.data["path"]))
+    if facts is None or ".." in whole.parts or not whole.is_relative_to(facts.storage):
+        return  # a path that user code made up
+    told = {key: event.data[key] for key in ("step", "bytes", "seconds", "blocked_s") if key in event.data}
+    path = str(whole.relative_to(facts.storage))
+    draft.event(live.job, "checkpoint", live.epoch, pool=facts.pool, path=path, at=event.at, **told)
+
+
+def spoiled(draft: Draft, told: Spoiled) -> None:
+    """This concerns that attempt only, which is stopped."""
+    live = draft.lives.get(told.job)
+    if live is None or live.epoch != told.epoch or not 0 <= told.node_rank < len(live.parts):
+        draft.warn(f"a report of {told.job}.{told.epoch} that cannot be used is dropped: {told.why}")
+        return
+    part = live.parts[told.node_rank]
+    if not part.spoiled:
+        draft.warn(f"attempt {live.part_key(told.node_rank)}: what node {part.node} told cannot be used: {told.why}")
+    cursor = part.cursor if told.cursor is None else told.cursor
+    part = replace(part, spoiled=part.spoiled or told.why, cursor=cursor)
+    draft.lives[live.job] = live = live.with_part(told.node_rank, part)
+    if told.ended:
+        ending.part_ended(draft, live.job, told.node_rank, lost(live, told.node_rank, told.why, "unreadable"))
+
+
+def _of_no_life(draft: Draft, node: str, report: AttemptReport, known: bool) -> None:
+    """An older attempt is stopped, and forgotten once it has ended. A newer one than the log knows means that the log
+    is an older copy: its epoch is never used again. One of a job that the log does not know is not ours to stop.
+    """
+    key = f"{report.job}.{report.epoch}.{report.node_rank}"
+    record = draft.records.get(report.job)
+    if record is not None:
+        _seen_epoch(draft, node, report.job, report.epoch)
+    _strange(draft, node, key, Stranger(report.cursor, report.phase, known or record is not None))
+    if draft.nodes[node].strangers[key].known:
+        dismiss(draft, node, key)
+
+
+def _strange(draft: Draft, node: str, key: str, stranger: Stranger) -> None:
+    have = draft.nodes[node]
+    before = have.strangers.get(key)
+    asked_s = before.asked_s if before and before.phase == stranger.phase else float("-inf")
+    strangers = {**have.strangers, key: replace(stranger, asked_s=asked_s)}
+    draft.nodes[node] = replace(have, strangers=strangers)
+    if before is None or before.phase != stranger.phase:
+        draft.change(changed=True)
+
+
+def dismiss(draft: Draft, node: str, key: str) -> None:
+    """Stop what does not count, or let its node forget it once it has ended; not more often than it can answer."""
+    have = draft.nodes[node]
+    stranger = have.strangers[key]
+    if draft.now.s - stranger.asked_s < AGAIN_S:
+        return
+    strangers = {**have.strangers, key: replace(stranger, asked_s=draft.now.s)}
+    draft.nodes[node] = replace(have, strangers=strangers)
+    job, epoch, _ = key.rsplit(".", 2)
+    record = draft.records.get(job)
+    how = "preempt" if record and int(epoch) > record.job.epoch else "cancel"
+    ended = stranger.phase == "ended"
+    draft.command(Forget(node, job, int(epoch)) if ended else Stop(node, job, int(epoch), how))
+
+
+def look(draft: Draft) -> None:
+    """Once per tick: nodes that were asked to stop or forget something, and still have it, are asked again."""
+    for name, node in draft.nodes.items():
+        for key, stranger in node.strangers.items() if node.has_agent else ():
+            if stranger.known:
+                dismiss(draft, name, key)
+
+
+def _seen_epoch(draft: Draft, node: str, job: str, epoch: int) -> None:
+    record = draft.records.get(job)
+    if record is not None and epoch >= record.job.next_epoch:
+        draft.event(job, "overtaken", record.job.epoch, node=node, seen=epoch)
+
+
+def _listed(draft: Draft, node: Node, there: frozenset[str]) -> None:
+    """Parts that their own node knows nothing of: the order never arrived, or the node's folder is gone. Strangers
+    that it has forgotten.
+    """
+    if gone := node.strangers.keys() - there:
+        strangers = {key: s for key, s in node.strangers.items() if key not in gone}
+        draft.nodes[node.name] = node = replace(node, strangers=strangers)
+        draft.change(changed=True)
+    for job in draft.on_node(node.name):
+        live = draft.lives[job]
+        if not live.launching and node.listed_s >= live.since_s:
+            for rank, part in enumerate(live.parts):
+                if part.node == node.name and part.outcome is None and live.part_key(rank) not in there:
+                    _missing(draft, job, rank)
+
+
+def _missing(draft: Draft, job: str, rank: int) -> None:
+    live = draft.lives[job]
+    part = live.parts[rank]
+    if not part.unsure:
+        unsure = f"node {part.node} has no record of this attempt"
+        draft.lives[job] = live.with_part(rank, replace(part, unsure=unsure))

@@ -1,0 +1,188 @@
+"""Which nodes there are, whether their agents answer, and which take no new work. Pure."""
+
+from dataclasses import replace
+
+from cluster.errors import nearest
+from orchestrator.core import ending, nodes
+from orchestrator.core.commands import DropAgent, Fence, MakeAgent, Refuse, RestartAgent
+from orchestrator.core.draft import Draft
+from orchestrator.core.messages import (
+    AgentDied,
+    AgentMade,
+    DrainAsked,
+    Joined,
+    NodeSeen,
+    NodesSeen,
+    Parted,
+    ResumeAsked,
+)
+from orchestrator.core.nodes import OWNER, Node
+
+MADE_AGAIN_S = 1.0
+"""Between two tries to make an agent."""
+
+HUNG_S = 8.0
+"""An agent that has not answered for so long is ended and started again; its attempts do not notice."""
+
+HELLO_HUNG_S = 90.0
+"""A first greeting may wait for tools of vendors, and for the process to start."""
+
+FORGOTTEN_S = 3600.0
+"""So long a lost node without attempts is still told of."""
+
+
+def joined(draft: Draft, told: Joined) -> None:
+    """Nodes have a whole lease, from now on, to tell what runs there. Their fences are asked for: one that stands above
+    an attempt was raised by a controller before us, or by one whose log is newer.
+    """
+    draft.change(joined=True, changed=True)
+    for live in draft.lives.values():
+        draft.lives[live.job] = replace(live, since_s=draft.now.s, asked={}, fence_asked_s=None, fenced_s=None)
+        draft.command(Fence(live.job, live.epoch))
+
+
+def parted(draft: Draft, told: Parted) -> None:
+    draft.change(joined=False, changed=True)
+    for name, node in draft.nodes.items():
+        if told.over:
+            draft.nodes.pop(name)
+        else:
+            draft.nodes[name] = replace(node, has_agent=False, making_s=None)
+
+
+def seen(draft: Draft, told: NodesSeen) -> None:
+    """Compare with Ray's list: new nodes get an agent, those gone are lost. A name that two living nodes bear belongs
+    to the one that had it. The other may be the same machine, started again before Ray has missed it: it is told apart
+    by its Ray id, and takes no work, until the first has gone. Then the name is its own.
+    """
+    alive = {row.ray_id: row for row in told.nodes}
+    held = {node.ray_id: node.name for node in draft.nodes.values()}
+    for node in draft.nodes.values():
+        if node.ray_id not in alive and not node.lost:
+            _lost(draft, node)
+    for row in sorted(told.nodes, key=lambda r: r.ray_id):
+        name = _free_name(draft, row, alive)
+        if (had := held.get(row.ray_id, name)) != name:
+            draft.nodes.pop(had)
+            draft.command(DropAgent(had, row.ray_id))
+        known = draft.nodes.get(name)
+        if known is None or known.ray_id != row.ray_id:
+            _appeared(draft, name, row)
+        elif known.lost:
+            draft.nodes[name] = replace(known, lost="")
+        _noticed(draft, name, row)
+
+
+def _free_name(draft: Draft, row: NodeSeen, alive: dict[str, NodeSeen]) -> str:
+    holder = draft.nodes.get(row.name)
+    free = holder is None or holder.ray_id == row.ray_id or holder.ray_id not in alive
+    return row.name if free else f"{row.name}-{row.ray_id[:6]}"
+
+
+def _appeared(draft: Draft, name: str, row: NodeSeen) -> None:
+    before = draft.nodes.get(name)
+    failures = before.failures if before else ()
+    until_s = before.quarantined_until_s if before else 0.0
+    heard_s = before.heard_s if before else draft.now.s  # its attempts are as silent as they were
+    draft.nodes[name] = Node(
+        name,
+        row.ray_id,
+        heard_s,
+        failures=failures,
+        quarantined_until_s=until_s,
+        same_as="" if name == row.name else row.name,
+    )
+    draft.change(changed=True)
+    _make(draft, name)
+
+
+def _lost(draft: Draft, node: Node) -> None:
+    gone = nodes.failed(node, "Ray reported it dead", draft.now.s)
+    draft.nodes[node.name] = replace(gone, lost="Ray reports the node dead", has_agent=False, making_s=None)
+    draft.command(DropAgent(node.name, node.ray_id))
+    draft.change(changed=True)
+
+
+def _noticed(draft: Draft, name: str, row: NodeSeen) -> None:
+    told = f"Ray drains it; {row.draining_s:.0f} s were left" if row.draining_s is not None else ""
+    if told and not draft.nodes[name].notice:
+        notice(draft, name, told)
+
+
+def notice(draft: Draft, name: str, why: str) -> None:
+    """The node is about to go: nothing new is placed there, and what runs saves and moves."""
+    draft.nodes[name] = replace(draft.nodes[name], notice=why)
+    draft.change(changed=True)
+    ending.save_all(draft, name, f"node {name} is about to go: {why}")
+
+
+def look(draft: Draft) -> None:
+    """Once per tick: make agents that are missing, end those that hang, forget nodes that left long ago."""
+    for name, node in draft.nodes.items():
+        if node.lost:
+            if node.silent_s(draft.now.s) > FORGOTTEN_S and not draft.on_node(name):
+                draft.nodes.pop(name)
+        elif not node.has_agent:
+            if node.making_s is None or draft.now.s - node.making_s > MADE_AGAIN_S:
+                _make(draft, name)
+        else:
+            _hung(draft, node)
+
+
+def _make(draft: Draft, name: str) -> None:
+    node = draft.nodes[name]
+    draft.nodes[name] = replace(node, has_agent=False, making_s=draft.now.s)
+    draft.command(MakeAgent(name, node.ray_id))
+
+
+def _hung(draft: Draft, node: Node) -> None:
+    limit_s = HUNG_S if node.facts else HELLO_HUNG_S
+    silent_s = min(node.silent_s(draft.now.s), draft.now.s - node.restarted_s)
+    if silent_s > limit_s:
+        why = f"the agent of {node.name} did not answer for {silent_s:.0f} s and was started again"
+        draft.nodes[node.name] = replace(node, restarted_s=draft.now.s)
+        draft.command(RestartAgent(node.name, node.ray_id, why))
+
+
+def agent_made(draft: Draft, told: AgentMade) -> None:
+    node = draft.nodes.get(told.node)
+    if node is None or node.ray_id != told.ray_id or node.lost:
+        return
+    if told.error:
+        draft.warn(f"the agent of {told.node} could not be made and is tried again: {told.error}")
+    else:
+        draft.nodes[told.node] = replace(node, has_agent=True, making_s=None, restarted_s=draft.now.s)
+
+
+def agent_died(draft: Draft, told: AgentDied) -> None:
+    node = draft.nodes.get(told.node)
+    if node is None or node.ray_id != told.ray_id or node.lost:
+        return
+    draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
+    if told.gone:
+        _make(draft, node.name)
+
+
+def drain(draft: Draft, asked: DrainAsked) -> None:
+    if asked.node not in draft.nodes:
+        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
+        return
+    if draft.control.drained.get(asked.node) != asked.reason:
+        draft.note(OWNER + asked.node, "drained", reason=asked.reason)
+        draft.drained[asked.node] = asked.reason
+        draft.change(changed=True)
+    if asked.now:
+        ending.save_all(draft, asked.node, f"node {asked.node} is drained{f': {asked.reason}' if asked.reason else ''}")
+
+
+def resume(draft: Draft, asked: ResumeAsked) -> None:
+    node = draft.nodes.get(asked.node)
+    if node is None and asked.node not in draft.drained:
+        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
+        return
+    if asked.node in draft.drained:
+        draft.note(OWNER + asked.node, "undrained")
+        draft.drained.pop(asked.node)
+    if node is not None:
+        draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0, notice="")
+    draft.change(changed=True)

@@ -1,0 +1,226 @@
+"""What the controller is told: by users, by agents, by those who carry out its commands, by the clock.
+
+Any message may come twice, late, or after another that was sent later: no order is relied on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.vocabulary import NodeFacts
+from orchestrator.core.fold import Record
+from orchestrator.core.throughput import Throughput
+from workers.messages import AttemptReport
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """`s`, monotonic, decides. `wall_s`, of the epoch, is written into events for people."""
+
+    s: float
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Jobs that the store holds now."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """A job that has ended stays as it is."""
+
+    job: str
+    reason: str = "cancelled by the user"
+
+
+@dataclass(frozen=True, slots=True)
+class MigrateAsked:
+    """Move `job` to devices of `kinds` (patterns), of `pool` or any for "". Refused while none is free there."""
+
+    job: str
+    kinds: tuple[str, ...] = ()
+    pool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Let `node` take no new work; `now`: its attempts save and move as well."""
+
+    node: str
+    reason: str = ""
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Let `node` take work again, also one that is quarantined."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """We are in the fleet's cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """We are in no cluster: what runs goes on by its fence. `over`: that cluster will not come back."""
+
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A living node as Ray lists it. `draining_s`: seconds left of a notice that Ray was given, or None."""
+
+    ray_id: str
+    name: str
+    draining_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodesSeen:
+    nodes: tuple[NodeSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMade:
+    """`error` is "" or why there is none."""
+
+    node: str
+    ray_id: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDied:
+    """Its process ended: Ray starts it again, unless it is `gone` for good."""
+
+    node: str
+    ray_id: str
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """An answer of an agent. `asked_s` (monotonic) is when it was asked: what it tells was true at that time or later.
+
+    `facts` are None where they have not changed; `attempts` (keys of all it knows) where it was not asked for them.
+    `epochs`: the highest of each job that the node has seen. `known`: those of the jobs it tells of that the store has.
+    """
+
+    node: str
+    ray_id: str
+    asked_s: float
+    facts: NodeFacts | None = None
+    reports: tuple[AttemptReport, ...] = ()
+    attempts: frozenset[str] | None = None
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """What an agent told of one part of an attempt cannot be used."""
+
+    job: str
+    epoch: int
+    node_rank: int
+    why: str
+    cursor: int | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Every part was started. `step`: of the checkpoint it goes on from, or None."""
+
+    job: str
+    epoch: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """`kind` is `user` (the job ends) or `launch`. Ranks may have been started on `nodes`; on no other.
+
+    `seen`: the newest epoch that the fence or a node knows, where that is not below ours; else 0.
+    """
+
+    job: str
+    epoch: int
+    kind: str
+    message: str
+    nodes: tuple[str, ...] = ()
+    seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A node was asked to stop an attempt; `error` is "" when it has heard. It runs until it reports its end."""
+
+    node: str
+    job: str
+    epoch: int
+    how: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The fence of `job` was to stand at `epoch` at least, and stands at `stands`; or `error` says why not."""
+
+    job: str
+    epoch: int
+    stands: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The reservation of a place went back, or `error` says why not."""
+
+    place: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The places that are reserved in Ray in our name now."""
+
+    places: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool."""
+
+    throughput: Throughput = field(default_factory=Throughput)
+    trouble: str = ""
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+
+Message = (
+    Submitted
+    | CancelAsked
+    | MigrateAsked
+    | DrainAsked
+    | ResumeAsked
+    | Joined
+    | Parted
+    | NodesSeen
+    | AgentMade
+    | AgentDied
+    | Heartbeat
+    | Spoiled
+    | Launched
+    | LaunchFailed
+    | Stopped
+    | Fenced
+    | Released
+    | Reserved
+    | Tick
+)

@@ -1,0 +1,180 @@
+"""Nodes as the controller knows them, and what it may place on them. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from cluster.vocabulary import Device, NodeFacts
+from orchestrator.core.fold import Record
+from orchestrator.core.model import Devices, Event
+from workers.messages import PROTOCOL
+
+OWNER = "node/"
+"""Events of a node stand in the log under this and its name; no job may be called so."""
+
+EVENTS = ("drained", "undrained")
+
+SILENT_S = 5.0
+"""An agent answers within its watch of two seconds. After so long nothing new is placed there."""
+
+FAILURES = 3
+WITHIN_S = 600.0
+ONE_FAULT_S = 15.0
+"""One fault is told by many: by Ray, by the agent's end, by each attempt that is lost."""
+
+QUARANTINE_S = 600.0
+
+Leased = dict[str, dict[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """An attempt that a node tells of and that is none of ours: how far it has told. `known`: of a job we have."""
+
+    cursor: int
+    phase: str
+    known: bool
+    asked_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
+    its attempts. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all (another protocol),
+    `notice` why it is about to go. `same_as`: the name
+    that it was given and that another living node bears. `failures` are the newest, as (when, what). Monotonic seconds.
+    """
+
+    name: str
+    ray_id: str
+    heard_s: float
+    facts: NodeFacts | None = None
+    has_agent: bool = False
+    making_s: float | None = None
+    restarted_s: float = 0.0
+    listed_s: float = 0.0
+    listed: frozenset[str] = frozenset()
+    lost: str = ""
+    refused: str = ""
+    notice: str = ""
+    same_as: str = ""
+    strangers: Mapping[str, Stranger] = field(default_factory=dict)
+    failures: tuple[tuple[float, str], ...] = ()
+    quarantined_until_s: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self.facts is not None and not (self.lost or self.refused)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Running attempts there that the store does not know."""
+        return sorted(key for key, s in self.strangers.items() if not s.known and s.phase != "ended")
+
+    def silent_s(self, now_s: float) -> float:
+        return now_s - self.heard_s
+
+
+def failed(node: Node, what: str, now_s: float) -> Node:
+    """One more failure of the node itself; the third within ten minutes puts it into quarantine."""
+    recent = tuple((at, why) for at, why in node.failures if now_s - at < WITHIN_S)
+    if recent and now_s - recent[-1][0] < ONE_FAULT_S:
+        return node
+    recent = (*recent, (now_s, what))
+    until_s = now_s + QUARANTINE_S if len(recent) >= FAILURES else node.quarantined_until_s
+    return replace(node, failures=recent, quarantined_until_s=until_s)
+
+
+def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
+    """Why the whole node takes no work now, or ""."""
+    if node.lost:
+        return f"node {node.name} is lost: {node.lost}"
+    if node.refused:
+        return f"node {node.name} {node.refused}"
+    if node.same_as:
+        return f"node {node.name} was given the name of {node.same_as}, which is up; give every node its own name"
+    if node.name in drained:
+        why = f": {drained[node.name]}" if drained[node.name] else ""
+        return f"node {node.name} is drained{why}; `polyfleet node resume {node.name}` ends that"
+    if node.notice:
+        return f"node {node.name} is about to go: {node.notice}"
+    if unknown := node.unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        return f"node {node.name} runs {unknown[0]}{more}, unknown to this server's database; see `polyfleet doctor`"
+    if (left_s := node.quarantined_until_s - now_s) > 0:
+        return (
+            f"node {node.name} failed {len(node.failures)} times within 10 minutes (last: {node.failures[-1][1]}) and "
+            f"takes no jobs for {left_s:.0f} s; `polyfleet node resume {node.name}` ends that"
+        )
+    if (silent_s := node.silent_s(now_s)) > SILENT_S:
+        return f"node {node.name} has not answered for {silent_s:.0f} s"
+    return ""
+
+
+def refusal(facts: NodeFacts) -> str:
+    """Why the node cannot be used at all, or ""."""
+    if facts.protocol == PROTOCOL:
+        return ""
+    return f"speaks protocol {facts.protocol}, the server {PROTOCOL}: install the same Polyfleet version"
+
+
+def drained(events: Iterable[Event]) -> dict[str, str]:
+    """Node -> reason, of those that users have drained."""
+    found: dict[str, str] = {}
+    for event in events:
+        name = event.job.removeprefix(OWNER)
+        if event.event == "drained":
+            found[name] = event.data.get("reason", "")
+        elif event.event == "undrained":
+            found.pop(name, None)
+    return found
+
+
+def leased(records: Iterable[Record]) -> Leased:
+    """devices id -> device number -> the job whose attempt holds it."""
+    held: Leased = defaultdict(dict)
+    for record in records:
+        for devices_id, numbers in record.live.leases if record.live else ():
+            held[devices_id].update(dict.fromkeys(numbers, record.job.id))
+    return held
+
+
+def groups(facts: NodeFacts, name: str, reason: str, price_per_hour: float, held: Leased) -> list[Devices]:
+    """The equal devices of one node, by kind. Devices that are there but cannot be used are not schedulable, with the
+    reason; `reason` is why the whole node is not.
+    """
+    by_kind: dict[tuple[str, str], list[Device]] = defaultdict(list)
+    for device in facts.devices:
+        by_kind[device.kind, device.unavailable_reason].append(device)
+    found = []
+    for (kind, why), devices in by_kind.items():
+        devices_id = f"{name}/{kind}{' (unavailable)' if why else ''}"
+        found.append(_group(facts, name, devices_id, why or reason, price_per_hour, held.get(devices_id, {}), devices))
+    return found
+
+
+def _group(
+    facts: NodeFacts,
+    name: str,
+    devices_id: str,
+    reason: str,
+    price_per_hour: float,
+    taken: Mapping[int, str],
+    devices: list[Device],
+) -> Devices:
+    first = devices[0]
+    return Devices(
+        id=devices_id,
+        node=name,
+        pool=facts.pool,
+        environment=facts.environment,
+        backend=first.backend,
+        kind=first.kind,
+        free=tuple(d.index for d in devices if d.index not in taken),
+        total=len(devices),
+        memory_bytes=min(d.total_memory_bytes or 0 for d in devices),
+        emulated=first.emulated,
+        schedulable=not reason,
+        reason=reason,
+        price_per_hour=price_per_hour,
+    )

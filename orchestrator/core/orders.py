@@ -1,0 +1,110 @@
+"""From a placement to what its nodes are told. Pure."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from cluster.catalogue import ray_resource
+from cluster.vocabulary import NodeFacts
+from orchestrator.core.attempts import place_of
+from orchestrator.core.commands import Launch
+from orchestrator.core.fold import Record
+from orchestrator.core.model import Devices
+from workers.messages import Order
+
+SINGLE_RANK = frozenset({"run", "prepare", "benchmark"})
+"""A training rank drives one device; the other tasks are one process per node that sees all its devices."""
+
+PATIENT_LEASE_S = 86_400.0
+"""Of a job that waits for a node that is cut off (`on_disconnect: wait`): the longest that an order may give."""
+
+Resources = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One node's part of the placement: its devices, and what its agent told of it."""
+
+    devices: Devices
+    numbers: tuple[int, ...]
+    facts: NodeFacts
+
+
+def launch(record: Record, shares: list[Share]) -> Launch:
+    """The command that carries out the newest attempt of `record`."""
+    job, first = record.job, shares[0].devices
+    visited = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
+    return Launch(
+        job.id,
+        job.epoch,
+        tuple(share.devices.node for share in shares),
+        orders(record, shares),
+        tuple(bundle(share) for share in shares),
+        first.pool,
+        place_of(record.attempts[-1].leases),
+        job.package,
+        job.secrets,
+        tuple(visited),
+        record.checkpoint,
+        job.resume_from,
+    )
+
+
+def ranks_of(task: str, devices: int) -> int:
+    return 1 if task in SINGLE_RANK else devices
+
+
+def orders(record: Record, shares: list[Share]) -> tuple[Order, ...]:
+    """One per node, in rank order; where ranks meet and what they resume from is filled in when they are given."""
+    ranks = [ranks_of(record.job.task, len(share.numbers)) for share in shares]
+    common = _common(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
+    return tuple(
+        Order(
+            **common,
+            **_place(share, record.job.id),
+            node_rank=i,
+            nodes=len(shares),
+            first_rank=sum(ranks[:i]),
+            ranks=ranks[i],
+        )
+        for i, share in enumerate(shares)
+    )
+
+
+def _place(share: Share, job_id: str) -> dict[str, Any]:
+    return {
+        "backend": share.devices.backend,
+        "kind": share.devices.kind,
+        "emulated": share.devices.emulated,
+        "devices": share.numbers,
+        "checkpoint_root": str(PurePosixPath(share.facts.storage) / job_id),
+    }
+
+
+def _common(record: Record) -> dict[str, Any]:
+    job, attempt = record.job, record.attempts[-1]
+    want, recovery = job.candidates[attempt.candidate], job.recovery
+    return {
+        "job": job.id,
+        "epoch": attempt.epoch,
+        "task": job.task,
+        "entry": job.entry,
+        "command": want.command,
+        "arguments": want.arguments,
+        "package": job.package,
+        "environment": want.environment,
+        "keep_checkpoints": job.keep_checkpoints,
+        "precision": want.precision,
+        "batch_size": want.batch_size,
+        "seed": job.seed,
+        "grace_s": recovery.grace_s,
+        "lease_s": PATIENT_LEASE_S if recovery.on_disconnect == "wait" else recovery.lease_s,
+    }
+
+
+def bundle(share: Share) -> Resources:
+    """What the devices cost in Ray's resources. A CPU device is its share of the node's CPUs."""
+    resource, count = ray_resource(share.devices.backend, share.devices.emulated), len(share.numbers)
+    if resource != "CPU":
+        return {resource: float(count)}
+    return {"CPU": share.facts.cpu_count / max(share.devices.total, 1) * count}

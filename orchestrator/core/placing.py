@@ -1,0 +1,104 @@
+"""From the controller's state to the next placements: the snapshot, the plan, and what follows from it. Pure."""
+
+from orchestrator.core import ending, fold, nodes
+from orchestrator.core.attempts import live_of, node_of
+from orchestrator.core.draft import Control, Draft
+from orchestrator.core.explain import never
+from orchestrator.core.messages import Now, Tick
+from orchestrator.core.model import Devices, Job, Plan, Snapshot
+from orchestrator.core.orders import Share, launch
+from orchestrator.core.plan import plan
+from orchestrator.core.states import WAITING
+from orchestrator.core.throughput import Throughput
+
+PLAN_EVERY_S = 2.0
+"""Also without any news: pauses end, nodes become silent, measurements come in."""
+
+
+def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
+    """What a plan is made from, as it is now."""
+    held = nodes.leased(control.records[job] for job in control.lives)
+    devices = [d for node in control.nodes.values() for d in devices_of(node, control, now.s, held)]
+    return Snapshot(
+        now.s,
+        tuple(devices),
+        waiting(control),
+        fold.running(control.records[job] for job in control.lives),
+        throughput,
+        control.paused_until_s,
+        now.wall_s,
+    )
+
+
+def devices_of(node: nodes.Node, control: Control, now_s: float, held: nodes.Leased) -> list[Devices]:
+    if node.facts is None:
+        return []
+    reason = nodes.closed(node, control.drained, now_s)
+    return nodes.groups(node.facts, node.name, reason, control.prices.get(node.facts.pool, 0.0), held)
+
+
+def waiting(control: Control) -> tuple[Job, ...]:
+    """Jobs to be placed. One of which an attempt may still run somewhere is not: two never run at once."""
+    elsewhere = {
+        key.rsplit(".", 2)[0]
+        for node in control.nodes.values()
+        for key, stranger in node.strangers.items()
+        if stranger.phase != "ended"
+    }
+    return tuple(
+        record.job
+        for record in control.records.values()
+        if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in elsewhere
+    )
+
+
+def place(draft: Draft, tick: Tick) -> None:
+    """Plan where there is news, or time has passed; then place, preempt, and refuse what can never run."""
+    control, now = draft.ended(), draft.now
+    due = any(control.planned_s < until_s <= now.s for until_s in control.paused_until_s.values())
+    draft.change(trouble=tick.trouble, prices=tick.prices)
+    if not (control.changed or due or tick.trouble != control.trouble or now.s - control.planned_s > PLAN_EVERY_S):
+        return
+    seen = snapshot(control, now, tick.throughput)
+    decided = plan(seen)
+    draft.change(plan=decided, planned_s=now.s, changed=False)
+    if not tick.trouble:
+        _apply(draft, decided, {d.id: d for d in seen.devices})
+        _refuse(draft, seen)
+        draft.change(plan=decided, planned_s=now.s)
+
+
+def _apply(draft: Draft, decided: Plan, devices: dict[str, Devices]) -> None:
+    for start in decided.start:
+        have = devices[start.leases[0][0]]
+        job = draft.records[start.job].job
+        if not draft.record(fold.placed(job, start, have.kind, have.pool, draft.now.wall_s)):
+            _begin(draft, start.job, devices)
+    for preempt in decided.preempt:
+        victim = draft.records[preempt.victim].job
+        if not draft.event(victim.id, "preempted", victim.epoch, reason=preempt.reason, by=preempt.job):
+            ending.look_after(draft, victim.id)
+
+
+def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
+    record = draft.records[job]
+    live = live_of(record, draft.now.s, launching=True)
+    assert live is not None
+    draft.paused_until_s.pop(job)
+    draft.begin(live)
+    draft.releasing.pop(live.place)  # the next attempt takes over what this one had reserved
+    shares = []
+    for part in live.parts:
+        facts = draft.nodes[node_of(part.devices_id)].facts
+        assert facts is not None
+        shares.append(Share(devices[part.devices_id], part.numbers, facts))
+    draft.command(launch(record, shares))
+
+
+def _refuse(draft: Draft, seen: Snapshot) -> None:
+    """A waiting job that nothing here could ever run waits on, and says for what, unless its user wants it to end."""
+    for job in seen.jobs:
+        if job.recovery.on_disconnect != "stop" or not seen.devices or job.id in draft.lives:
+            continue
+        if impossible := never(job, seen.devices):
+            draft.event(job.id, "refused", job.epoch, reason=f"{impossible}; recovery.on_disconnect is stop")

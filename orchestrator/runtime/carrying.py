@@ -1,0 +1,121 @@
+"""Carries out what the controller commands, each kind in threads of its own: a launch that takes minutes keeps no stop
+waiting. What became of a command is told to the controller as a message; what is lost, it commands again.
+"""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from cluster.errors import PolyfleetError
+from orchestrator.core import commands as c
+from orchestrator.core.commands import Command
+from orchestrator.core.messages import Fenced, LaunchFailed, Message, Released, Stopped
+from orchestrator.runtime import fences, reservations
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.launch import Launcher
+from orchestrator.store import EventStore
+
+log = logging.getLogger(__name__)
+
+LAUNCHES = 32
+RELEASES = 4
+
+
+class Carrier:
+    """Only the controller's thread calls `carry`."""
+
+    def __init__(
+        self, agents: Agents, launcher: Launcher, store: EventStore, jobs: Jobs, post: Callable[[Message], None]
+    ):
+        self._agents, self._launcher, self._store, self._jobs, self._post = agents, launcher, store, jobs, post
+        self._launches = ThreadPoolExecutor(LAUNCHES, thread_name_prefix="launches")
+        self._releases = ThreadPoolExecutor(RELEASES, thread_name_prefix="releases")
+        self._fences = ThreadPoolExecutor(1, thread_name_prefix="fences")
+        """One thread: a fence that is raised and lowered ends as it was commanded last."""
+        self._taken: set[str] = set()
+        self._places: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._ways: dict[type, Callable[[Any], None]] = {
+            c.Launch: self._launch,
+            c.Stop: self._stop,
+            c.Forget: lambda f: agents.tell(f.node, "forget", f.job, f.epoch, done=partial(_noted, f)),
+            c.Fence: lambda f: self._in(self._fences, self._fence, f),
+            c.Release: self._release,
+            c.MakeAgent: lambda m: agents.make(m.node, m.ray_id),
+            c.RestartAgent: lambda r: agents.restart(r.node, r.ray_id, r.reason),
+            c.DropAgent: lambda d: agents.drop(d.node, d.ray_id),
+            c.StoreReport: self._report,
+            c.Refuse: lambda _: None,
+            c.Warn: lambda w: log.warning("%s", w.text),
+        }
+
+    def carry(self, command: Command) -> None:
+        self._ways[type(command)](command)
+
+    def close(self) -> None:
+        for threads in (self._launches, self._releases, self._fences):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _in(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
+        threads.submit(self._told, carry, command)
+
+    def _told(self, carry: Callable[[Any], Message], command: Any) -> None:
+        try:
+            self._post(carry(command))
+        except Exception:
+            log.exception("%s could not be carried out", command)
+
+    def _launch(self, launch: c.Launch) -> None:
+        self._taken.add(launch.place)
+        self._in(self._launches, self._launched, launch)
+
+    def _launched(self, launch: c.Launch) -> Message:
+        try:
+            with self._places[launch.place]:
+                return self._launcher.launch(launch)
+        except Exception as e:
+            log.exception("launching %s", launch.attempt)
+            why = f"launching failed: {e!r}; its traceback is in the server's log"
+            return LaunchFailed(launch.job, launch.epoch, "launch", why, launch.nodes)
+
+    def _release(self, release: c.Release) -> None:
+        self._taken.discard(release.place)
+        self._in(self._releases, self._released, release)
+
+    def _released(self, release: c.Release) -> Message:
+        """Unless the next attempt has taken it over meanwhile."""
+        try:
+            with self._places[release.place]:
+                if release.place not in self._taken:
+                    reservations.release(release.place)
+        except PolyfleetError as e:
+            return Released(release.place, str(e))
+        return Released(release.place)
+
+    def _stop(self, stop: c.Stop) -> None:
+        def told(error: BaseException | None) -> None:
+            self._post(Stopped(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else ""))
+
+        self._agents.tell(stop.node, "stop", stop.job, stop.epoch, stop.how, done=told)
+
+    def _fence(self, fence: c.Fence) -> Message:
+        try:
+            write = fences.lower_to if fence.lower else fences.raise_to
+            return Fenced(fence.job, fence.epoch, write(fence.job, fence.epoch))
+        except (PolyfleetError, OSError) as e:
+            return Fenced(fence.job, fence.epoch, error=str(e))
+
+    def _report(self, report: c.StoreReport) -> None:
+        self._store.report(
+            report.job, report.epoch, report.metrics.get("step", 0), report.time_s, report.metrics, at=report.at
+        )
+        self._jobs.measured(report.job, report.metrics)
+
+
+def _noted(command: Command, error: BaseException | None) -> None:
+    if error is not None:
+        log.info("%s: %s", command, error)

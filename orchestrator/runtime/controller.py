@@ -1,0 +1,323 @@
+"""The controller's one thread: takes messages from its inbox, makes steps of them, stores their events, and has their
+commands carried out. It decides nothing (core/control.py does), and waits for nothing but its inbox and the store.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from cluster import fleet_record
+from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError
+from cluster.fleet_record import FleetRecord
+from cluster.paths import home
+from orchestrator.core import control, placing
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Command, Refuse
+from orchestrator.core.draft import Control
+from orchestrator.core.messages import Message, Now
+from orchestrator.core.model import Event, Plan, Snapshot
+from orchestrator.core.nodes import OWNER, drained
+from orchestrator.core.throughput import Throughput
+from orchestrator.runtime import crash, reservations
+from orchestrator.runtime.agents import HEAD_LATE_S, Agents
+from orchestrator.runtime.carrying import Carrier
+from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.jobs import Jobs, NotStored
+from orchestrator.runtime.launch import Launcher
+from orchestrator.runtime.link import NO_FLEET, Link
+from orchestrator.runtime.pulse import Pulse
+from orchestrator.store import EventStore, origin
+
+log = logging.getLogger(__name__)
+
+TURN_S = 0.5
+WATCH_S = 2.0
+ANSWER_S = 5.0
+RESERVED_EVERY_S = 60.0
+LIMIT_S = 10.0
+
+
+class Busy(FleetError):
+    """The controller, or the store, did not get to it in time."""
+
+
+@dataclass(eq=False)
+class Ask:
+    """A message that somebody waits for: until what follows from it is stored."""
+
+    message: Message
+    done: threading.Event = field(default_factory=threading.Event)
+    error: PolyfleetError | None = None
+
+    def answer(self, error: PolyfleetError | None = None) -> None:
+        self.error = error
+        self.done.set()
+
+
+def now() -> Now:
+    return Now(time.monotonic(), time.time())
+
+
+class Runtime(threading.Thread):
+    """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed. `control` is the newest state.
+    `replaced`: the fleet began with another database.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        store: EventStore,
+        agents: Agents,
+        launcher: Launcher,
+        inbox: "queue.SimpleQueue[Any]",
+        throughput: Callable[[], Throughput] = Throughput,
+        pulse: Pulse | None = None,
+    ):
+        super().__init__(name="controller", daemon=True)
+        self._jobs, self._store, self._agents, self._inbox = jobs, store, agents, inbox
+        self._throughput = throughput
+        self.pulse = pulse or Pulse()
+        self.replaced, self.trouble = False, NO_FLEET
+        self._trouble_since_s = time.monotonic()
+        self._kept: list[Any] = []
+        self._reserved_s = 0.0
+        self._closing = threading.Event()
+        agents.generation = store.next_generation()
+        self._link = Link(agents, self._inbox.put)
+        self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put)
+        known = drained(e for e in store.events_below(OWNER))
+        self.control: Control = control.resumed(jobs.open(), known, store.told_at, now())
+        for job_id, why in jobs.damaged.items():
+            # Jobs whose history cannot be trusted do not go on: one of them might run twice.
+            self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {why}"))
+
+    # -- for other threads
+
+    def post(self, message: Message) -> None:
+        self._inbox.put(message)
+
+    def ask(self, message: Message, timeout_s: float = ANSWER_S) -> None:
+        """Have it done; durable when this returns. Raises NotFound or FleetError as the controller refuses it, Busy."""
+        asked = Ask(message)
+        self._inbox.put(asked)
+        if not asked.done.wait(timeout_s):
+            raise Busy(
+                f"the server has not got to it within {timeout_s:.0f} s: it is {self.pulse.doing}",
+                "it may still be done; ask again, the same request has one effect",
+            )
+        if asked.error is not None:
+            raise asked.error
+
+    @property
+    def planned(self) -> Plan:
+        return self.control.plan
+
+    @property
+    def trouble_s(self) -> float:
+        """For how long there has been trouble."""
+        return time.monotonic() - self._trouble_since_s if self.trouble else 0.0
+
+    @property
+    def holding(self) -> str:
+        silent_s = self._agents.head_silent_s
+        silent = f"Ray's head has not answered for {silent_s:.0f} s" if silent_s > HEAD_LATE_S else ""
+        return self._link.holding or silent
+
+    @property
+    def fleet(self) -> FleetRecord | None:
+        """The record of the cluster we are in."""
+        return self._link.fleet
+
+    def snapshot(self) -> Snapshot:
+        return placing.snapshot(self.control, now(), self._throughput())
+
+    def close(self) -> None:
+        self._closing.set()
+        self._inbox.put(None)
+        self.join(timeout=10)
+        self._carrier.close()
+        self._link.close()
+
+    # -- the thread
+
+    def run(self) -> None:
+        while not self._closing.is_set():
+            self._drain()
+            try:
+                self._turn()
+                self.pulse.ended()
+            except NotStored as e:
+                self._answer_all(e)
+                self._failed(str(e))
+            except PolyfleetError as e:
+                self._troubled(str(e))
+                self._failed(str(e))
+            except Exception as e:
+                log.exception("this turn failed; what it was told is dropped, and the next starts from what is stored")
+                self._answer_all(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
+                self._kept.clear()
+                self._failed(repr(e))
+
+    def _answer_all(self, error: PolyfleetError) -> None:
+        """Whoever waits is told; messages that nobody waits for are taken again."""
+        for ask in [item for item in self._kept if isinstance(item, Ask)]:
+            ask.answer(error)
+        self._kept = [item for item in self._kept if not isinstance(item, Ask)]
+
+    def _failed(self, error: str) -> None:
+        if error != self.pulse.failing:
+            log.warning("%s", error)
+        self.pulse.ended(error)
+        self._closing.wait(TURN_S)
+
+    def _troubled(self, why: str) -> None:
+        if why and not self.trouble:
+            self._trouble_since_s = time.monotonic()
+        self.trouble = why
+
+    def _drain(self) -> None:
+        """Keep what has come, in order; submissions become one message."""
+        items: list[Any] = []
+        self.pulse.doing = "waiting for messages"
+        try:
+            items.append(self._inbox.get(timeout=TURN_S))
+            while True:
+                items.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        new = tuple(record for item in items if isinstance(item, m.Submitted) for record in item.records)
+        self._kept += [m.Submitted(new)] if new else []
+        self._kept += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
+
+    def _turn(self) -> None:
+        """What was kept is taken; it is kept until all that follows from it is stored."""
+        self.pulse.doing = "reading the fleet's record"
+        recorded = fleet_record.read()
+        told = [item for item in self._kept if isinstance(item, tuple)]
+        self._kept = [item for item in self._kept if not isinstance(item, tuple)]
+        self._kept += self._linked(told, recorded)
+        self.pulse.doing = "deciding"
+        tick = m.Tick(self._throughput(), self.trouble or self.holding, self._prices())
+        commands = self._steps([*self._kept, tick])
+        self._kept.clear()
+        self._carry(commands)
+        self.pulse.doing = "asking the agents"
+        if not self.trouble:
+            self._look()
+
+    def _linked(self, told: list[tuple[Any, ...]], recorded: FleetRecord | None) -> list[Message]:
+        """Our place in the fleet's Ray cluster, and what the controller has to know of it."""
+        before = self._link.fleet
+        for kind, *rest in told:
+            self._ways[kind](self, *rest)
+        self._troubled(self._link.trouble(recorded, self._give_back))
+        after = self._link.fleet
+        if before is not None and after is None:
+            return [m.Parted(over=recorded is None or recorded.state != "up")]
+        if before is None and after is not None:
+            self.replaced = origin.replaced(home(), after.address, self._store.identity)
+            self._reserved_s = 0.0
+            return [m.Joined()]
+        return []
+
+    _ways: Mapping[str, Callable[..., Any]] = {
+        "joined": lambda self, *rest: self._link.joined(*rest),
+        "left": lambda self, *rest: self._link.left(*rest),
+        "parted": lambda self, *rest: self._link.parted(*rest),
+    }
+
+    def _prices(self) -> dict[str, float]:
+        pools = self.fleet.pools if self.fleet else {}
+        return {name: float(pool.get("price_per_hour") or 0.0) for name, pool in pools.items()}
+
+    def _steps(self, items: list[Any]) -> list[Command]:
+        """All of a turn is stored at once, or nothing of it has happened. Raises NotStored."""
+        state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()
+        at = now()
+        for item in items:
+            message = item.message if isinstance(item, Ask) else item
+            try:
+                done = control.step(state, self._known(message), at)
+            except Exception as e:
+                log.exception("a message of kind %s is dropped", type(message).__name__)
+                if isinstance(item, Ask):
+                    item.error = FleetError(f"internal error: {e!r}", "its traceback is in the server's log")
+                    asks.append(item)
+                continue
+            state = done.control
+            events += done.events
+            commands += done.commands
+            if isinstance(item, Ask):
+                refused = next((c for c in done.commands if isinstance(c, Refuse)), None)
+                item.error = _error(refused) if refused else None
+                asks.append(item)
+        self._commit(events)
+        self.control, self._agents.nodes = state, state.nodes
+        for ask in asks:
+            ask.answer(ask.error)
+        return commands
+
+    def _commit(self, events: list[Event]) -> None:
+        for event in events:
+            crash.point(f"event:{event.event}:before")
+        if events:
+            self._jobs.commit(events)
+        for event in events:
+            crash.point(f"event:{event.event}:after")
+
+    def _carry(self, commands: list[Command]) -> None:
+        for command in commands:
+            crash.point(f"command:{type(command).__name__}:before")
+            try:
+                self._carrier.carry(command)
+            except Exception:
+                log.exception("%s could not be begun", command)
+            crash.point(f"command:{type(command).__name__}:after")
+
+    def _known(self, message: Message) -> Message:
+        """An agent's answer with which of its jobs the store has, beside those that are open."""
+        if not isinstance(message, m.Heartbeat):
+            return message
+        others = {report.job for report in message.reports} - self.control.records.keys()
+        if not others:
+            return message
+        return replace(message, known=frozenset(job for job in others if job in self._jobs))
+
+    def _look(self) -> None:
+        """Ask for what has changed: Ray for its nodes and what is reserved, every agent for its attempts."""
+        self._agents.refresh()
+        if self._agents.superseded >= self._agents.generation:
+            self._agents.generation = self._store.next_generation(self._agents.superseded)
+        for node in self._agents.unwatched():
+            cursors, known = control.watch_of(self.control, node)
+            self._agents.watch(node, cursors, known, WATCH_S)
+        if time.monotonic() - self._reserved_s > RESERVED_EVERY_S and not self.holding:
+            self._reserved_s = time.monotonic()
+            RAY.ask("list reserved devices", reservations.list_held, LIMIT_S, self._held)
+
+    def _held(self, places: Any) -> None:
+        if not isinstance(places, BaseException):
+            self.post(m.Reserved(places))
+
+    def _give_back(self) -> None:
+        """A cluster that is not ours gets back what we hold there; attempts save, and stop by themselves."""
+        for live in list(self.control.lives.values()):
+            for node in {part.node for part in live.parts}:
+                self._agents.tell(node, "stop", live.job, live.epoch, "preempt", done=partial(_heard, node))
+        self._agents.dismiss()
+        for place in reservations.held():
+            reservations.release(place)
+
+
+def _error(refused: Refuse) -> PolyfleetError:
+    return (NotFound if refused.absent else Conflict)(refused.message, refused.remedy)
+
+
+def _heard(node: str, error: BaseException | None) -> None:
+    if error is not None:
+        log.warning("node %s was not asked to stop: %s", node, error)

@@ -1,0 +1,237 @@
+"""Commands carried out, simulated: each takes time, may fail, and may be half done when its server ends."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import commands as c
+from orchestrator.core import messages as m
+from orchestrator.simulate.machine import Machine, Refused
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.server import Server
+
+ANSWER_S = 3.0
+START_S = 8.0
+RESERVE_S = 6.0
+FENCE_S = 2.0
+Then = Callable[[Exception | None], None]
+
+
+class Unanswered(Exception):
+    """No answer within its limit."""
+
+
+class Carrying:
+    def __init__(self, server: "Server"):
+        self.server, self.world = server, server.world
+        self._fences: dict[str, list[int]] = {}
+
+    def out(self, command: c.Command) -> None:
+        HANDLERS[type(command)](self, command)
+
+    def ask(self, node: str, limit_s: float, act: Callable[[Machine], Any], then: Then) -> None:
+        """`act` at the node's agent; `then` here, once, with what went wrong."""
+        server, world = self.server, self.world
+        ray_id, life = server.agents.get(node, ""), server.life
+        machine = world.ray.by_id.get(ray_id)
+        waiting = [True]
+
+        def finish(error: Exception | None) -> None:
+            if waiting:
+                waiting.clear()
+                then(error)
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                act(machine)  # type: ignore[arg-type]
+            except Refused as e:
+                error = e
+            world.from_node(machine, lambda: server._mine(life, finish, (error,)))  # type: ignore[arg-type]
+
+        server.later(limit_s, finish, Unanswered(f"node {node} gave no answer within {limit_s:.0f} s"))
+        if machine is None:
+            server.later(0.05, finish, Refused(f"node {node} has no agent"))
+        else:
+            world.to_node(machine, ray_id, run)
+
+    def stop(self, command: c.Stop) -> None:
+        node, job, epoch, how = command.node, command.job, command.epoch, command.how
+        generation = self.server.generation
+
+        def then(error: Exception | None) -> None:
+            self.server.tell(m.Stopped(node, job, epoch, how, str(error) if error else ""))
+
+        self.ask(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, how), then)
+
+    def forget(self, command: c.Forget) -> None:
+        generation = self.server.generation
+        act: Callable[[Machine], None] = lambda machine: machine.forget(generation, command.job, command.epoch)  # noqa: E731
+        self.ask(command.node, ANSWER_S, act, lambda error: None)
+
+    def fence(self, command: c.Fence) -> None:
+        """Those of one job go out in the order given."""
+        queue = self._fences.setdefault(command.job, [])
+        queue.append(command.epoch)
+        if len(queue) == 1:
+            self._next_fence(command.job)
+
+    def _next_fence(self, job: str) -> None:
+        ray = self.world.ray
+        if ray.away or ray.fences_away:
+            self.server.later(FENCE_S, self._fenced, job, "the fence cannot be written")
+        else:
+            self.server.later(self.world.rng.uniform(0.002, 0.05), self._write_fence, job)
+
+    def _write_fence(self, job: str) -> None:
+        ray = self.world.ray
+        if ray.away or ray.fences_away:
+            self._fenced(job, "the fence cannot be written")
+            return
+        ray.fences[job] = self._fences[job][0]
+        self.server.later(0.005, self._fenced, job, "")
+
+    def _fenced(self, job: str, error: str) -> None:
+        queue = self._fences[job]
+        self.server.tell(m.Fenced(job, queue.pop(0), error))
+        if queue:
+            self._next_fence(job)
+        else:
+            del self._fences[job]
+
+    def release(self, command: c.Release) -> None:
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command.attempt)
+
+    def _released(self, attempt: str) -> None:
+        ray = self.world.ray
+        if ray.away:
+            self.server.tell(m.Released(attempt, "Ray's head does not answer"))
+        else:
+            ray.reserved.pop(attempt, None)
+            self.server.tell(m.Released(attempt))
+
+    def make_agent(self, command: c.MakeAgent) -> None:
+        self.server.later(self.world.rng.uniform(0.05, 0.6), self._made, command, self.world.now_s)
+
+    def _made(self, command: c.MakeAgent, since_s: float) -> None:
+        world, node, ray_id = self.world, command.node, command.ray_id
+        machine = world.ray.by_id.get(ray_id)
+        if world.ray.away or machine is None or machine.ray_id != ray_id:
+            self.server.tell(m.AgentMade(node, ray_id, "Ray did not start it"))
+        elif machine.frozen or machine.cut_in or machine.cut_out:
+            if world.now_s - since_s > 10.0:
+                self.server.tell(m.AgentMade(node, ray_id, "it did not start within 10 s"))
+            else:
+                self.server.later(0.5, self._made, command, since_s)
+        else:
+            machine.agent_up = True
+            self.server.tell(m.AgentMade(node, ray_id))
+            self.server.follow(node, ray_id)
+
+    def restart_agent(self, command: c.RestartAgent) -> None:
+        machine = self.world.ray.by_id.get(command.ray_id)
+        if machine and machine.ray_id == command.ray_id and not (machine.frozen or machine.cut_in):
+            self.world.kill_agent(machine, gone=False)
+
+    def drop_agent(self, command: c.DropAgent) -> None:
+        if self.server.agents.get(command.node) == command.ray_id:
+            del self.server.agents[command.node]
+
+    def store_report(self, command: c.StoreReport) -> None:
+        self.world.checks.reported(command)
+        if not self.server.store.refuses:
+            self.server.store.report(command.job, command.epoch, command.at)
+
+    def nothing(self, command: c.Command) -> None:
+        """It only says something."""
+
+    def launch(self, command: c.Launch) -> None:
+        Launching(self, command).reserve(0.0)
+
+
+class Launching:
+    """One launch: reserve, fence, start everywhere at once, answer."""
+
+    def __init__(self, carrying: Carrying, command: c.Launch):
+        self.carrying, self.command = carrying, command
+        self.server, self.world = carrying.server, carrying.world
+        self.left = len(command.orders)
+        self.maybe: set[str] = set()
+        self.errors: list[Exception] = []
+
+    def fail(self, message: str, kind: str = "launch", seen: int = 0) -> None:
+        job, epoch, nodes = self.command.job, self.command.epoch, tuple(sorted(self.maybe))
+        self.server.tell(m.LaunchFailed(job, epoch, kind, message, nodes, seen))
+
+    def reserve(self, waited_s: float) -> None:
+        """A reservation stands once no other holds the same devices."""
+        command, ray = self.command, self.world.ray
+        if not ray.away and not self._taken():
+            ray.reserved[command.attempt] = tuple(self.server.agents.get(node, "") for node in command.nodes)
+            self.world.held[command.attempt] = self._wanted()
+            self.server.later(self.world.rng.uniform(0.01, 0.2), self.fence)
+        elif waited_s >= RESERVE_S:
+            self.fail("Ray did not reserve its devices")
+        else:
+            self.server.later(0.5, self.reserve, waited_s + 0.5)
+
+    def _wanted(self) -> frozenset[tuple[str, int]]:
+        orders = zip(self.command.nodes, self.command.orders, strict=True)
+        return frozenset((self.server.agents.get(node, ""), number) for node, o in orders for number in o.devices)
+
+    def _taken(self) -> bool:
+        wanted, held = self._wanted(), self.world.held
+        return any(wanted & held[other] for other in self.world.ray.reserved if other != self.command.attempt)
+
+    def fence(self) -> None:
+        command, world, ray = self.command, self.world, self.world.ray
+        if world.faults.secret_missing and world.scripts[command.job].secret_missing:
+            self.fail("secrets.X is not set", "user")
+            return
+        if ray.away or ray.fences_away:
+            self.fail("the fence cannot be written")
+            return
+        if (stands := ray.fences.get(command.job, 0)) > command.epoch:
+            self.fail(f"the fence stands at {stands}", seen=stands)
+            return
+        ray.fences[command.job] = command.epoch
+        self.server.later(world.rng.uniform(0.01, 0.3), self.start)
+
+    def start(self) -> None:
+        number, generation = self.world.next_launch(), self.server.generation
+        for node, order in zip(self.command.nodes, self.command.orders, strict=True):
+            self.maybe.add(node)
+
+            def act(machine: Machine, order: Any = order) -> None:
+                machine.start(generation, order, number)
+
+            self.carrying.ask(node, START_S, act, lambda error, node=node: self.started(node, error))  # type: ignore[misc]
+
+    def started(self, node: str, error: Exception | None) -> None:
+        self.left -= 1
+        if error:
+            self.errors.append(error)
+            if isinstance(error, Refused):
+                self.maybe.discard(node)
+        if self.left:
+            return
+        if self.errors:
+            self.fail(str(self.errors[0]), seen=max(getattr(e, "seen", 0) for e in self.errors))
+        else:
+            step = self.world.newest_step(self.command.job)
+            self.server.tell(m.Launched(self.command.job, self.command.epoch, step or None))
+
+
+HANDLERS: dict[type, Callable[[Carrying, Any], None]] = {
+    c.Launch: Carrying.launch,
+    c.Stop: Carrying.stop,
+    c.Forget: Carrying.forget,
+    c.Fence: Carrying.fence,
+    c.Release: Carrying.release,
+    c.MakeAgent: Carrying.make_agent,
+    c.RestartAgent: Carrying.restart_agent,
+    c.DropAgent: Carrying.drop_agent,
+    c.StoreReport: Carrying.store_report,
+    c.Refuse: Carrying.nothing,
+    c.Warn: Carrying.nothing,
+}

@@ -1,0 +1,256 @@
+"""Faults carried out: each kind that is on happens again and again at random times, until the world heals."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.simulate.attempt import Attempt
+from orchestrator.simulate.machine import Machine
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.world import World
+
+SHORT_OR_LONG_S = (0.5, 3.0, 4.0, 9.0, 12.0, 30.0, 60.0)
+
+
+class Injector:
+    def __init__(self, world: "World"):
+        self.world = world
+        self.active = True
+        self.injected: dict[str, int] = {}
+
+    def begin(self) -> None:
+        for name, act in INJECTIONS.items():
+            if mean_s := getattr(self.world.faults, f"{name}_s"):
+                self.world.after(self.world.rng.expovariate(1.0 / mean_s), self._again, name, act, mean_s)
+
+    def _again(self, name: str, act: Callable[["Injector"], None], mean_s: float) -> None:
+        if self.active:
+            self.injected[name] = self.injected.get(name, 0) + 1
+            self.world.note("fault", name)
+            act(self)
+            self.world.after(self.world.rng.expovariate(1.0 / mean_s), self._again, name, act, mean_s)
+
+    def machine(self) -> Machine:
+        return self.world.rng.choice(self.world.machines)
+
+    def long_s(self) -> float:
+        return self.world.rng.choice(SHORT_OR_LONG_S)
+
+    def heal(self) -> None:
+        """Everything works again, and goes on working."""
+        self.active = False
+        world = self.world
+        for machine in world.machines:
+            self.thaw(machine)
+            machine.cut_in = machine.cut_out = False
+            if not machine.powered:
+                self.power(machine)
+            elif not machine.ray_id:
+                world.ray.join(machine)
+        for attempt in world.alive():
+            attempt.frozen = False
+        world.ray.away = world.ray.fences_away = world.store.refuses = False
+        world.ray.hidden.clear()
+        world.server._thaw(world.server.life)
+        world.server.start()
+
+    def agent_killed(self) -> None:
+        self.world.kill_agent(self.machine(), gone=self.world.rng.random() < 0.2)
+
+    def agent_stopped(self) -> None:
+        machine = self.machine()
+        if machine.agent_up:
+            machine.agent_stopped = True
+            self.world.after(self.long_s(), self.agent_goes_on, machine)
+
+    def agent_goes_on(self, machine: Machine) -> None:
+        if machine.agent_stopped:
+            machine.agent_stopped = False
+            if not machine.frozen:
+                machine.take_up()
+
+    def machine_frozen(self) -> None:
+        machine = self.machine()
+        if machine.powered and not machine.frozen:
+            machine.frozen = True
+            seconds, ray_id = self.long_s(), machine.ray_id
+            if seconds > 9.0:
+                self.world.after(9.0, self.declared_dead, machine, ray_id)
+            self.world.after(seconds, self.thaw, machine)
+
+    def declared_dead(self, machine: Machine, ray_id: str) -> None:
+        """Ray has not heard of it: it comes back under another id."""
+        if machine.frozen and machine.ray_id == ray_id and ray_id and self.world.rng.random() < 0.8:
+            self.world.ray.declare_dead(machine)
+
+    def thaw(self, machine: Machine) -> None:
+        if machine.frozen or machine.agent_stopped:
+            machine.frozen = machine.agent_stopped = False
+            machine.go_on()
+            if machine.ray_id and machine.ray_id not in self.world.ray.listed:
+                self.raylet_out(machine)
+
+    def attempt_frozen(self) -> None:
+        if alive := self.world.alive():
+            attempt = self.world.rng.choice(alive)
+            attempt.frozen = True
+            self.world.after(self.long_s(), self.attempt_goes_on, attempt)
+
+    def attempt_goes_on(self, attempt: Attempt) -> None:
+        attempt.frozen = False
+        attempt.thawed_s = self.world.now_s
+        self.world.after(2.5, self.world.alone, attempt)
+
+    def raylet_killed(self) -> None:
+        machine = self.machine()
+        if machine.ray_id:
+            self.raylet_out(machine)
+
+    def raylet_out(self, machine: Machine) -> None:
+        self.world.ray.left(machine)
+        self.world.after(self.world.rng.choice((1.0, 5.0, 25.0)), self.raylet_back, machine)
+
+    def raylet_back(self, machine: Machine) -> None:
+        if machine.powered and not machine.ray_id:
+            self.world.ray.join(machine)
+
+    def power_lost(self) -> None:
+        self.power_out(self.machine())
+
+    def power_out(self, machine: Machine) -> None:
+        if machine.powered:
+            machine.powered = False
+            self.world.ray.left(machine)
+            for attempt in list(machine.attempts.values()):
+                attempt.end("lost", attempt.failure("lost", "killed from outside, or the node went down"))
+            machine.frozen = False
+            self.world.after(self.world.rng.choice((5.0, 20.0, 60.0)), self.power, machine)
+
+    def power(self, machine: Machine) -> None:
+        if not machine.powered:
+            machine.powered = True
+            self.world.ray.join(machine)
+
+    def disk_wiped(self) -> None:
+        machine = self.machine()
+        if machine.powered:
+            self.power_out(machine)
+            machine.attempts, machine.seen, machine.generation = {}, {}, 0
+
+    def rank_killed(self) -> None:
+        if alive := self.world.alive():
+            attempt = self.world.rng.choice(alive)
+            if not attempt.still():
+                attempt.end("failed", attempt.failure("signal", "killed by SIGKILL"), -9)
+
+    def cut_both(self) -> None:
+        self.cut(self.machine(), both=True)
+
+    def cut_in(self) -> None:
+        machine = self.machine()
+        machine.cut_in = True
+        self.world.after(self.long_s(), self.join, machine)
+
+    def cut_out(self) -> None:
+        machine = self.machine()
+        machine.cut_out = True
+        self.world.after(self.long_s(), self.join, machine)
+
+    def cut(self, machine: Machine, both: bool) -> None:
+        machine.cut_in = machine.cut_out = both
+        ray_id, seconds = machine.ray_id, self.long_s()
+        if seconds > 9.0 and ray_id:
+            self.world.after(9.0, self.cut_off, machine, ray_id)
+        self.world.after(seconds, self.join, machine)
+
+    def cut_off(self, machine: Machine, ray_id: str) -> None:
+        if machine.cut_in and machine.cut_out and machine.ray_id == ray_id:
+            self.world.ray.declare_dead(machine)
+
+    def join(self, machine: Machine) -> None:
+        machine.cut_in = machine.cut_out = False
+        if machine.ray_id and machine.ray_id not in self.world.ray.listed and machine.powered and not machine.frozen:
+            self.raylet_out(machine)
+
+    def flapping(self) -> None:
+        """Ray's list loses a node for a moment."""
+        if listed := sorted(self.world.ray.listed):
+            ray_id = self.world.rng.choice(listed)
+            self.world.ray.hidden.add(ray_id)
+            self.world.after(self.world.rng.choice((1.0, 2.5, 6.0)), self.world.ray.hidden.discard, ray_id)
+
+    def fences_away(self) -> None:
+        self.world.ray.fences_away = True
+        self.world.after(self.long_s(), self.fences_back)
+
+    def fences_back(self) -> None:
+        self.world.ray.fences_away = False
+
+    def ray_away(self) -> None:
+        ray = self.world.ray
+        if not ray.away:
+            ray.away, ray.away_s = True, self.world.now_s
+            self.world.after(self.world.rng.choice((3.0, 12.0, 40.0)), self.ray_back)
+
+    def ray_back(self) -> None:
+        self.world.ray.away = False
+
+    def head_lost(self) -> None:
+        """All of Ray is gone; a new head comes up, and nodes join that."""
+        ray = self.world.ray
+        for machine in self.world.machines:
+            ray.left(machine)
+        ray.lose_all(keeps_fences=self.world.rng.random() < 0.5)
+        ray.away, ray.away_s = True, self.world.now_s
+        ray.head += 1
+        self.world.after(self.world.rng.choice((3.0, 20.0)), self.ray_back)
+        for machine in self.world.machines:
+            self.world.after(self.world.rng.uniform(20.0, 30.0), self.raylet_back, machine)
+
+    def second_of_name(self) -> None:
+        """A raylet is started twice on one machine: two living nodes with one label, for some time."""
+        ray, machine = self.world.ray, self.machine()
+        if machine.ray_id:
+            from orchestrator.core.messages import NodeSeen
+
+            ray_id = f"{self.world.rng.getrandbits(32):08x}"
+            ray.listed[ray_id] = NodeSeen(ray_id, machine.label)
+            self.world.after(self.long_s(), ray.listed.pop, ray_id, None)
+
+    def notice(self) -> None:
+        ray, machine = self.world.ray, self.machine()
+        if (row := ray.listed.get(machine.ray_id)) is not None:
+            from dataclasses import replace
+
+            ray.listed[machine.ray_id] = replace(row, draining_s=30.0)
+            self.world.after(20.0, self.power_out, machine)
+
+    def server_killed(self) -> None:
+        self.world.server.kill()
+
+    def server_stopped(self) -> None:
+        self.world.server.freeze(self.long_s())
+
+    def older_backup(self) -> None:
+        self.world.restore()
+
+    def store_refuses(self) -> None:
+        self.world.store.refuses = True
+        self.world.after(self.world.rng.choice((1.0, 8.0, 30.0)), self.store_takes)
+
+    def store_takes(self) -> None:
+        self.world.store.refuses = False
+
+    def clock_set(self) -> None:
+        self.world.wall_offset_s += self.world.rng.choice((-3600.0, 3600.0, -3.2e8, 3.2e8))
+
+
+INJECTIONS: dict[str, Callable[[Injector], None]] = {
+    name: getattr(Injector, name)
+    for name in (
+        *("agent_killed", "agent_stopped", "machine_frozen", "attempt_frozen", "raylet_killed", "power_lost"),
+        *("disk_wiped", "rank_killed", "cut_both", "cut_in", "cut_out", "flapping", "fences_away", "ray_away"),
+        *("head_lost", "second_of_name", "notice", "server_killed", "server_stopped", "older_backup"),
+        *("store_refuses", "clock_set"),
+    )
+}

@@ -1,0 +1,208 @@
+"""What must be true of every world after every step. Names and sentences are those of docs/simulator.md."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cluster.catalogue import meets
+from orchestrator.core.attempts import node_of
+from orchestrator.core.commands import StoreReport
+from orchestrator.core.draft import Control
+from orchestrator.core.fold import Record, apply, ignored
+from orchestrator.core.model import Event
+from orchestrator.core.nodes import EVENTS as OF_NODES
+from orchestrator.core.states import TERMINAL, State
+from orchestrator.simulate.attempt import Attempt
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.world import World
+
+SENTENCES = {
+    "I1": "every leased device exists, and is free again once its attempt has ended",
+    "I2": "a device belongs to at most one attempt, in the log and in truth",
+    "I3": "an attempt holds all the devices of its candidate, in one pool, or none",
+    "I4": "at most one attempt of a job runs; its epochs grow, and none is used twice",
+    "I5": "no report, checkpoint or end of an older epoch is applied",
+    "I6": "an acknowledged job is in the store; its end is final; only moves of the table happen",
+    "I7": "a message that comes twice or late changes nothing that is stored",
+    "I8": "the fold of the log is what the controller holds",
+    "I9": "a crash at any point leads to the same ends as no crash",
+    "I10": "a placement meets its candidate's constraints, on nodes that take work",
+    "I11": "only attempts of strictly lower priority are preempted",
+    "I12": "the newest checkpoint never becomes an older one",
+    "I14": "wall clocks decide nothing",
+    "I15": "an ended job's attempts have all ended, each with an outcome",
+    "I16": "after an acknowledged cancel nothing of the job is placed",
+    "L1": "every job ends, or waits with a reason",
+    "L2": "a job fails only where its own code, or what its user asked for, makes it fail",
+    "L3": "nothing is left: attempts, reservations, strangers, reports of ended attempts",
+    "L4": "every healthy node takes work",
+    "L5": "preemption does not go round in circles",
+    "L6": "retries stay within their budgets",
+    "L7": "no job waits while devices that fit it are idle",
+    "P7": "a new job succeeds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    name: str
+    what: str
+    at_s: float
+    job: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({SENTENCES[self.name]}) is broken at {self.at_s:.3f} s: {self.what}"
+
+
+class Broken(Exception):
+    """Ends a world at once."""
+
+    def __init__(self, violation: Violation):
+        super().__init__(str(violation))
+        self.violation = violation
+
+
+class Checks:
+    """Told of all that happens, in order. Raises Broken."""
+
+    def __init__(self, world: "World"):
+        self.world = world
+        self.leases: dict[tuple[str, int], str] = {}
+        self.used: dict[tuple[str, int], int] = {}
+        self.parts: dict[tuple[str, int, int], Attempt] = {}
+
+    def broken(self, name: str, job: str, what: str) -> None:
+        raise Broken(Violation(name, what, self.world.now_s, job))
+
+    def restored(self) -> None:
+        """The log is an older one now: what it leases is leased."""
+        self.leases = {
+            (devices_id, number): record.job.id
+            for record in self.world.store.records.values()
+            if record.live
+            for devices_id, numbers in record.live.leases
+            for number in numbers
+        }
+
+    def stored(self, events: Sequence[Event], before: Mapping[str, Record | None]) -> None:
+        """A transaction. `before` are the records of its jobs before it."""
+        now = dict(before)
+        for event in events:
+            if event.event in OF_NODES:
+                continue
+            was = now.get(event.job)
+            if why := ignored(was, event):
+                self.broken("I6", event.job, f"event {event.event} was stored and does not count: {why}")
+            now[event.job] = after = apply(was, event)
+            if was is not None and after is not None:
+                self._event(event, was, after)
+
+    def _event(self, event: Event, was: Record, after: Record) -> None:
+        if was.job.state in TERMINAL and after.job.state is not was.job.state:
+            self.broken("I6", event.job, f"{was.job.state} became {after.job.state} by {event.event}")
+        if event.event == "placed":
+            self._placed(event, after)
+        elif event.event == "preempted" and "by" in event.data:
+            self._preempted(event, was)
+        elif event.event == "checkpoint" and was.checkpoint and was.checkpoint["step"] > event.data["step"]:
+            self.broken("I12", event.job, f"checkpoint {event.data['step']} replaces {was.checkpoint['step']}")
+        if was.live is not None and after.live is None:
+            self._freed(was)
+
+    def _freed(self, was: Record) -> None:
+        assert was.live is not None
+        for devices_id, numbers in was.live.leases:
+            for number in numbers:
+                if self.leases.pop((devices_id, number), None) != was.job.id:
+                    self.broken("I1", was.job.id, f"{devices_id} [{number}] was given back and not held")
+
+    def _placed(self, event: Event, record: Record) -> None:
+        job, world = record.job, self.world
+        if job.id in world.cancelled:
+            self.broken("I16", job.id, "was placed after its cancel was acknowledged")
+        for devices_id, numbers in record.attempts[-1].leases:
+            for number in numbers:
+                if holder := self.leases.get((devices_id, number)):
+                    self.broken("I2", job.id, f"{devices_id} [{number}] is leased to {holder}")
+                self.leases[devices_id, number] = job.id
+
+    def _fits(self, event: Event, record: Record, controls: tuple[Control, Control]) -> None:
+        """`controls`: before the turn and after it. What holds in neither of them never held."""
+        attempt = record.attempts[-1]
+        want = record.job.candidates[attempt.candidate]
+        counts = {len(set(numbers)) for _, numbers in attempt.leases}
+        if len(attempt.leases) != want.nodes or len(counts) != 1 or not want.min_count <= min(counts) <= want.count:
+            self.broken("I3", event.job, f"leases {attempt.leases} for {want}")
+        for devices_id, numbers in attempt.leases:
+            name = node_of(devices_id)
+            known = [control.nodes[name].facts for control in controls if name in control.nodes]
+            if not any(f and f.pool == attempt.pool and max(numbers) < len(f.devices) for f in known):
+                self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}")
+                return
+            kind = devices_id.partition("/")[2]
+            if not any(pattern == "any" or meets(pattern, kind) for pattern in want.kinds):
+                self.broken("I10", event.job, f"{kind} is none of {want.kinds}")
+            if all(name in control.drained for control in controls):
+                self.broken("I10", event.job, f"{devices_id} is drained")
+
+    def _preempted(self, event: Event, victim: Record) -> None:
+        by = self.world.server.control.records.get(event.data["by"])
+        if by is not None and by.job.priority <= victim.job.priority:
+            self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
+
+    def turned(self, before: Control, control: Control, events: Sequence[Event]) -> None:
+        """The controller and the store agree on every job that this turn has moved."""
+        store = self.world.store
+        for event in events:
+            if event.event == "placed":
+                self._fits(event, store.records[event.job], (before, control))
+        for job in {event.job for event in events if event.event not in OF_NODES}:
+            stored, held = store.records[job], control.records.get(job)
+            is_open = stored.job.state not in TERMINAL or stored.live is not None
+            if is_open != (held is not None):
+                self.broken("I8", job, f"the store says {stored.job.state}, the controller {held and held.job.state}")
+            if held is not None and replace(held, seq=0) != replace(stored, seq=0):
+                self.broken("I8", job, f"the store has {stored}, the controller {held}")
+            if (held is not None and held.live is not None) != (job in control.lives):
+                self.broken("I8", job, "its attempt is not followed")
+
+    def started(self, attempt: Attempt) -> None:
+        """Processes of an attempt begin on a node."""
+        job, world = attempt.job, self.world
+        if self.used.setdefault((job, attempt.epoch), attempt.number) != attempt.number:
+            self.broken("I4", job, f"epoch {attempt.epoch} runs a second time, on {attempt.machine.label}")
+        for other in world.alive():
+            if other is attempt or other.exempt(world.now_s):
+                continue
+            if other.job == job and other.epoch != attempt.epoch:
+                self.broken("I4", job, f"{attempt.key} on {attempt.machine.label} starts while {other.key} runs")
+            if other.machine is attempt.machine and set(other.devices) & set(attempt.devices):
+                self.broken("I2", job, f"{attempt.key} and {other.key} use the same devices of {other.machine.label}")
+
+    def alone(self, attempt: Attempt) -> None:
+        """Some time after it was thawed: a stale one has ended."""
+        now_s = self.world.now_s
+        for other in self.world.processes.get(attempt.job, ()) if not attempt.exempt(now_s) else ():
+            if other.epoch > attempt.epoch and not other.exempt(now_s):
+                self.broken("I4", attempt.job, f"{attempt.key} was thawed and runs on beside {other.key}")
+
+    def committed(self, attempt: Attempt) -> None:
+        """A checkpoint of `attempt` was committed."""
+        for other in self.world.processes.get(attempt.job, ()):
+            if other.epoch > attempt.epoch and not other.exempt(self.world.now_s):
+                self.broken("I5", attempt.job, f"{attempt.key} commits a checkpoint while {other.key} runs")
+
+    def reported(self, command: StoreReport) -> None:
+        record = self.world.store.records.get(command.job)
+        if record is None or record.job.epoch != command.epoch:
+            self.broken("I5", command.job, f"a report of epoch {command.epoch} is stored, the job is at {record}")
+
+    def acknowledged(self, job: str, cancelled: bool) -> None:
+        record = self.world.store.records.get(job)
+        if record is None:
+            self.broken("I6", job, "was acknowledged and is not in the store")
+        elif cancelled and record.job.state not in TERMINAL:
+            self.broken("I16", job, f"its cancel was acknowledged, and it is {record.job.state}")
+        elif cancelled and record.job.state is State.CANCELLED:
+            self.world.cancelled.add(job)

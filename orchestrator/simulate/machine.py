@@ -1,0 +1,215 @@
+"""A simulated node: its machine, its raylet, its agent, and the attempts in its folder."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cluster.vocabulary import Device, NodeFacts
+from orchestrator.simulate.attempt import Attempt
+from workers.messages import PROTOCOL, AttemptReport, Order
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.world import World
+
+FENCES_EVERY_S = 1.0
+GIB = 1 << 30
+Answer = Callable[[Any], None]
+
+
+class Refused(Exception):
+    """`seen`: a newer epoch that the fence or this node knows; 0 if that is not the reason."""
+
+    def __init__(self, message: str, seen: int = 0):
+        super().__init__(message)
+        self.seen = seen
+
+
+class Machine:
+    """`attempts`, `seen` (newest epoch by job) and `generation` lie on its disk. `ray_id` is "" while no raylet runs.
+
+    `cut_in`: nothing reaches it; `cut_out`: nothing it says arrives.
+    """
+
+    def __init__(self, world: "World", label: str, pool: str, kind: str, count: int):
+        self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
+        self.ray_id = ""
+        self.powered = True
+        self.frozen = self.agent_stopped = self.agent_up = False
+        self.cut_in = self.cut_out = False
+        self.generation = 0
+        self.attempts: dict[str, Attempt] = {}
+        self.seen: dict[str, int] = {}
+        self.heard_s = -1e9
+        self.waiting: list[Callable[[], None]] = []
+        self._watch: tuple[int, Mapping[str, tuple[int, str]], Answer] | None = None
+        self._watches = 0
+        self._answers = 0
+        self._answered_s: dict[int, float] = {}
+        self._told_facts_s = -1e9
+        self._told_seen: dict[str, int] = {}
+        self._facts: NodeFacts | None = None
+
+    @property
+    def answers(self) -> bool:
+        return self.powered and bool(self.ray_id) and self.agent_up
+
+    @property
+    def still(self) -> bool:
+        return self.frozen or self.agent_stopped
+
+    def call(self, action: Callable[[], None]) -> None:
+        """A request has arrived for the agent. A stopped one takes it up when it goes on; a dead one never does."""
+        if self.answers:
+            if self.still:
+                self.waiting.append(action)
+            else:
+                action()
+
+    def go_on(self) -> None:
+        """Thawed: what waited is taken up, and attempts look at their leases."""
+        now_s = self.world.now_s
+        for attempt in self.attempts.values():
+            if not attempt.ended:
+                attempt.thawed_s = now_s
+                self.world.after(2.5, self.world.alone, attempt)
+        self.take_up()
+
+    def take_up(self) -> None:
+        """What the agent was asked while it was stopped."""
+        waiting, self.waiting = self.waiting, []
+        for action in waiting:
+            self.call(action)
+
+    def facts(self) -> NodeFacts:
+        if self._facts is None or self._facts.ray_node_id != self.ray_id:
+            backend = self.kind.partition(":")[0]
+            devices = tuple(
+                Device(backend, self.kind, i, self.kind, total_memory_bytes=16 * GIB) for i in range(self.count)
+            )
+            named = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
+            self._facts = NodeFacts(*named, 8, GIB, GIB, 0.0, GIB, 1, "/store")
+        return self._facts
+
+    def obey(self, generation: int) -> None:
+        """Raises Refused for a controller that a newer one has replaced."""
+        if generation < self.generation:
+            raise Refused(f"generation {generation} is past: {self.generation} controls this node")
+        if generation > self.generation:
+            self.generation = generation
+            self._told_facts_s = -1e9
+            self._told_seen = {}
+
+    def watch(self, generation: int, known: Mapping[str, tuple[int, str]], heard: int, answer: Answer) -> None:
+        """`known`: key -> (cursor, phase). `heard` is the newest answer that has arrived: leases go on from when that
+        one was given, so that a request which was long on its way, or waited, cannot stretch a lease.
+        """
+        try:
+            self.obey(generation)
+        except Refused:
+            return
+        now_s = self.heard_s = self.world.now_s
+        if (answered_s := self.lease_from(heard)) is not None:
+            for attempt in self.attempts.values():
+                attempt.renew(now_s, answered_s)
+        self._watches += 1
+        self._watch = (self._watches, known, answer)
+        self.world.after(2.0, self._give_up, self._watches)
+        self.told()
+
+    def lease_from(self, heard: int) -> float | None:
+        """When the answer `heard` was given; None for one that this process did not give."""
+        return self._answered_s.get(heard)
+
+    def _give_up(self, number: int) -> None:
+        if self._watch and self._watch[0] == number:
+            self.call(lambda: self._answer(self._news(self._watch[1])) if self._watch else None)
+
+    def told(self) -> None:
+        """Something may be news for whoever watches."""
+        if self._watch and self.answers and not self.still and (reports := self._news(self._watch[1])):
+            self._answer(reports)
+
+    def _news(self, known: Mapping[str, tuple[int, str]]) -> list[AttemptReport]:
+        reports = (attempt.report(*known.get(key, (0, ""))) for key, attempt in self.attempts.items())
+        return [report for report in reports if report is not None]
+
+    def _answer(self, reports: list[AttemptReport]) -> None:
+        assert self._watch is not None
+        answer, self._watch = self._watch[2], None
+        now_s, facts = self.world.now_s, None
+        if now_s - self._told_facts_s > 10.0:
+            facts, self._told_facts_s = self.facts(), now_s
+        epochs = {job: epoch for job, epoch in self.seen.items() if self._told_seen.get(job) != epoch}
+        self._answers += 1
+        self._answered_s = {**dict(list(self._answered_s.items())[-3:]), self._answers: now_s}
+        answer((self._answers, facts, tuple(reports), frozenset(self.attempts), epochs))
+
+    def heard_epochs(self, epochs: Mapping[str, int]) -> None:
+        """The controller acknowledges what it was told."""
+        self._told_seen |= epochs
+
+    def start(self, generation: int, order: Order, number: int) -> None:
+        """Raises Refused. Idempotent. The fence is read first, and the lease begins with that."""
+        self.obey(generation)
+        key = f"{order.job}.{order.epoch}.{order.node_rank}"
+        newest = self.seen.get(order.job, 0)
+        if newest > order.epoch:
+            raise Refused(f"epoch {order.epoch} of {order.job} is past: this node has seen epoch {newest}", newest)
+        fence = self.world.ray.fence(order.job)
+        if fence is None:
+            raise Refused("the fence cannot be read")
+        if fence > order.epoch:
+            raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
+        if (
+            key in self.attempts
+            or newest == order.epoch
+            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
+        ):
+            return
+        for attempt in list(self.attempts.values()):
+            if attempt.job == order.job and attempt.epoch != order.epoch:
+                attempt.asked("cancel")
+        self.seen[order.job] = order.epoch
+        attempt = Attempt(self, order, self.world.now_s, self.world.newest_step(order.job), number)
+        self.attempts[key] = attempt
+        self.world.started(attempt)
+        self.told()
+
+    def stop(self, generation: int, job: str, epoch: int, how: str) -> None:
+        self.obey(generation)
+        for attempt in list(self.attempts.values()):
+            if attempt.job == job and attempt.epoch == epoch:
+                attempt.asked(how)
+
+    def forget(self, generation: int, job: str, epoch: int) -> None:
+        self.obey(generation)
+        for key, attempt in list(self.attempts.items()):
+            if (attempt.job, attempt.epoch) == (job, epoch) and attempt.ended:
+                del self.attempts[key]
+                self.world.forgotten.setdefault((job, epoch), set()).add(attempt.rank)
+
+    def look_at_fences(self) -> None:
+        """The second way a lease is renewed: while nobody asks, the fence says whether an attempt still counts."""
+        self.world.after(FENCES_EVERY_S, self.look_at_fences)
+        if not self.answers or self.still:
+            return
+        now_s = self.world.now_s
+        silent_s = now_s - self.heard_s
+        if silent_s < 3.0:
+            return
+        cut = self.cut_in or self.cut_out
+        for attempt in self.attempts.values():
+            if not attempt.ended and silent_s > attempt.lease_s / 3 and not cut:
+                fence = self.world.ray.fence(attempt.job)
+                if fence is not None and fence > attempt.epoch:
+                    attempt.asked("cancel")
+                elif fence is not None:
+                    attempt.renew(now_s, now_s)
+
+    def agent_down(self) -> None:
+        """Its process ended: what it was asked and had not answered is lost."""
+        self.agent_up = self.agent_stopped = False
+        self._watch = None
+        self._answered_s = {}
+        self._told_facts_s = -1e9
+        self._told_seen = {}
+        self.waiting = []

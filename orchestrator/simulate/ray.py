@@ -1,0 +1,71 @@
+"""What Ray does for a fleet, simulated: a list of nodes that lags, a key-value store that may be away, reservations."""
+
+from typing import TYPE_CHECKING
+
+from orchestrator.core.messages import NodeSeen
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.machine import Machine
+    from orchestrator.simulate.world import World
+
+
+class Ray:
+    def __init__(self, world: "World"):
+        self.world = world
+        self.by_id: dict[str, Machine] = {}
+        self.listed: dict[str, NodeSeen] = {}
+        self.hidden: set[str] = set()
+        self.reserved: dict[str, tuple[str, ...]] = {}
+        self.fences: dict[str, int] = {}
+        self.away = False
+        self.away_s = 0.0
+        self.head = 1
+        self.fences_away = False
+        self._numbered = 0
+
+    def fence(self, job: str) -> int | None:
+        """None while it cannot be read."""
+        return None if self.away or self.fences_away else self.fences.get(job, 0)
+
+    def join(self, machine: "Machine") -> None:
+        """A raylet starts: it is listed a little later, under a new id."""
+        self._numbered += 1
+        ray_id = machine.ray_id = f"{self.world.rng.getrandbits(32):08x}{self._numbered}"
+        self.by_id[ray_id] = machine
+        machine.agent_up = False
+        self.world.after(self.world.rng.uniform(0.1, 1.0), self._list, machine, ray_id)
+
+    def _list(self, machine: "Machine", ray_id: str) -> None:
+        if machine.ray_id == ray_id:
+            self.listed[ray_id] = NodeSeen(ray_id, machine.label)
+
+    def left(self, machine: "Machine") -> None:
+        """Its raylet is gone; Ray finds out after some seconds. Its actor goes with it."""
+        ray_id, machine.ray_id = machine.ray_id, ""
+        machine.agent_down()
+        if ray_id:
+            self.world.after(self.world.rng.choice((0.2, 2.0, 9.0)), self._unlist, ray_id)
+
+    def _unlist(self, ray_id: str) -> None:
+        self.listed.pop(ray_id, None)
+        self.by_id.pop(ray_id, None)
+        for attempt, nodes in list(self.reserved.items()):
+            if ray_id in nodes:
+                self.reserved.pop(attempt)
+
+    def declare_dead(self, machine: "Machine") -> None:
+        """Ray takes a frozen or cut off node for dead: its raylet ends as soon as it hears of that."""
+        ray_id = machine.ray_id
+        if ray_id:
+            self.listed.pop(ray_id, None)
+
+    def nodes(self) -> tuple[NodeSeen, ...]:
+        return tuple(row for ray_id, row in self.listed.items() if ray_id not in self.hidden)
+
+    def lose_all(self, keeps_fences: bool) -> None:
+        """The head is gone for good: a new one knows nothing."""
+        self.listed.clear()
+        self.by_id.clear()
+        self.reserved.clear()
+        if not keeps_fences:
+            self.fences.clear()

@@ -1,0 +1,125 @@
+"""After the faults have stopped: everything comes to its end within a bounded time, and a new job succeeds."""
+
+from typing import TYPE_CHECKING
+
+from cluster.catalogue import meets
+from orchestrator.core import messages as m
+from orchestrator.core.model import Candidate, Job
+from orchestrator.core.states import TERMINAL, State
+from orchestrator.simulate.users import Script
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.world import World
+
+BOUND_S = 600.0
+"""Virtual time from the last fault until all is settled, beside what jobs need for themselves."""
+PROBE_S = 60.0
+LOOK_S = 5.0
+MOST = 400_000
+
+
+def settle(world: "World") -> None:
+    """Raises Broken with the first of L1 to L7 that does not hold in time."""
+    world.users.active = False
+    server = world.server
+    world.clock.run(world.now_s + 40.0, MOST)
+    for name in sorted({*server.control.nodes, *server.control.drained}):
+        server.receive(m.ResumeAsked(name))
+    until_s = world.now_s + BOUND_S
+    while (left := unsettled(world)) and world.now_s < until_s:
+        world.clock.run(world.now_s + LOOK_S, MOST)
+    if left:
+        world.checks.broken(*left)
+    ends(world)
+    probe(world)
+
+
+def unsettled(world: "World") -> tuple[str, str, str] | None:
+    """The first thing that is not as it has to be: which law, which job, and what."""
+    control = world.server.control
+    for job in world.acked:
+        if job not in world.store.records:
+            return "I6", job, "was acknowledged and is not in the store"
+    for record in control.records.values():
+        job = record.job
+        if job.state in TERMINAL or job.id in control.lives:
+            return "L1", job.id, f"is {job.state} and still holds an attempt: {control.lives.get(job.id)}"
+        if not control.plan.why_not.get(job.id):
+            return "L1", job.id, f"is {job.state} and nothing says why: {control.plan}"
+    for attempt in world.alive():
+        return "L3", attempt.job, f"{attempt.key} still runs on {attempt.machine.label}"
+    return _left(world) or _nodes(world) or _idle(world)
+
+
+def _left(world: "World") -> tuple[str, str, str] | None:
+    control = world.server.control
+    if control.releasing or world.ray.reserved:
+        return "L3", "", f"reservations are left: {dict(control.releasing)}, {world.ray.reserved}"
+    if world.checks.leases:
+        return "I1", "", f"devices are still leased: {world.checks.leases}"
+    for machine in world.machines:
+        for key, attempt in machine.attempts.items():
+            if attempt.job in world.store.records:
+                return "L3", attempt.job, f"{machine.label} still keeps {key}"
+    return None
+
+
+def _nodes(world: "World") -> tuple[str, str, str] | None:
+    from orchestrator.core import nodes
+
+    control, now_s = world.server.control, world.server.now().s
+    for machine in world.machines:
+        node = control.nodes.get(machine.label)
+        if node is None or not node.ready or (why := nodes.closed(node, control.drained, now_s)):
+            return "L4", "", f"node {machine.label} takes no work: {why if node and node.ready else node}"
+    return None
+
+
+def _idle(world: "World") -> tuple[str, str, str] | None:
+    """Nothing runs, so a job that waits must be one that this fleet cannot run."""
+    for record in world.server.control.records.values():
+        job = record.job
+        for want in job.candidates:
+            able = [
+                machine.pool
+                for machine in world.machines
+                if machine.count >= want.min_count and any(k == "any" or meets(k, machine.kind) for k in want.kinds)
+                and (job.recovery.cross_vendor or job.backend in ("", machine.pool))
+            ]  # fmt: skip
+            if any(able.count(pool) >= want.nodes for pool in able):
+                return "L7", job.id, f"waits although {want} fits: {world.server.control.plan.why_not.get(job.id)}"
+    return None
+
+
+def ends(world: "World") -> None:
+    """Each job has the end that its script gives it, within its budgets."""
+    for record in world.store.records.values():
+        job, script = record.job, world.scripts[record.job.id]
+        if job.state is State.FAILED and not (script.may_fail or job.id in world.spoiled or job.id in world.moved):
+            world.checks.broken("L2", job.id, f"failed, which its code did not: {record.reason}")
+        limits = ((job.restarts, job.recovery.max_restarts), (job.interruptions, job.recovery.max_interruptions))
+        if any(0 <= limit < used for used, limit in limits):
+            world.checks.broken("L6", job.id, f"used (restarts, limit), (interruptions, limit) {limits}")
+        if job.state in TERMINAL and any(a.ended_s is None or not a.outcome for a in record.attempts):
+            world.checks.broken("I15", job.id, f"has ended with an attempt that has not: {record.attempts}")
+    folded = world.store.refold()
+    if folded != world.store.records:
+        world.checks.broken("I8", "", "a fold of the whole log differs from what was kept up to date")
+
+
+def probe(world: "World") -> None:
+    """One small job on each machine's kind."""
+    for kind in sorted({machine.kind for machine in world.machines}):
+        job = Job(f"probe-{kind}", "probe", "run", (Candidate((kind,)),))
+        world.scripts[job.id], world.processes[job.id] = Script(1.0), []
+        world.users.send(job)
+        until_s = world.now_s + PROBE_S
+        while world.now_s < until_s and _state(world, job.id) not in TERMINAL:
+            world.clock.run(world.now_s + 1.0, MOST)
+        if _state(world, job.id) is not State.SUCCEEDED:
+            world.checks.broken("P7", job.id, f"is {_state(world, job.id)} after {PROBE_S:.0f} s")
+
+
+def _state(world: "World", job: str) -> State | None:
+    record = world.store.records.get(job)
+    return record.job.state if record else None

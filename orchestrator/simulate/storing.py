@@ -1,0 +1,69 @@
+"""The store, simulated: a log of events that survives its server, with the fold of it; it may refuse, and may be put
+back to an older copy.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.core import nodes
+from orchestrator.core.fold import Record, apply, fold
+from orchestrator.core.model import Event
+from orchestrator.core.states import TERMINAL
+
+
+class NotStored(Exception):
+    """Nothing of a transaction was kept."""
+
+
+class Store:
+    """`told_at` is by (job, epoch): the highest position stored of its reports and checkpoints."""
+
+    def __init__(self) -> None:
+        self.log: list[Event] = []
+        self.records: dict[str, Record] = {}
+        self.positions: dict[tuple[str, int], int] = {}
+        self.refuses = False
+        self.generation = 0
+
+    def append(self, events: Iterable[Event]) -> list[Event]:
+        """One transaction. Raises NotStored."""
+        if self.refuses:
+            raise NotStored
+        stored = [replace(event, seq=len(self.log) + i) for i, event in enumerate(events, 1)]
+        for event in stored:
+            self._take(event)
+        return stored
+
+    def _take(self, event: Event) -> None:
+        self.log.append(event)
+        if record := apply(self.records.get(event.job), event):
+            self.records[event.job] = record
+        if event.event == "checkpoint":
+            self.report(event.job, event.epoch, event.data["at"])
+
+    def report(self, job: str, epoch: int, at: int) -> None:
+        if self.refuses:
+            raise NotStored
+        self.positions[job, epoch] = max(at, self.positions.get((job, epoch), 0))
+
+    def told_at(self, job: str, epoch: int) -> int:
+        return self.positions.get((job, epoch), 0)
+
+    def open(self) -> list[Record]:
+        return [r for r in self.records.values() if r.job.state not in TERMINAL or r.live is not None]
+
+    def drained(self) -> dict[str, str]:
+        return nodes.drained(event for event in self.log if event.event in nodes.EVENTS)
+
+    def next_generation(self, floor: int = 0) -> int:
+        self.generation = max(self.generation, floor) + 1
+        return self.generation
+
+    def restore(self, length: int) -> None:
+        """An older backup: what came later is gone, from all of it."""
+        log, self.log, self.records, self.positions = self.log[:length], [], {}, {}
+        for event in log:
+            self._take(event)
+
+    def refold(self) -> dict[str, Record]:
+        return fold(self.log)

@@ -1,0 +1,133 @@
+"""What users do to a simulated fleet: the jobs they submit, what these do, and what is asked of them later."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from orchestrator.core import messages as m
+from orchestrator.core.model import Candidate, Job, Recovery
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.world import World
+
+KINDS = ("cpu", "tpu:v5e", "nvidia:A100-80GB")
+MOST_OPEN = 12
+"""Jobs that wait or run: a world with a long queue shows nothing more, and is slow."""
+FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the code of a job does: so much work, and how its starts fail: (start, node rank, after, kind)."""
+
+    work_s: float
+    fails: tuple[tuple[int, int, float, str], ...] = ()
+    may_fail: bool = False
+    secret_missing: bool = False
+    runs: tuple[int, ...] = ()
+
+    def failure(self, start: int, rank: int) -> tuple[float, str] | None:
+        return next(((s, kind) for n, r, s, kind in self.fails if (n, r) == (start, rank)), None)
+
+
+def candidate(rng: Random) -> Candidate:
+    kinds = (rng.choice((*KINDS, "any")),) if rng.random() < 0.8 else tuple(rng.sample(KINDS, 2))
+    count = rng.choice((1, 1, 1, 2, 4))
+    least = rng.choice((1, count))
+    return Candidate(kinds, count=count, min_count=least, nodes=rng.choice((1, 1, 1, 2, 2, 3)))
+
+
+def recovery(rng: Random) -> Recovery:
+    return Recovery(
+        max_restarts=rng.choice((0, 0, 2, 5)),
+        max_interruptions=rng.choice((-1, -1, -1, -1, 3)),
+        backoff_s=rng.choice((0.5, 1.0)),
+        lease_s=rng.choice((10.0, 10.0, 5.0, 20.0)),
+        grace_s=rng.choice((2.0, 5.0, 10.0)),
+        on_events={"user": "restart"} if rng.random() < 0.1 else {},
+        cross_vendor=rng.random() < 0.8,
+        on_disconnect=rng.choice(("restart",) * 8 + ("wait", "stop")),
+    )
+
+
+def make(rng: Random, number: int) -> tuple[Job, Script]:
+    wants = tuple(candidate(rng) for _ in range(rng.choice((1, 1, 2))))
+    job = Job(
+        f"job-{number}",
+        f"job-{number}",
+        rng.choice(("run", "train")),
+        wants,
+        ordered=rng.random() < 0.5,
+        priority=rng.choice((0, 0, 0, 5, 10)),
+        submitted_s=rng.uniform(0, 1e9),
+        recovery=recovery(rng),
+    )
+    fails: tuple[tuple[int, int, float, str], ...] = ()
+    if rng.random() < 0.25:
+        rank = rng.randrange(max(w.nodes for w in wants))
+        fails = tuple((n, rank, rng.uniform(0.1, 4.0), rng.choice(FAILURES)) for n in range(rng.choice((1, 2))))
+    wants_end = job.recovery.max_interruptions >= 0 or job.recovery.on_disconnect == "stop"
+    missing = rng.random() < 0.1
+    may_fail = bool(fails) or wants_end or missing
+    return job, Script(rng.choice((0.5, 3.0, 12.0, 40.0)), fails, may_fail, missing)
+
+
+class Users:
+    def __init__(self, world: "World", jobs_per_s: float):
+        self.world, self.mean_s = world, 1.0 / jobs_per_s
+        self.number = 0
+        self.waiting: list[Job] = []
+        self.active = True
+
+    def begin(self) -> None:
+        self.world.after(1.0, self._submit)
+        self.world.after(5.0, self._ask)
+
+    def _submit(self) -> None:
+        if not self.active:
+            return
+        world, rng = self.world, self.world.rng
+        world.after(rng.expovariate(1.0 / self.mean_s), self._submit)
+        if len(world.server.control.records) >= MOST_OPEN:
+            return
+        self.number += 1
+        job, script = make(rng, self.number)
+        world.scripts[job.id] = script
+        world.processes[job.id] = []
+        self.send(job, rng.random() < 0.05)
+
+    def send(self, job: Job, twice: bool = False) -> None:
+        """Again until it is acknowledged, with the same key."""
+        if self.world.server.submit(job):
+            self.world.acked.add(job.id)
+        else:
+            self.world.after(2.0, self.send, job)
+        if twice:
+            self.world.after(1.0, self.send, job)
+
+    def _ask(self) -> None:
+        if not self.active:
+            return
+        world, rng = self.world, self.world.rng
+        world.after(rng.expovariate(1.0 / 6.0), self._ask)
+        held = world.server.control
+        job = rng.choice(sorted(held.records)) if held.records else ""
+        node = rng.choice(sorted(held.nodes)) if held.nodes else ""
+        what = rng.random()
+        if what < 0.45 and job:
+            self.cancel(job)
+        elif what < 0.6 and job:
+            world.moved.add(job)
+            world.server.receive(m.MigrateAsked(job, (rng.choice(KINDS),)))
+        elif what < 0.8 and node:
+            world.server.receive(m.DrainAsked(node, rng.choice(("", "service")), now=rng.random() < 0.5))
+        elif node:
+            world.server.receive(m.ResumeAsked(node))
+
+    def cancel(self, job: str) -> None:
+        """Acknowledged once its turn is stored."""
+        world = self.world
+        done = lambda: world.checks.acknowledged(job, True)  # noqa: E731
+        world.server.receive(m.CancelAsked(job), done)
+        if world.rng.random() < 0.2:
+            world.server.receive(m.CancelAsked(job), done)

@@ -1,0 +1,191 @@
+"""A world: one fleet, one server, their users and their faults, all from one seed."""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from orchestrator.simulate.attempt import Attempt
+from orchestrator.simulate.clock import Clock
+from orchestrator.simulate.faults import Faults, swarm
+from orchestrator.simulate.injecting import Injector
+from orchestrator.simulate.invariants import Broken, Checks, Violation
+from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.ray import Ray
+from orchestrator.simulate.server import Server
+from orchestrator.simulate.storing import Store
+from orchestrator.simulate.telling import brief
+from orchestrator.simulate.users import KINDS, Script, Users
+
+CHUNK_S = 10.0
+TRACED = 6000
+FAULTY = ("fault", "server")
+
+
+class World:
+    def __init__(self, seed: int, faults: Faults | None = None, *, jobs_per_s: float | None = None):
+        self.seed, self.rng, self.clock = seed, Random(seed), Clock()
+        self.faults = swarm(self.rng) if faults is None else faults
+        self.wall_offset_s = 1.7e9
+        self.scripts: dict[str, Script] = {}
+        self.processes: dict[str, list[Attempt]] = {}
+        self.starts: dict[str, list[int]] = {}
+        self.steps: dict[str, int] = {}
+        self.forgotten: dict[tuple[str, int], set[int]] = {}
+        self.held: dict[str, frozenset[tuple[str, int]]] = {}
+        self.acked: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.moved: set[str] = set()
+        self.spoiled: set[str] = set()
+        self.armed: tuple[str, int] | None = None
+        self.healed = self.went_back = False
+        self.trace: deque[tuple[float, Any, Any]] = deque(maxlen=TRACED)
+        self._launches = 0
+        self.store, self.ray = Store(), Ray(self)
+        self.machines = list(self._machines())
+        self.checks = Checks(self)
+        self.server = Server(self)
+        self.users = Users(self, jobs_per_s or self.rng.choice((0.1, 0.3, 1.0)))
+        self.injector = Injector(self)
+        self._begin()
+
+    def _machines(self) -> list[Machine]:
+        kinds = self.rng.sample(KINDS, self.rng.choice((1, 2, 2, 3)))
+        return [
+            Machine(self, f"{kind.partition(':')[0]}-{i}", kind.partition(":")[0], kind, self.rng.choice((1, 2, 4)))
+            for kind in kinds
+            for i in range(self.rng.choice((1, 2, 3)))
+        ]
+
+    def _begin(self) -> None:
+        for machine in self.machines:
+            self.ray.join(machine)
+            self.after(self.rng.random(), machine.look_at_fences)
+        self.server.start()
+        self.users.begin()
+        self.injector.begin()
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_s
+
+    @property
+    def wall_s(self) -> float:
+        return self.clock.now_s + self.wall_offset_s
+
+    def after(self, delay_s: float, action: Callable[..., Any], *arguments: Any) -> None:
+        self.clock.after(delay_s, action, *arguments)
+
+    def note(self, what: Any, about: Any) -> None:
+        self.trace.append((self.clock.now_s, what, about))
+
+    def next_launch(self) -> int:
+        self._launches += 1
+        return self._launches
+
+    def newest_step(self, job: str) -> int:
+        return self.steps.get(job, 0)
+
+    def alive(self) -> list[Attempt]:
+        return [attempt for running in self.processes.values() for attempt in running]
+
+    def started(self, attempt: Attempt) -> None:
+        self.checks.started(attempt)
+        self.processes[attempt.job].append(attempt)
+        starts = self.starts.setdefault(attempt.job, [])
+        if attempt.epoch not in starts:
+            starts.append(attempt.epoch)
+        attempt.number = starts.index(attempt.epoch)
+
+    def committed(self, attempt: Attempt) -> None:
+        self.checks.committed(attempt)
+        self.steps[attempt.job] = max(attempt.step, self.steps.get(attempt.job, 0))
+
+    def alone(self, attempt: Attempt) -> None:
+        self.checks.alone(attempt)
+
+    def sisters_lose(self, ended: Attempt) -> None:
+        for sister in self.processes[ended.job]:
+            if sister.epoch == ended.epoch:
+                self.after(self.rng.uniform(0.02, 2.0), sister.connection_lost)
+
+    def kill_agent(self, machine: Machine, gone: bool) -> None:
+        ray_id = machine.ray_id
+        if machine.agent_up and not machine.frozen:
+            machine.agent_down()
+            self.after(self.rng.uniform(0.1, 1.0), self._agent_ended, machine, ray_id, gone)
+
+    def _agent_ended(self, machine: Machine, ray_id: str, gone: bool) -> None:
+        if machine.ray_id != ray_id:
+            return
+        if not (machine.cut_in or machine.cut_out or self.ray.away):
+            self.server.died(machine, ray_id, gone)
+        if not gone:
+            self.after(self.rng.uniform(0.2, 2.0), self._agent_again, machine, ray_id)
+
+    def _agent_again(self, machine: Machine, ray_id: str) -> None:
+        if machine.ray_id == ray_id and machine.powered:
+            machine.agent_up = True
+
+    def to_node(self, machine: Machine, ray_id: str, action: Callable[[], Any]) -> None:
+        if machine.cut_in or self._is_lost():
+            return
+        self.after(self._delay_s(), self._arrives, machine, ray_id, action)
+
+    def _arrives(self, machine: Machine, ray_id: str, action: Callable[[], Any]) -> None:
+        if machine.ray_id == ray_id and not machine.cut_in:
+            machine.call(action)
+
+    def from_node(self, machine: Machine, action: Callable[[], Any]) -> None:
+        if not machine.cut_out and not self._is_lost():
+            self.after(self._delay_s(), action)
+
+    def _is_lost(self) -> bool:
+        return bool(self.faults.lost) and self.rng.random() < self.faults.lost and not self.healed
+
+    def _delay_s(self) -> float:
+        slow = self.faults.slow and not self.healed and self.rng.random() < self.faults.slow
+        return self.rng.uniform(0.3, 6.0) if slow else self.rng.uniform(0.001, 0.02)
+
+    def crashes_at(self, point: str) -> bool:
+        if self.armed is not None and self.armed[0] == point:
+            name, left = self.armed
+            self.armed = (name, left - 1) if left > 1 else None
+            return left == 1
+        chance = 0.0 if self.healed else self.faults.crash_points
+        return bool(chance) and self.rng.random() < chance
+
+    def restore(self) -> None:
+        """The server stops, and an older copy of its store is put back."""
+        server, log = self.server, self.store.log
+        server.kill()
+        if len(log) < 10:
+            return
+        self.went_back = True
+        self.store.restore(self.rng.randrange(max(1, len(log) - 40), len(log)))
+        self.checks.restored()
+        there = self.store.records
+        self.acked &= there.keys()
+        self.cancelled = {job for job in self.cancelled if job in there and there[job].job.state == "CANCELLED"}
+
+    def run(self, events: int) -> Violation | None:
+        """So many events under faults, then heal, and see that everything comes to its end."""
+        from orchestrator.simulate.settling import settle
+
+        try:
+            self.clock.run(float("inf"), int(events * 0.8))
+            self.healed = True
+            self.injector.heal()
+            settle(self)
+        except Broken as e:
+            return e.violation
+        return None
+
+    def story(self, job: str, most: int = 60) -> list[str]:
+        """The last of what happened that names `job`, and the faults meanwhile."""
+        told = []
+        for at_s, what, about in self.trace:
+            text = f"{at_s:10.3f} {brief(what)} {about if isinstance(about, str) else ''}"
+            if (not job or f"{job}." in text + "." or f"{job} " in text or f"'{job}'" in text) or what in FAULTY:
+                told.append(text)
+        return told[-most:]

@@ -1,0 +1,106 @@
+"""Disks that are really full: a small tmpfs as a rank's folder, or as the whole node's."""
+
+import hashlib
+import os
+import subprocess
+import zipfile
+
+import pytest
+
+from workers.attempt.attempts import Attempts
+from workers.packages import Packages
+
+FILLS = """
+with open("{folder}/data", "wb") as f:
+    while True:
+        f.write(bytes(1 << 16))
+        f.flush()
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 2 MiB: its folder."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]).returncode:
+        pytest.skip("a file system can be mounted by root alone")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def train(node, tmp_path, text, **order):
+    with zipfile.ZipFile(tmp_path / "sent.zip", "w") as z:
+        z.writestr("train.py", text)
+    data = (tmp_path / "sent.zip").read_bytes()
+    sha = hashlib.sha256(data).hexdigest()
+    node.packages.put(sha, 0, data, True)
+    node.start(task="train", command=(), entry="train.py:train", package=sha, **order)
+
+
+def test_a_script_that_fills_a_disk_is_told_with_the_file_system_and_what_is_free(node, small):
+    node.python("j", FILLS.format(folder=small), environment={"TMPDIR": str(small)})
+    failure = node.outcome()["failure"]
+    assert (failure["kind"], failure["rank"], failure["node"], failure["exit_code"]) == ("storage", 0, "n0", 1)
+    assert "OSError: [Errno 28] No space left on device" in failure["message"]
+    assert f"{small} is full: 0 bytes of 2.0 MiB are free" in failure["message"]
+
+
+def test_a_command_that_fails_without_saying_why_on_a_full_disk_is_told_as_storage(node, small):
+    node.start(
+        command=("sh", "-c", f"head -c 4000000 /dev/zero 2>/dev/null > {small}/x; exit 3"),
+        environment={"TMPDIR": str(small)},
+    )
+    failure = node.outcome()["failure"]
+    assert (failure["kind"], failure["exit_code"]) == ("storage", 3)
+    assert f"{small} is full" in failure["message"]
+
+
+def test_a_failure_beside_a_disk_that_is_not_full_stays_the_users(node, small):
+    node.python("j", "raise SystemExit('boom')", environment={"TMPDIR": str(small)})
+    assert node.outcome()["failure"]["kind"] == "user"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "open('{folder}/x', 'wb').write(bytes(4 << 20))",
+        "torch.save(torch.zeros(1 << 20), '{folder}/x.pt')",
+        "ctx.checkpoint.save(1, {{'x': torch.zeros(1 << 20)}}, asynchronous=False)",
+    ],
+)
+def test_a_training_that_fills_a_disk_is_told_as_storage_with_its_traceback(node, small, tmp_path, write):
+    text = f"import torch\ndef train(ctx):\n    {write.format(folder=small)}\n"
+    node.attempts = Attempts(node.root / "attempts", small, "n0", node.packages, lambda order: 1)
+    train(node, tmp_path, text, checkpoint_root="c")
+    failure = node.outcome()["failure"]
+    assert failure["kind"] == "storage", failure
+    assert f"{small} " in failure["message"]
+    assert "in train" in failure["traceback"] or "checkpoint.save" in write
+
+
+def test_a_job_that_fills_its_nodes_disk_ends_as_failed_for_storage_with_rank_and_node(node, small):
+    """Ranks, their logs and the attempt's records all lie there."""
+    (small / "storage").mkdir()
+    node.root, node.packages = small, Packages(small / "packages")
+    node.reopen()
+    node.python("j", FILLS.format(folder="."))
+    ended = node.outcome()
+    failure = ended["failure"]
+    assert (ended["state"], failure["kind"], failure["rank"], failure["node"]) == ("failed", "storage", 0, "n0")
+    assert f"{small} is full" in failure["message"]
+
+
+def test_a_supervisor_that_a_full_disk_ended_is_told_as_storage(node, small):
+    """It cannot even say that it is there: its record does not fit."""
+    (small / "storage").mkdir()
+    node.root, node.packages = small, Packages(small / "packages")
+    node.reopen()
+    node.python("j", "import time; print('ready', flush=True); time.sleep(600)")
+    node.until_printed("ready")
+    with (small / "fill").open("wb", buffering=0) as f, pytest.raises(OSError, match="No space left"):
+        while True:
+            f.write(bytes(4096))
+    os.kill(node.supervisor_pid(), 9)
+    ended = node.outcome()
+    assert (ended["state"], ended["failure"]["kind"]) == ("lost", "storage")

@@ -1,0 +1,107 @@
+"""Memory that runs out for real: ranks in a memory-limited control group of this kernel, killed by it."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+LIMIT_BYTES = 96 << 20
+GROWS = """
+import os, pathlib, time
+print("ready", flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+kept = []
+while True:
+    kept.append(bytearray(1 << 20))
+"""
+WAITS = "import os; open('pid', 'w').write(str(os.getpid())); print('ready', flush=True); import time; time.sleep(600)"
+
+
+@pytest.fixture
+def limited():
+    """A real control group with a limit of memory: its folder. `inside` moves this process there for a while."""
+    root, limit = (V1, "memory.limit_in_bytes") if (V1 / "memory.limit_in_bytes").exists() else (V2, "memory.max")
+    group = root / f"polyfleet-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(LIMIT_BYTES))
+    except OSError as e:
+        group.is_dir() and group.rmdir()
+        pytest.skip(f"no control group with a limit of memory can be made here: {e}")
+    yield group
+    group.rmdir()
+
+
+@contextmanager
+def inside(group):
+    """What this process starts meanwhile is a member of `group`."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    path = next(line.split(":", 2)[2] for line in lines if ":memory:" in line or line.startswith("0::"))
+    own = group.parent / path.lstrip("/") / "cgroup.procs"
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        own.write_text(str(os.getpid()))
+
+
+def gone(node, group):
+    node.until(lambda: not (group / "cgroup.procs").read_text().strip(), "the group is empty")
+
+
+def test_a_rank_killed_by_the_kernel_in_the_nodes_own_limit_is_told_with_peak_and_limit(node, limited):
+    with inside(limited):
+        node.python("j", GROWS)
+    node.until_printed("ready")
+    (node.folder().work(0) / "go").touch()
+    ended = node.outcome()
+    failure = ended["failure"]
+    assert (ended["state"], failure["kind"], failure["exit_code"], failure["node"]) == ("failed", "oom", -9, "n0")
+    assert failure["message"].startswith("rank 0 was killed by the kernel because memory ran out: it held ")
+    assert failure["message"].endswith("MiB, the limit of its control group is 96 MiB")
+    assert LIMIT_BYTES // 2 < ended["peak_memory_bytes"] < 2 * LIMIT_BYTES
+    gone(node, limited)
+
+
+def test_a_rank_killed_in_a_group_that_nobody_told_us_of_is_found_in_the_kernels_counters(node, limited):
+    script = f"echo $$ > {limited}/cgroup.procs; exec {sys.executable} -c '{GROWS}'"
+    node.start(command=("sh", "-c", script))
+    node.until_printed("ready")
+    (node.folder().work(0) / "go").touch()
+    failure = node.outcome()["failure"]
+    assert (failure["kind"], failure["exit_code"]) == ("oom", -9)
+    assert "the node has" in failure["message"]
+    gone(node, limited)
+
+
+def test_a_shell_whose_program_ran_out_of_memory_is_told_so(node, limited):
+    script = f"echo $$ > {limited}/cgroup.procs; {sys.executable} -c '{GROWS}'; exit $?"
+    node.start(command=("sh", "-c", script))
+    node.until_printed("ready")
+    (node.folder().work(0) / "go").touch()
+    failure = node.outcome()["failure"]
+    assert (failure["kind"], failure["exit_code"]) == ("oom", 137)
+    gone(node, limited)
+
+
+def test_a_rank_killed_by_a_person_is_not_told_as_out_of_memory_though_another_program_was(node, limited):
+    """The counters are the machine's: only the kernel's log says who it was."""
+    if not os.access("/dev/kmsg", os.R_OK):
+        pytest.skip("the kernel's log cannot be read here")
+    node.python("j", WAITS)
+    pid = int(node.until_file(node.folder().work(0) / "pid"))
+    script = f"echo $$ > {limited}/cgroup.procs; exec {sys.executable} -c 'x = bytearray({2 * LIMIT_BYTES})'"
+    assert subprocess.run(["sh", "-c", script]).returncode == -9
+    os.kill(pid, 9)
+    failure = node.outcome()["failure"]
+    assert (failure["kind"], failure["exit_code"]) == ("signal", -9)
+
+
+def test_the_peak_of_an_attempt_without_a_control_group_is_what_its_ranks_held(node):
+    node.python("j", "x = bytearray(64 << 20)", ranks=2, world_size=2, devices=(0, 1))
+    assert 128 << 20 < node.outcome()["peak_memory_bytes"] < 512 << 20
