@@ -4,7 +4,6 @@ It outlives whoever started it and is stopped by the process ids in fleet.json. 
 """
 
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from cluster import environments, fleet_record, heads, locking, tokens
+from cluster import environments, fleet_record, heads, locking
 from cluster.connect import foreign_token
 from cluster.errors import Conflict, FleetError, SpecError, UserError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home, open_private, umask
 from cluster.raylets import (
-    AUTHENTICATION,
     await_started,
     forget_tokens,
     keep_logs,
     make_storage,
+    new_token,
     start_worker,
     stop_all,
     stop_unrecorded,
@@ -180,7 +179,7 @@ def _make_storages(spec: FleetSpec) -> None:
 def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Mapping[str, int]) -> FleetRecord:
     """With a token of its own: whoever learnt that of an earlier fleet has nothing."""
     forget_tokens()
-    token = tokens.ensure(home() / f"{AUTHENTICATION}-{secrets.token_hex(4)}")
+    token = new_token()
     new = FleetRecord(
         name=spec.name,
         state="starting",

@@ -17,7 +17,15 @@ from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.processes import free_port, reap
 from cluster.ray_node import head_command
-from cluster.raylets import TEMPORARY, await_started, launch, remove_temporary, stop_strays
+from cluster.raylets import (
+    TEMPORARY,
+    await_started,
+    forget_tokens,
+    launch,
+    new_token,
+    remove_temporary,
+    stop_strays,
+)
 
 Progress = Callable[[str], None]
 HEAD = "head"
@@ -78,13 +86,18 @@ def _same_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
 
 
 def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
-    """When it fails, the record is as it was, without a head."""
+    """With a token of its own: nodes have sent the old one to the old address, whoever listened there.
+
+    When it fails, the record is as it was, without a head.
+    """
     progress("starting a new head")
+    token = new_token()
     try:
-        new = start(successor(replace(record, before=record.temp_dir)))
+        new = start(successor(replace(record, before=record.temp_dir, token_path=str(token))))
     except BaseException:
         if (begun := fleet_record.read()) is not None and begun.temp_dir != record.temp_dir:
             _remove(Path(begun.temp_dir))
+        token.unlink(missing_ok=True)
         fleet_record.write(replace(record, processes=tuple(p for p in record.processes if p.role != HEAD)))
         raise
     new = replace(new, state="up")
@@ -99,6 +112,7 @@ def abandon(record: FleetRecord) -> FleetRecord:
     if not record.before:
         return record
     _remove(Path(record.before))
+    forget_tokens(but=record.token_path)
     reap(p.process for p in record.processes)
     record = replace(record, before="")
     fleet_record.write(record)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import stat
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster import code, fences, fleet_record, notices
+from cluster import code, fences, fleet_record, notices, tokens
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.identity import fleet_identity
@@ -174,10 +175,16 @@ def stop_processes(record: FleetRecord) -> None:
     reap(p.process for p in record.processes)
 
 
-def forget_tokens() -> None:
-    """Of fleets that ended: call it where no embedded fleet of this home lives."""
+def new_token() -> Path:
+    """A token file of Ray that no other cluster had."""
+    return tokens.ensure(home() / f"{AUTHENTICATION}-{secrets.token_hex(4)}")
+
+
+def forget_tokens(but: str = "") -> None:
+    """Of fleets that ended; `but` is that of the one which lives."""
     for path in home().glob(f"{AUTHENTICATION}*"):
-        path.unlink(missing_ok=True)
+        if str(path) != but:
+            path.unlink(missing_ok=True)
 
 
 def stop_unrecorded() -> int:

@@ -22,6 +22,7 @@ from workers.attempt import fence, lease
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
+from workers.attempt.starting import Starter
 from workers.benchmark.serving import ask
 from workers.checkpoint_tools import CheckpointTools
 from workers.discovery import discover
@@ -70,8 +71,9 @@ class Agent:
         given = os.environ.get("POLYFLEET_FENCES")
         shared = fences or (Path(given) if given else None)
         self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
-        folder, ours = self._place.node_dir / "attempts", self._place
-        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences)
+        folder, ours, starter = self._place.node_dir / "attempts", self._place, Starter()
+        starter.begin()
+        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
         if shared is not None or _ray() is not None:

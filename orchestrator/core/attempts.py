@@ -25,7 +25,7 @@ def place_of(leases: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
 @dataclass(frozen=True, slots=True)
 class Part:
     """One node's share. `outcome` is set once it ended, or once nothing of it can run; `ended_s` is when we learned it,
-    and `heard_s` when its node was heard last before that.
+    and `heard_s` when its node was heard last before that; `told`: by its own node, not concluded from its silence.
 
     `unsure` is "" or why its node may not have it: it ends as lost once that is certain. `spoiled` is "" or why what
     its agent told of it cannot be used: it is stopped, and ends as failed.
@@ -39,6 +39,7 @@ class Part:
     outcome: Outcome | None = None
     ended_s: float = 0.0
     heard_s: float = 0.0
+    told: bool = True
     unsure: str = ""
     spoiled: str = ""
 
@@ -57,6 +58,7 @@ class Live:
     """`launching` until the launch has answered. `since_s`: from then on its nodes must know it.
 
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood. `asked` is by node.
+    `cut_off`: why a fence was first raised, and when: a node that reads it ends its part, whatever we asked it.
     `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
     newest stored event of rank 0. Monotonic seconds.
     """
@@ -71,6 +73,8 @@ class Live:
     fence_asked_s: float | None = None
     fenced_s: float | None = None
     overruled: str = ""
+    cut_off: str = ""
+    cut_off_s: float = 0.0
 
     @property
     def key(self) -> str:

@@ -21,19 +21,27 @@ UNHEEDED_S = 15.0
 """And so long after it has heard, beside the grace of the attempt."""
 
 
-def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome) -> None:
-    """The first that is told of a part counts. The attempt is concluded with its last part."""
+def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: bool = True) -> None:
+    """The first that is told of a part counts. The attempt is concluded with its last part. `told`: by its own node."""
     live = draft.lives[job]
     part = live.parts[rank]
     if part.outcome is not None:
         return
     if part.spoiled:
         outcome = lost(live, rank, part.spoiled, "unreadable")
+    elif outcome.state == "cancelled" and _cut_off(live):
+        outcome = lost(live, rank, f"{live.cut_off}; node {part.node} then ended its part")
     node = draft.nodes.get(part.node)
-    heard_s = node.heard_s if node else 0.0
-    ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, unsure="")
+    heard_s = node.heard_s if node and node.listed_s is not None else 0.0  # its appearance is no word of it
+    ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, told=told, unsure="")
     draft.lives[job] = live.with_part(rank, ended)
     look_after(draft, job)
+
+
+def _cut_off(live: Live) -> bool:
+    """Its fence was raised before any part had failed."""
+    failed_s = [part.ended_s for part in live.parts if part.outcome and part.outcome.state == "failed"]
+    return bool(live.cut_off) and live.cut_off_s <= min(failed_s, default=live.cut_off_s)
 
 
 def launched(draft: Draft, told: Launched) -> None:

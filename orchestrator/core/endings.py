@@ -4,8 +4,9 @@ A rank that dies breaks its neighbours' connections, and they fail as well, ofte
 what cannot follow from a neighbour's death decides before what can:
 
 1. what its ranks wrote cannot be used;
-2. a node or agent that was lost, unless it was still heard after another part had failed by itself; a rank killed from
-   outside; memory or disk that ran out; a number that is not finite; a hang;
+2. an attempt whose supervisor was killed, as its node says; a node that was lost, unless it was still heard after
+   another part had failed by itself; a rank killed from outside; memory or disk that ran out; a number that is not
+   finite; a hang;
 3. a failure of the job's own code, in the order in which we learned of them;
 4. what was stopped because it was asked to.
 """
@@ -51,7 +52,8 @@ def _class(part: Part, first_failed_s: float | None) -> int:
     if kind == "unreadable":
         return 1
     if state == "lost":
-        return 2 if first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S else 4
+        unheard = first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S
+        return 2 if part.told or unheard else 4
     if state == "failed":
         return 2 if kind in PRIMARY else 3
     return LAST[state]

@@ -42,7 +42,7 @@ def _look(draft: Draft, live: Live) -> None:
         ending.look_after(draft, live.job)
         return
     if live.fenced_s is None:
-        _raise(draft, live)
+        _raise(draft, live, _doubt(draft, live, live.parts[doubtful[0]]))
     for rank in doubtful:
         now = draft.lives.get(live.job)
         if now is not None and now.epoch == live.epoch and (why := _certain(draft, now, rank)):
@@ -66,10 +66,12 @@ def _doubt(draft: Draft, live: Live, part: Part) -> str:
     return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
 
 
-def _raise(draft: Draft, live: Live) -> None:
+def _raise(draft: Draft, live: Live, why: str) -> None:
     if _waits(draft, live):
         return
     if live.fence_asked_s is None or draft.now.s - live.fence_asked_s > UNANSWERED_S:
+        if not live.cut_off:
+            live = replace(live, cut_off=why, cut_off_s=draft.now.s)
         draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s)
         draft.command(Fence(live.job, live.epoch + 1))
 
@@ -120,7 +122,7 @@ def _certain(draft: Draft, live: Live, rank: int) -> str:
     node, asked = draft.nodes.get(part.node), live.asked.get(part.node)
     if node is None or asked is None or not asked.heard or asked.at_s < live.fenced_s:
         return ""
-    gone = node.listed_s > asked.at_s and live.part_key(rank) not in node.listed
+    gone = node.listed_s is not None and node.listed_s > asked.at_s and live.part_key(rank) not in node.listed
     return _doubt(draft, live, part) if gone else ""
 
 
@@ -130,4 +132,4 @@ def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:
     never = part.unsure and state is State.STARTING and not part.phase
     if not never and (node := draft.nodes.get(part.node)) is not None:
         draft.nodes[node.name] = nodes.failed(node, why, draft.now.s)
-    ending.part_ended(draft, live.job, rank, lost(live, rank, why, "launch" if never else "lost"))
+    ending.part_ended(draft, live.job, rank, lost(live, rank, why, "launch" if never else "lost"), told=False)

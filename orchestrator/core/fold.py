@@ -61,12 +61,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of a job. `spec` is for showing only. `reason` is of the event that led to its state, `seq` of
-    the last that counted.
+    """All that is known of a job. `reason` is of the event that led to its state, `seq` of the last that counted. What
+    was written by its user is in the event `submitted`.
     """
 
     job: Job
-    spec: dict[str, Any]
     reason: str = ""
     attempts: tuple[Attempt, ...] = ()
     checkpoint: dict[str, Any] | None = None
@@ -152,7 +151,7 @@ def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
 def _submitted(event: Event) -> Record:
     spec = event.data.get("spec", {})
     job = from_plain(Job, {**_of_spec(spec, event.data), **event.data["job"]})
-    return Record(replace(job, number=event.seq), spec, "submitted", seq=event.seq)
+    return Record(replace(job, number=event.seq), "submitted", seq=event.seq)
 
 
 def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:

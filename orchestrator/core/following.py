@@ -22,7 +22,7 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
     node = draft.nodes.get(beat.node)
     if node is None or node.ray_id != beat.ray_id:
         return
-    was_closed = node.facts is None or node.silent_s(draft.now.s) > nodes.SILENT_S
+    was_closed = node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > nodes.SILENT_S
     draft.nodes[node.name] = node = _refreshed(node, beat, draft.now.s)
     if beat.facts is not None or was_closed:
         draft.change(changed=True)
@@ -30,15 +30,16 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
         _report(draft, node.name, report, report.job in beat.known)
     for job, epoch in beat.epochs.items():
         _seen_epoch(draft, node.name, job, epoch)
-    if beat.attempts is not None:
-        _listed(draft, draft.nodes[node.name], beat.attempts)
+    after = draft.nodes[node.name]
+    if beat.attempts is not None and after.listed_s == beat.asked_s:  # else a newer list has come before it
+        _listed(draft, after, beat.attempts)
 
 
 def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
     after = replace(node, heard_s=max(node.heard_s, now_s))
     if beat.facts is not None:
         after = replace(after, facts=beat.facts, refused=nodes.refusal(beat.facts))
-    if beat.attempts is not None and beat.asked_s >= node.listed_s:
+    if beat.attempts is not None and (node.listed_s is None or beat.asked_s >= node.listed_s):
         after = replace(after, listed_s=beat.asked_s, listed=beat.attempts)
     return after
 
@@ -49,7 +50,7 @@ def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None
         _of_no_life(draft, node, report, known)
         return
     if not (0 <= report.node_rank < len(live.parts)) or live.parts[report.node_rank].node != node:
-        draft.warn(f"node {node} tells of part {report.node_rank} of attempt {live.key}, which is not there")
+        _of_no_life(draft, node, report, known)  # another attempt that bears the same number
         return
     part = live.parts[report.node_rank]
     if part.outcome is not None:
@@ -126,10 +127,12 @@ def _strange(draft: Draft, node: str, key: str, stranger: Stranger) -> None:
 
 
 def dismiss(draft: Draft, node: str, key: str) -> None:
-    """Stop what does not count, or let its node forget it once it has ended; not more often than it can answer."""
+    """Stop what does not count, or let its node forget it once it has ended; not more often than it can answer. What a
+    node tells that may be another one under a second name is left to that.
+    """
     have = draft.nodes[node]
     stranger = have.strangers[key]
-    if draft.now.s - stranger.asked_s < AGAIN_S:
+    if have.same_as or draft.now.s - stranger.asked_s < AGAIN_S:
         return
     strangers = {**have.strangers, key: replace(stranger, asked_s=draft.now.s)}
     draft.nodes[node] = replace(have, strangers=strangers)
@@ -164,7 +167,7 @@ def _listed(draft: Draft, node: Node, there: frozenset[str]) -> None:
         draft.change(changed=True)
     for job in draft.on_node(node.name):
         live = draft.lives[job]
-        if not live.launching and node.listed_s >= live.since_s:
+        if not live.launching and node.listed_s is not None and node.listed_s >= live.since_s:
             for rank, part in enumerate(live.parts):
                 if part.node == node.name and part.outcome is None and live.part_key(rank) not in there:
                     _missing(draft, job, rank)

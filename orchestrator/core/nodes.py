@@ -40,7 +40,7 @@ class Stranger:
 @dataclass(frozen=True, slots=True)
 class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
-    its attempts. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all (another protocol),
+    its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all (another protocol),
     `notice` why it is about to go. `same_as`: the name
     that it was given and that another living node bears. `failures` are the newest, as (when, what). Monotonic seconds.
     """
@@ -52,7 +52,7 @@ class Node:
     has_agent: bool = False
     making_s: float | None = None
     restarted_s: float = 0.0
-    listed_s: float = 0.0
+    listed_s: float | None = None
     listed: frozenset[str] = frozenset()
     lost: str = ""
     refused: str = ""
@@ -70,6 +70,11 @@ class Node:
     def unknown(self) -> list[str]:
         """Running attempts there that the store does not know."""
         return sorted(key for key, s in self.strangers.items() if not s.known and s.phase != "ended")
+
+    @property
+    def stopping(self) -> list[str]:
+        """Running attempts there that do not count any more: they still use their devices."""
+        return sorted(key for key, s in self.strangers.items() if s.known and s.phase != "ended")
 
     def silent_s(self, now_s: float) -> float:
         return now_s - self.heard_s
@@ -101,6 +106,10 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
     if unknown := node.unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         return f"node {node.name} runs {unknown[0]}{more}, unknown to this server's database; see `polyfleet doctor`"
+    if stopping := node.stopping:
+        return f"node {node.name} still runs {', '.join(stopping)}, which was replaced and is being stopped"
+    if node.listed_s is None:
+        return f"node {node.name} has not told yet what runs there"
     if (left_s := node.quarantined_until_s - now_s) > 0:
         return (
             f"node {node.name} failed {len(node.failures)} times within 10 minutes (last: {node.failures[-1][1]}) and "

@@ -15,6 +15,8 @@ from cluster.processes import ProcessId, kill
 from cluster.vocabulary import NodeFacts
 
 NODE_LABEL = "polyfleet.io/node"
+GROUP_OF = {"stop": "ends", "forget": "ends", "hello": "watches", "watch": "watches"}
+GROUP_THREADS = 4
 ROLE_LABEL = "polyfleet.io/role"
 
 
@@ -110,7 +112,6 @@ def make(ray_id: str) -> Any:
 
     Agents of other fleets in the same Ray cluster are in other namespaces.
     """
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from workers.agent import Agent as AgentActor
@@ -126,7 +127,17 @@ def make(ray_id: str) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_id, soft=False),
     }
-    return ray.remote(AgentActor).options(**options).remote(fleet=identity)
+    return grouped(AgentActor).options(**options).remote(fleet=identity)
+
+
+def grouped(agent: type) -> Any:
+    """The actor class. Stops and watches have threads of their own: they never wait behind starts that hang."""
+    import ray
+
+    for name, group in GROUP_OF.items():
+        ray.method(concurrency_group=group)(getattr(agent, name))
+    options: dict[str, Any] = {"concurrency_groups": dict.fromkeys(GROUP_OF.values(), GROUP_THREADS)}
+    return ray.remote(**options)(agent)
 
 
 def end(actor: Any) -> None:

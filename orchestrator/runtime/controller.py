@@ -242,7 +242,7 @@ class Runtime(threading.Thread):
         for item in items:
             message = item.message if isinstance(item, Ask) else item
             try:
-                done = control.step(state, self._known(message), at)
+                done = control.step(state, self._known(message, state), at)
             except Exception as e:
                 log.exception("a message of kind %s is dropped", type(message).__name__)
                 if isinstance(item, Ask):
@@ -279,11 +279,11 @@ class Runtime(threading.Thread):
                 log.exception("%s could not be begun", command)
             crash.point(f"command:{type(command).__name__}:after")
 
-    def _known(self, message: Message) -> Message:
-        """An agent's answer with which of its jobs the store has, beside those that are open."""
+    def _known(self, message: Message, state: Control) -> Message:
+        """An agent's answer with which of its jobs the store has, beside those that are open in `state`."""
         if not isinstance(message, m.Heartbeat):
             return message
-        others = {report.job for report in message.reports} - self.control.records.keys()
+        others = {report.job for report in message.reports} - state.records.keys()
         if not others:
             return message
         return replace(message, known=frozenset(job for job in others if job in self._jobs))

@@ -2,9 +2,8 @@
 store, and for nodes of this machine in a folder that is read while Ray's head does not answer.
 """
 
-from cluster.identity import fleet_identity
-
 from cluster import fences
+from cluster.identity import fleet_identity
 from cluster.paths import home
 from orchestrator.runtime.engine import in_time
 from workers.messages import FENCE_KEY

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.identity import fleet_identity, reservation_prefix
-
 from cluster.errors import FleetError
+from cluster.identity import fleet_identity, reservation_prefix
 from cluster.paths import home
 from orchestrator.runtime.engine import in_time
 

@@ -24,7 +24,8 @@ class Unanswered(Exception):
 class Carrying:
     def __init__(self, server: "Server"):
         self.server, self.world = server, server.world
-        self._fences: dict[str, list[int]] = {}
+        self._fences: dict[str, list[c.Fence]] = {}
+        self.taken: set[str] = set()
 
     def out(self, command: c.Command) -> None:
         HANDLERS[type(command)](self, command)
@@ -70,45 +71,52 @@ class Carrying:
         self.ask(command.node, ANSWER_S, act, lambda error: None)
 
     def fence(self, command: c.Fence) -> None:
-        """Those of one job go out in the order given."""
+        """In the order given."""
         queue = self._fences.setdefault(command.job, [])
-        queue.append(command.epoch)
+        queue.append(command)
         if len(queue) == 1:
             self._next_fence(command.job)
 
     def _next_fence(self, job: str) -> None:
         ray = self.world.ray
         if ray.away or ray.fences_away:
-            self.server.later(FENCE_S, self._fenced, job, "the fence cannot be written")
+            self.server.later(FENCE_S, self._fenced, job, 0, "the fence cannot be written")
         else:
             self.server.later(self.world.rng.uniform(0.002, 0.05), self._write_fence, job)
 
     def _write_fence(self, job: str) -> None:
-        ray = self.world.ray
+        ray, command = self.world.ray, self._fences[job][0]
         if ray.away or ray.fences_away:
-            self._fenced(job, "the fence cannot be written")
+            self._fenced(job, 0, "the fence cannot be written")
             return
-        ray.fences[job] = self._fences[job][0]
-        self.server.later(0.005, self._fenced, job, "")
+        stands = ray.fences.get(job, 0)
+        if command.lower:
+            ray.fences[job] = stands = command.epoch if stands == command.epoch + 1 else stands
+        else:
+            ray.fences[job] = stands = max(stands, command.epoch)
+        self.server.later(0.005, self._fenced, job, stands, "")
 
-    def _fenced(self, job: str, error: str) -> None:
+    def _fenced(self, job: str, stands: int, error: str) -> None:
         queue = self._fences[job]
-        self.server.tell(m.Fenced(job, queue.pop(0), error))
+        self.server.tell(m.Fenced(job, queue.pop(0).epoch, stands, error))
         if queue:
             self._next_fence(job)
         else:
             del self._fences[job]
 
     def release(self, command: c.Release) -> None:
-        self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command.attempt)
+        self.taken.discard(command.place)
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command.place)
 
-    def _released(self, attempt: str) -> None:
+    def _released(self, place: str) -> None:
+        """Unless the next attempt has taken it over meanwhile."""
         ray = self.world.ray
         if ray.away:
-            self.server.tell(m.Released(attempt, "Ray's head does not answer"))
-        else:
-            ray.reserved.pop(attempt, None)
-            self.server.tell(m.Released(attempt))
+            self.server.tell(m.Released(place, "Ray's head does not answer"))
+            return
+        if place not in self.taken:
+            ray.reserved.pop(place, None)
+        self.server.tell(m.Released(place))
 
     def make_agent(self, command: c.MakeAgent) -> None:
         self.server.later(self.world.rng.uniform(0.05, 0.6), self._made, command, self.world.now_s)
@@ -138,7 +146,6 @@ class Carrying:
             del self.server.agents[command.node]
 
     def store_report(self, command: c.StoreReport) -> None:
-        self.world.checks.reported(command)
         if not self.server.store.refuses:
             self.server.store.report(command.job, command.epoch, command.at)
 
@@ -146,6 +153,7 @@ class Carrying:
         """It only says something."""
 
     def launch(self, command: c.Launch) -> None:
+        self.taken.add(command.place)
         Launching(self, command).reserve(0.0)
 
 
@@ -167,8 +175,7 @@ class Launching:
         """A reservation stands once no other holds the same devices."""
         command, ray = self.command, self.world.ray
         if not ray.away and not self._taken():
-            ray.reserved[command.attempt] = tuple(self.server.agents.get(node, "") for node in command.nodes)
-            self.world.held[command.attempt] = self._wanted()
+            ray.reserved[command.place] = self._wanted()
             self.server.later(self.world.rng.uniform(0.01, 0.2), self.fence)
         elif waited_s >= RESERVE_S:
             self.fail("Ray did not reserve its devices")
@@ -180,8 +187,8 @@ class Launching:
         return frozenset((self.server.agents.get(node, ""), number) for node, o in orders for number in o.devices)
 
     def _taken(self) -> bool:
-        wanted, held = self._wanted(), self.world.held
-        return any(wanted & held[other] for other in self.world.ray.reserved if other != self.command.attempt)
+        wanted, reserved = self._wanted(), self.world.ray.reserved
+        return any(wanted & held for place, held in reserved.items() if place != self.command.place)
 
     def fence(self) -> None:
         command, world, ray = self.command, self.world, self.world.ray
@@ -192,7 +199,7 @@ class Launching:
             self.fail("the fence cannot be written")
             return
         if (stands := ray.fences.get(command.job, 0)) > command.epoch:
-            self.fail(f"the fence stands at {stands}", seen=stands)
+            self.fail(f"the fence stands at {stands}", seen=stands - 1)
             return
         ray.fences[command.job] = command.epoch
         self.server.later(world.rng.uniform(0.01, 0.3), self.start)

@@ -52,7 +52,7 @@ class Violation:
     job: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} ({SENTENCES[self.name]}) is broken at {self.at_s:.3f} s: {self.what}"
+        return f"{self.name} ({SENTENCES[self.name]}) is broken at {self.at_s:.3f} s: {self.job} {self.what}"
 
 
 class Broken(Exception):
@@ -193,8 +193,9 @@ class Checks:
             if other.epoch > attempt.epoch and not other.exempt(self.world.now_s):
                 self.broken("I5", attempt.job, f"{attempt.key} commits a checkpoint while {other.key} runs")
 
-    def reported(self, command: StoreReport) -> None:
-        record = self.world.store.records.get(command.job)
+    def reported(self, command: StoreReport, held: Control) -> None:
+        """`held` is the controller as it was when it was told the report."""
+        record = held.records.get(command.job)
         if record is None or record.job.epoch != command.epoch:
             self.broken("I5", command.job, f"a report of epoch {command.epoch} is stored, the job is at {record}")
 

@@ -45,7 +45,6 @@ class Machine:
         self._answers = 0
         self._answered_s: dict[int, float] = {}
         self._told_facts_s = -1e9
-        self._told_seen: dict[str, int] = {}
         self._facts: NodeFacts | None = None
 
     @property
@@ -96,7 +95,6 @@ class Machine:
         if generation > self.generation:
             self.generation = generation
             self._told_facts_s = -1e9
-            self._told_seen = {}
 
     def watch(self, generation: int, known: Mapping[str, tuple[int, str]], heard: int, answer: Answer) -> None:
         """`known`: key -> (cursor, phase). `heard` is the newest answer that has arrived: leases go on from when that
@@ -107,6 +105,10 @@ class Machine:
         except Refused:
             return
         now_s = self.heard_s = self.world.now_s
+        if not heard:  # a first greeting
+            self._told_facts_s = now_s
+            answer((self._numbered(), self.facts(), (), None, dict(self.seen)))
+            return
         if (answered_s := self.lease_from(heard)) is not None:
             for attempt in self.attempts.values():
                 attempt.renew(now_s, answered_s)
@@ -138,14 +140,12 @@ class Machine:
         now_s, facts = self.world.now_s, None
         if now_s - self._told_facts_s > 10.0:
             facts, self._told_facts_s = self.facts(), now_s
-        epochs = {job: epoch for job, epoch in self.seen.items() if self._told_seen.get(job) != epoch}
-        self._answers += 1
-        self._answered_s = {**dict(list(self._answered_s.items())[-3:]), self._answers: now_s}
-        answer((self._answers, facts, tuple(reports), frozenset(self.attempts), epochs))
+        answer((self._numbered(), facts, tuple(reports), frozenset(self.attempts), {}))
 
-    def heard_epochs(self, epochs: Mapping[str, int]) -> None:
-        """The controller acknowledges what it was told."""
-        self._told_seen |= epochs
+    def _numbered(self) -> int:
+        self._answers += 1
+        self._answered_s = {**dict(list(self._answered_s.items())[-3:]), self._answers: self.world.now_s}
+        return self._answers
 
     def start(self, generation: int, order: Order, number: int) -> None:
         """Raises Refused. Idempotent. The fence is read first, and the lease begins with that."""
@@ -159,10 +159,8 @@ class Machine:
             raise Refused("the fence cannot be read")
         if fence > order.epoch:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
-        if (
-            key in self.attempts
-            or newest == order.epoch
-            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
+        if key in self.attempts or (
+            newest == order.epoch and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
         ):
             return
         for attempt in list(self.attempts.values()):
@@ -211,5 +209,4 @@ class Machine:
         self._watch = None
         self._answered_s = {}
         self._told_facts_s = -1e9
-        self._told_seen = {}
         self.waiting = []

@@ -15,7 +15,7 @@ class Ray:
         self.by_id: dict[str, Machine] = {}
         self.listed: dict[str, NodeSeen] = {}
         self.hidden: set[str] = set()
-        self.reserved: dict[str, tuple[str, ...]] = {}
+        self.reserved: dict[str, frozenset[tuple[str, int]]] = {}
         self.fences: dict[str, int] = {}
         self.away = False
         self.away_s = 0.0
@@ -49,9 +49,9 @@ class Ray:
     def _unlist(self, ray_id: str) -> None:
         self.listed.pop(ray_id, None)
         self.by_id.pop(ray_id, None)
-        for attempt, nodes in list(self.reserved.items()):
-            if ray_id in nodes:
-                self.reserved.pop(attempt)
+        for place, held in list(self.reserved.items()):
+            if any(node == ray_id for node, _ in held):
+                self.reserved.pop(place)
 
     def declare_dead(self, machine: "Machine") -> None:
         """Ray takes a frozen or cut off node for dead: its raylet ends as soon as it hears of that."""

@@ -1,12 +1,13 @@
 """The server, simulated: the real `step` over an inbox, turns of one transaction each, and commands carried out after."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import control as core
 from orchestrator.core import messages as m
 from orchestrator.core import points
-from orchestrator.core.attempts import Live
+from orchestrator.core.commands import StoreReport
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Job
@@ -156,16 +157,20 @@ class Server:
         control, events, commands, now = self.control, [], [], self.now()
         for message, _ in taken:
             self.world.note(message, now.s)
-            control, told, asked = core.step(control, message, now)
+            was = control
+            control, told, asked = core.step(was, self._known(message, was), now)
+            for command in asked:
+                if isinstance(command, StoreReport):
+                    self.world.checks.reported(command, was)
             events += told
             commands += asked
         try:
             if events:
-                was = {event.job: self.store.records.get(event.job) for event in events}
+                had = {event.job: self.store.records.get(event.job) for event in events}
                 for event in events:
                     self.reach(points.of_event(event.event, points.BEFORE))
                 stored = self.store.append(events)
-                self.world.checks.stored(stored, was)
+                self.world.checks.stored(stored, had)
                 for event in events:
                     self.world.note(event, now.s)
                 for event in events:
@@ -185,6 +190,13 @@ class Server:
             self.reach(points.of_command(command, points.BEFORE))
             self._carrying.out(command)
             self.reach(points.of_command(command, points.AFTER))
+
+    def _known(self, message: m.Message, control: Control) -> m.Message:
+        """An agent's answer with which of its jobs the store has, beside those that are open."""
+        if not isinstance(message, m.Heartbeat) or not message.reports:
+            return message
+        others = {report.job for report in message.reports} - control.records.keys()
+        return replace(message, known=frozenset(others & self.store.records.keys())) if others else message
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
@@ -231,13 +243,9 @@ class Server:
         self.later(UNHEARD_S, self._unheard, node, ray_id, number)
         if machine is None or machine.ray_id != ray_id:
             return
-        asked_s, known, heard, generation, life = (
-            self.now().s,
-            self._known(node),
-            self._heard[node],
-            self.generation,
-            self.life,
-        )
+        asked_s, heard, generation, life = self.now().s, self._heard[node], self.generation, self.life
+        cursors, phases = core.watch_of(self.control, node)
+        known = {key: (cursor, phases[key]) for key, cursor in cursors.items()}
 
         def answered(told: Any) -> None:
             self.world.from_node(
@@ -246,23 +254,11 @@ class Server:
 
         self.world.to_node(machine, ray_id, lambda: machine.watch(generation, known, heard, answered))
 
-    def _known(self, node: str) -> Mapping[str, tuple[int, str]]:
-        """What we have heard already: key -> (cursor, phase)."""
-        known: dict[str, tuple[int, str]] = {}
-        for job in self.control.on_node.get(node, ()):
-            live: Live = self.control.lives[job]
-            for rank, part in enumerate(live.parts):
-                if part.node == node:
-                    known[live.part_key(rank)] = (part.cursor, part.phase)
-        if node in self.control.nodes:
-            known |= {key: (s.cursor, s.phase) for key, s in self.control.nodes[node].strangers.items()}
-        return known
-
     def _answered(self, node: str, ray_id: str, number: int, asked_s: float, told: Any) -> None:
         if self.agents.get(node) != ray_id:
             return
         answer, facts, reports, attempts, epochs = told
-        rng, spoiled = self.world.rng, self.world.faults.spoiled
+        rng, spoiled = self.world.rng, 0.0 if self.world.healed else self.world.faults.spoiled
         good = tuple(r for r in reports if not spoiled or rng.random() >= spoiled)
         for report in reports:
             if report not in good:
@@ -271,12 +267,8 @@ class Server:
                 self.tell(
                     m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended)
                 )
-        stored = self.store.records
-        known = frozenset(r.job for r in good if r.job in stored)
-        self.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs, known))
+        self.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs))
         self._heard[node] = max(self._heard[node], answer)
-        if (machine := self.world.ray.by_id.get(ray_id)) is not None:
-            machine.heard_epochs(epochs)
         if number == self._asked.get(node):
             self._asked[node] += 1
             self.later(AGAIN_S if self.store.refuses else 3 * TURN_S, self._watch, node, ray_id)

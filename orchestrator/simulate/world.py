@@ -18,7 +18,7 @@ from orchestrator.simulate.telling import brief
 from orchestrator.simulate.users import KINDS, Script, Users
 
 CHUNK_S = 10.0
-TRACED = 6000
+TRACED = 100_000
 FAULTY = ("fault", "server")
 
 
@@ -32,7 +32,6 @@ class World:
         self.starts: dict[str, list[int]] = {}
         self.steps: dict[str, int] = {}
         self.forgotten: dict[tuple[str, int], set[int]] = {}
-        self.held: dict[str, frozenset[tuple[str, int]]] = {}
         self.acked: set[str] = set()
         self.cancelled: set[str] = set()
         self.moved: set[str] = set()
@@ -181,7 +180,7 @@ class World:
             return e.violation
         return None
 
-    def story(self, job: str, most: int = 60) -> list[str]:
+    def story(self, job: str, most: int = 6000) -> list[str]:
         """The last of what happened that names `job`, and the faults meanwhile."""
         told = []
         for at_s, what, about in self.trace:

@@ -179,14 +179,19 @@ class EventStore:
         Within an attempt `at` only grows, and epochs do too: the newest rows tell.
         """
         report = select(reports.c.epoch, reports.c.at).where(reports.c.job == job).order_by(reports.c.seq.desc())
+        noted = select(events.c.data).where(
+            events.c.job == job, events.c.epoch == epoch, events.c.event == "checkpoint"
+        )
         record = self.jobs.get(job)
-        noted = record.checkpoint if record and record.checkpoint and record.job.epoch == epoch else {}
         with self._database.reading() as connection:
             newest = connection.execute(report.limit(1)).first()
             if newest is not None and newest.epoch > epoch:
                 newest = connection.execute(report.where(reports.c.epoch == epoch).limit(1)).first()
+            checkpoint = None
+            if record and record.checkpoint:
+                checkpoint = connection.scalar(noted.order_by(events.c.seq.desc()).limit(1))
         reported = newest.at if newest is not None and newest.epoch == epoch else 0
-        return max(int(reported), int(noted.get("at", 0)) if noted.get("epoch", epoch) == epoch else 0)
+        return max(int(reported), _at(checkpoint))
 
     def next_generation(self, floor: int = 0) -> int:
         """A number above `floor` and above all that were given before; durable."""
@@ -282,6 +287,15 @@ def _row(event: Event) -> Data:
         "event": _text("event", event.event, LONGEST_EVENT),
         "data": encode(event.data),
     }
+
+
+def _at(checkpoint: str | None) -> int:
+    """Of the data of an event; 0 where it cannot be read, which is told when its job's history is."""
+    try:
+        at = data_of(checkpoint).get("at", 0) if checkpoint is not None else 0
+    except Damaged:
+        return 0
+    return at if isinstance(at, int) else 0
 
 
 def _next(connection: Connection, name: str, floor: int) -> int:

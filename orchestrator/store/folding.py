@@ -62,7 +62,7 @@ def fold_rows(job: str, rows: Iterable[Row[Any]], damage: Damage) -> Folded:
             event = event_of(row)
             why, record = counted(record, event)
             why = f"cannot be used: {why}" if why and not damaged else ""
-            number = number or row.seq
+            number = number or (row.seq if record else 0)
         except Damaged as e:
             why = str(e)
         if why:
@@ -70,7 +70,7 @@ def fold_rows(job: str, rows: Iterable[Row[Any]], damage: Damage) -> Folded:
             damage.add(told)
             is_harmless = row.event in HARMLESS and not why.startswith("cannot")
             damaged = damaged or ("" if is_harmless else str(told))
-    return Folded(job, number if record else 0, record, damaged)
+    return Folded(job, number, record, damaged)
 
 
 def fold_jobs(connection: Connection, ids: list[str], damage: Damage) -> Iterator[Folded]:

@@ -75,7 +75,8 @@ class JobTable:
         """
         if not connection.scalar(select(exists(select(jobs.c.number)))):
             folding.rebuild(connection, self._damage)
-        rows = connection.execute(select(*READ).where(jobs.c.open).order_by(jobs.c.number))
+        wanted = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
+        rows = connection.execute(wanted, execution_options={"yield_per": AT_ONCE})
         anew: list[str] = []
         with _without_gc():
             for row in rows:
@@ -104,7 +105,7 @@ class JobTable:
                 self._ledger.put((record,))
         found = select(jobs.c.id, jobs.c.damaged).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
         for chunk in _chunks(ids):
-            for job, why in connection.execute(found, {"ids": chunk}).tuples():
+            for job, why in connection.execute(found, {"ids": chunk}):
                 self.damaged.pop(job)
                 if why:
                     self.damaged[job] = why

@@ -62,10 +62,16 @@ def _shape(kind: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        defaults = {f.name: "" if f.default is MISSING else repr(f.default) for f in fields(kind)}
+        defaults = {f.name: repr(_default(f)) for f in fields(kind)}
         found[str(kind)] = [f"{name}: {hints[name]} = {default}" for name, default in defaults.items()]
         for inner in hints.values():
             found |= _shape(inner)
     for inner in get_args(kind):
         found |= _shape(inner)
     return found
+
+
+def _default(field: Any) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else None

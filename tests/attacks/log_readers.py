@@ -30,7 +30,7 @@ class Direct:
 def record(job="j", epochs=1, ranks=1, task="run", state=State.SUCCEEDED):
     placed = (("n0/cpu", tuple(range(ranks))),)
     attempts = tuple(Attempt(n, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0) for n in range(1, epochs + 1))
-    return Record(Job(job, job, task, (), state=state), {}, attempts=attempts)
+    return Record(Job(job, job, task, (), state=state), attempts=attempts)
 
 
 def pages(logs, record, limit_bytes=1 << 20, cursor=None):

@@ -42,8 +42,16 @@ def daemon(deed, pid_file, leave="os.setsid()"):
     return sys.executable, "-c", DAEMON.replace("LEAVE", leave), PROGRAM.replace("DEED", deed), str(pid_file)
 
 
+@pytest.fixture(scope="module")
+def zygote():
+    """Starts supervisors as an agent does."""
+    AT_WORK["STARTER"].begin()
+    yield
+    AT_WORK["STARTER"].close()
+
+
 @pytest.fixture
-def node(tmp_path):
+def node(tmp_path, zygote):
     it = AT_WORK["Node"](tmp_path)
     yield it
     it.close()
@@ -181,7 +189,8 @@ def test_what_goes_wrong_with_one_attempt_at_the_fence_does_not_concern_the_next
     broken.folder.lease.mkdir()
     broken.folder.stop.unlink(missing_ok=True)
     broken.folder.stop.mkdir()
-    watching = threading.Thread(target=fence.check, args=([broken, sound], lambda job: 9 if job == "a" else None))
+    fences = fence.Fences(stored=lambda key: b"9" if key.endswith("/a") else None)
+    watching = threading.Thread(target=fence.check, args=([broken, sound], fences))
     watching.start()
     watching.join(20)
     assert lease.deadline_s(sound.folder.lease) > lease.now_s() + 50

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,25 +15,32 @@ from cluster.ray_node import head_command, node_environment
 from orchestrator import Orchestrator, RunJob
 
 
-@pytest.fixture
-def somebodys_ray(tmp_path: Path, until) -> Iterator[tuple[str, Path]]:
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("theirs")
+
+
+@pytest.fixture(scope="module")
+def somebodys_ray(theirs: Path) -> Iterator[tuple[str, Path]]:
     """Address and token of a one-node cluster with two CPUs, on loopback; it has our package, as its nodes must."""
-    token, port = tokens.ensure(tmp_path / "their-token"), free_port()
+    token, port = tokens.ensure(theirs / "their-token"), free_port()
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
     with tempfile.TemporaryDirectory(prefix="pf-t-", dir="/tmp", ignore_cleanup_errors=True) as temp:
         command = [c for c in head_command(Path(sys.executable), port, Path(temp)) if not c.startswith("--labels")]
         command[command.index("--num-cpus=0")] = "--num-cpus=2"
-        env = node_environment(token, code.export(), ports, {"POLYFLEET_HOME": str(tmp_path / "theirs")})
-        log = tmp_path / "ray.log"
-        head = start_detached(command, env=env, cwd=tmp_path, log=log)
-        until(lambda: b"Ray runtime started" in log.read_bytes() or not alive(head))
+        env = node_environment(token, code.export(), ports, {"POLYFLEET_HOME": str(theirs)})
+        log = theirs / "ray.log"
+        head = start_detached(command, env=env, cwd=theirs, log=log)
+        while b"Ray runtime started" not in log.read_bytes():
+            assert alive(head), log.read_text()
+            time.sleep(0.05)
         yield f"127.0.0.1:{port}", token
         stop([head])
 
 
 @pytest.mark.slow
 def test_a_foreign_cluster_serves_jobs_and_keeps_nothing_of_ours(
-    somebodys_ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until
+    somebodys_ray, theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until
 ):
     address, token = somebodys_ray
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
@@ -47,7 +55,7 @@ def test_a_foreign_cluster_serves_jobs_and_keeps_nothing_of_ours(
 
     def ours() -> list[str]:
         lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
-        return [line for line in lines if str(tmp_path / "theirs") in line or str(tmp_path / "home") in line]
+        return [line for line in lines if str(theirs / "fleets") in line or str(tmp_path / "home") in line]
 
     until(lambda: not ours())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import ray
 from ray.experimental.internal_kv import _internal_kv_put
 
+from orchestrator.runtime import actors
 from workers.agent import Agent
 from workers.messages import FENCE_KEY, Order
 
@@ -66,7 +67,7 @@ ray.init(
 )  # fmt: skip
 node_id = ray.get_runtime_context().get_node_id()
 options = {"name": f"agent-{node_id}", "lifetime": "detached", "max_restarts": -1, "num_cpus": 0, "max_concurrency": 16}
-agent = ray.remote(Agent).options(**options).remote()
+agent = actors.grouped(Agent).options(**options).remote()
 
 facts = call("hello", 1)["facts"]
 assert facts["ray_node_id"] == node_id
@@ -95,6 +96,22 @@ while time.monotonic() < silent_until:
 _internal_kv_put(FENCE_KEY.format(fleet="", job="k"), b"2", overwrite=True)
 until((ATTEMPTS / "k.1.0/outcome.json").exists, "k is fenced off")
 
+
+class Hanging(Agent):
+    """Its starts take until the test is over."""
+
+    def start(self, generation, order, secrets):
+        time.sleep(600)
+
+
+hanging = actors.grouped(Hanging).options(max_concurrency=16).remote(Path(temporary, "hanging"))
+starts = [hanging.start.remote(1, {}, {}) for _ in range(40)]
+answers = [ray.get(hanging.hello.remote(1), timeout=DEADLINE_S)["generation"]]
+watches = [hanging.watch.remote(1, {}, {}, 0.0) for _ in range(3)]
+answers += [len(ray.get(watch, timeout=DEADLINE_S)["reports"]) for watch in watches]
+answers += [ray.get(hanging.stop.remote(1, "h", 1, "cancel"), timeout=DEADLINE_S)]
+still = len(ray.wait(starts, num_returns=1, timeout=0)[1])
+
 print(
     json.dumps(
         {
@@ -103,6 +120,7 @@ print(
             "state": outcome["state"],
             "fenced": ended("k")["state"],
             "log": log,
+            "beside_hanging_starts": [*answers, still],
         }
     )
 )

@@ -88,7 +88,20 @@ class Attempt:
         self.gone = not self.folder.path.is_dir()
         if self.gone or self.life.goes_on() or self.outcome is not None or not self._ending.acquire(blocking=False):
             return
+        if self.starting:  # since it was looked at; see begin
+            self._ending.release()
+            return
         threading.Thread(target=self._end, name=f"end {self.id}", daemon=True).start()
+
+    def begin(self) -> bool:
+        """Take it for starting; False where it is being ended, or has ended, without ever having had a supervisor.
+
+        An agent before us was killed amid its start. Whoever is told that it was lost may have replaced it.
+        """
+        self.starting = True
+        if self._ending.locked() or (self.outcome is not None and not self.folder.supervisor.exists()):
+            self.starting = False
+        return self.starting
 
     def _end(self) -> None:
         """In a thread of its own: processes that fork or that the kernel does not kill take seconds."""

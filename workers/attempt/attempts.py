@@ -16,6 +16,7 @@ from workers.attempt import launch, lease, life, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.fence import Fences, Unreadable
 from workers.attempt.records import AttemptId, Folder, parse, read_json
+from workers.attempt.starting import Starter
 from workers.attempt.stopped import Stopped
 from workers.job_events import LONGEST_LINE_BYTES
 from workers.messages import PROTOCOL, AttemptReport, Order
@@ -40,8 +41,10 @@ class Attempts:
         packages: Packages,
         threads: Callable[[Order], int],
         fences: Fences | None = None,
+        starter: Starter | None = None,
     ):
         self._folder = private_dir(folder)
+        self._starter = starter or Starter()
         self._fences = fences or Fences()
         self._stopped = Stopped(folder.with_name("stopped.json"))
         removal.resume(Folder(folder / "any").shared.parent)
@@ -88,7 +91,7 @@ class Attempts:
             try:
                 order = launch.absolute(order, self._storage)
                 where = launch.Where(self._node, self._packages, self._fences.folder, os.environ)
-                with launch.supervisor(folder, lock) as begin:
+                with self._starter.supervisor(folder, lock) as begin:
                     launch.prepare(folder, order, where, self._threads(order), asked_s)
                     begin(secrets)
             except (UserError, FleetError):
@@ -138,7 +141,9 @@ class Attempts:
             self._epochs[attempt.job] = attempt.epoch
             known = self._attempts.setdefault(attempt, Attempt(attempt, folder, order.lease_s))
             lock = None if known.starting or folder.supervisor.exists() else lease.hold(folder.lock)
-            known.starting = lock is not None or known.starting
+            if lock is not None and not known.begin():
+                os.close(lock)
+                raise Conflict(f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran")
         try:
             yield lock
         finally:

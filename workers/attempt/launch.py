@@ -1,28 +1,22 @@
-"""Makes an attempt's folder and hands it to a supervisor that lives on without us."""
+"""Makes an attempt's folder: all that its supervisor needs."""
 
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.errors import FleetError, UserError
+from cluster.errors import UserError
 from cluster.places import path_refusal
-from workers.attempt import cgroup, lease, processes, removal, reserve
+from workers.attempt import cgroup, lease, removal, reserve
 from workers.attempt.effect import withdraw_unfinished
-from workers.attempt.environment import rank_environment, supervisor_environment
+from workers.attempt.environment import rank_environment
 from workers.attempt.life import STOP_BYTES
 from workers.attempt.logs import LIMIT_BYTES
 from workers.attempt.records import Folder, write_json
 from workers.messages import Order
 from workers.packages import Packages
 
-START_TIMEOUT_S = 20.0
 LOG_LIMIT = "POLYFLEET_LOG_LIMIT_BYTES"
 LEAST_LOG_BYTES = 1 << 20
 CHILD = ("-P", "-m", "workers.attempt.child")
@@ -87,6 +81,7 @@ def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> d
         "task": order.task,
         "node": where.node,
         "fences": str(where.fences or ""),
+        "checkpoint_root": order.checkpoint_root if order.nodes == 1 else "",
         "grace_s": order.grace_s,
         "log_limit_bytes": log_limit_bytes(environ),
         "cgroup": str(_group(folder, environ) or ""),
@@ -115,36 +110,3 @@ def log_limit_bytes(environ: Mapping[str, str]) -> int:
     if not text.isascii() or not text.isdigit() or not LEAST_LOG_BYTES <= int(text[:20]) < 1 << 60:
         raise UserError(f"{LOG_LIMIT} is {text[:40]!r} on this node", f"write bytes, at least {LEAST_LOG_BYTES}")
     return int(text)
-
-
-@contextmanager
-def supervisor(folder: Folder, lock: int) -> Iterator[Callable[[Mapping[str, str]], None]]:
-    """Start the supervisor, which inherits `lock`, while `folder` is being prepared: an interpreter takes longer.
-
-    What is yielded lets it begin, with the secrets, and returns once it is on record; it raises FleetError otherwise.
-    A supervisor that was never let begin ends.
-    """
-    # Without site-packages Python starts in half the time; elsewhere than on Linux the supervisor needs psutil.
-    lean = ["-S"] if processes.LINUX else []
-    with subprocess.Popen(
-        [sys.executable, *lean, "-s", "-P", "-m", "workers.attempt", str(folder.path), str(lock)],
-        env=supervisor_environment(os.environ), cwd=folder.path, pass_fds=(lock,), start_new_session=True,
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    ) as child:  # fmt: skip
-        try:
-            yield partial(_begin, child, folder.path.name)
-        except BaseException:
-            child.kill()
-            raise
-
-
-def _begin(child: "subprocess.Popen[bytes]", name: str, secrets: Mapping[str, str]) -> None:
-    try:
-        _, said = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise FleetError(
-            f"the supervisor did not start within {START_TIMEOUT_S:.0f} s", "the node is overloaded"
-        ) from None
-    if child.returncode:
-        last = (said.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise FleetError(f"the supervisor of {name} did not start: {last}", "see the agent's node")

@@ -246,6 +246,8 @@ class Supervisor:
         for read in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
             with suppress(OSError):
                 read.unlink()
+        with suppress(OSError):  # unless it holds something; before anybody can know that we ended, and start the next
+            Path(self.launch["checkpoint_root"]).rmdir()
         self._tell(Outcome(*self.attempt, ended_as, self.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
@@ -309,11 +311,15 @@ def _put_on_record(folder: Folder) -> None:
 
 
 def main() -> int:
-    folder, lock = Folder(Path(sys.argv[1])), int(sys.argv[2])
-    attempt = parse(folder.path.name)
+    return supervise(Path(sys.argv[1]), int(sys.argv[2]), keeper.detach())
+
+
+def supervise(path: Path, lock: int, launcher: int) -> int:
+    """In a process of its own, which becomes the keeper; `launcher` is told by one byte once the agent may know us."""
+    folder = Folder(path)
+    attempt = parse(path.name)
     if attempt is None:
         return 2
-    launcher = keeper.detach()
     keeper.become_supervisor(folder, lock, launcher)
     secrets = sys.stdin.read()
     if not secrets:  # the agent could not prepare the folder

@@ -15,8 +15,8 @@ from cluster.vocabulary import Device, NodeFacts
 from orchestrator.benchmark.throughput import Rates
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
+from orchestrator.core.nodes import Node
 from orchestrator.core.states import State
-from orchestrator.runtime.agents import Agent
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.store import Answer, EventStore
 
@@ -48,7 +48,7 @@ class Fleet:
     def submit(self, spec, package, key):
         told = self.store.once(key, repr((spec, package)), lambda: Answer({"id": f"j-{key}"}, (), 201))
         self.submitted.append(told["id"])
-        self.jobs[told["id"]] = Record(Job(told["id"], spec["name"], "benchmark", ()), spec)
+        self.jobs[told["id"]] = Record(Job(told["id"], spec["name"], "benchmark", ()))
         return told
 
     def cancel(self, job):
@@ -62,7 +62,7 @@ class Fleet:
 def _agent(pool, kind):
     devices = (Device("cpu", kind, 0, "cpu", total_memory_bytes=GIB),)
     facts = NodeFacts(pool, "id", "h", "10.0.0.1", pool, "cpu", pool, 1, {}, devices, 8, GIB, GIB, 0.0, GIB, 1, "/s")
-    return Agent("id", None, facts, "")
+    return Node(pool, "id", 0.0, facts)
 
 
 def until(what):
@@ -74,7 +74,7 @@ def until(what):
 
 def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(store, lines):
     fleet = Fleet(store)
-    fleet.jobs = {job: Record(Job(job, "x", "benchmark", ()), {}) for job in ("j-1", "j-2")}
+    fleet.jobs = {job: Record(Job(job, "x", "benchmark", ())) for job in ("j-1", "j-2")}
     columns = [
         {"column": name, "job": job, "number": 0} for name, job in (("cpu", "j-1"), ("cpu.1", "j-1"), ("x", "j-2"))
     ]
@@ -183,7 +183,7 @@ class Sessions(Fleet):
         kind = spec["resources"]["accelerators"]
         attempt = Attempt(1, 0, kind, pool, ((f"{pool}-0/{kind}", (3,)),), 0.0)
         job = Job(told["id"], spec["name"], "benchmark", (), state=State.RUNNING, epoch=1)
-        self.jobs[told["id"]] = Record(job, spec, attempts=(attempt,))
+        self.jobs[told["id"]] = Record(job, attempts=(attempt,))
         return told
 
     def get(self, node):

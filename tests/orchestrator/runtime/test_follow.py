@@ -6,6 +6,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from orchestrator.runtime.live import live_of
+from orchestrator.runtime.loop import Runtime
 
 from cluster.errors import FleetError, NotFound, SpecError
 from cluster.vocabulary import NodeFacts
@@ -15,8 +17,6 @@ from orchestrator.core.states import State
 from orchestrator.runtime import poison
 from orchestrator.runtime.agents import Agent, Agents
 from orchestrator.runtime.jobs import Jobs, NotStored
-from orchestrator.runtime.live import live_of
-from orchestrator.runtime.loop import Runtime
 from orchestrator.store import EventStore
 
 FACTS = NodeFacts(**{

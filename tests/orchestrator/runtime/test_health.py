@@ -5,7 +5,7 @@ from dataclasses import replace
 from cluster.vocabulary import Finding
 from orchestrator.runtime.engine import Blocked
 from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen, findings
-from orchestrator.runtime.leaks import Leak
+from orchestrator.core.leaks import Leak
 
 WELL = Seen(
     ControllerSeen(0.4, "waiting for messages"),

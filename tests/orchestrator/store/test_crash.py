@@ -25,7 +25,7 @@ def submit():
         key = f"{round_}-{number}"
         os.write(1, f"asked {key}\\n".encode())
         job = Job(key, "j", "run", (Candidate(("cpu",)),))
-        events = [submitted(job, {"command": "true"}, "", 1.0), Event(key, "cancelled", 0, 1.0)]
+        events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
         store.once(key, "digest", lambda: Answer({"id": key}, events))
         os.write(1, f"acked {key}\\n".encode())
 
@@ -46,7 +46,7 @@ store, acked, refused = EventStore(url), [], []
 
 def append(number):
     job = Job(f"j{number}", "j", "run", (Candidate(("cpu",)),))
-    events = [submitted(job, {"pad": "p" * 4000}, "", 1.0), Event(job.id, "cancelled", 0, 1.0)]
+    events = [submitted(job, {"pad": "p" * 4000}, 1.0), Event(job.id, "cancelled", 0, 1.0)]
     try:
         if with_keys:
             store.once(f"key-{number}", "digest", lambda: Answer({}, events))
@@ -171,6 +171,43 @@ def test_a_disk_that_fails_for_a_while_refuses_with_words_and_then_goes_on(tmp_p
     assert told["refused"] or call == "fsync"
     store = EventStore(url)
     assert [[e.job, e.event] for e in store.read(0)] == told["stored"]
+    store.close()
+
+
+COMMITTER = """
+import os, sys
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.store import EventStore
+from sqlalchemy import event
+
+store, left = EventStore(sys.argv[1]), int(sys.argv[2])
+jobs = Jobs(store)
+placed = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": "fits"}
+
+@event.listens_for(store._database._writer, "before_cursor_execute")
+def counted(connection, cursor, statement, *_):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), 9)
+
+new = [Job(f"j{n}", "j", "run", (Candidate(("cpu",)),)) for n in range(3)]
+jobs.commit([submitted(job, {}, 1.0) for job in new])
+jobs.commit([e for j in new for e in (Event(j.id, "placed", 1, 2.0, placed), Event(j.id, "started", 1, 3.0))])
+os.write(1, b"acked")
+"""
+
+
+@pytest.mark.parametrize("number", range(0, 11, 2))
+def test_kill_9_before_any_statement_of_a_turn_leaves_all_of_it_or_nothing(tmp_path, number):
+    url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
+    ran = subprocess.run([sys.executable, "-c", COMMITTER, url, str(number)], stdout=subprocess.PIPE, check=False)
+    store = EventStore(url)
+    assert ran.stdout == (b"acked" if ran.returncode == 0 else b"")
+    assert store.last_seq in ((9,) if ran.stdout else (0, 3, 9)) and store.differences() == []
+    assert {str(r.job.state) for r in store.jobs.open()} <= {"RUNNING" if store.last_seq == 9 else "PENDING"}
     store.close()
 
 

@@ -19,7 +19,7 @@ def life(name):
     """The events of a job that runs."""
     job = Job(name, name, "run", (Candidate(("cpu",)),))
     return [
-        submitted(job, {"command": "true"}, "", 1.0),
+        submitted(job, {"command": "true"}, 1.0),
         Event(name, "placed", 1, 2.0, PLACED),
         Event(name, "started", 1, 3.0),
         Event(name, "checkpoint", 1, 4.0, {"pool": "cpu", "path": f"{name}/step-1", "step": 1}),

@@ -8,6 +8,7 @@ from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.fold import fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store import Answer
+from orchestrator.store.ledger import NotCounted
 
 
 def event(job="j", name="started", **data):
@@ -101,11 +102,14 @@ def test_a_reader_in_another_thread_sees_what_was_acknowledged(store, together):
     assert not store.wait(1, 0.01)
 
 
+PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": "fits"}
+
+
 # -- idempotency
 
 
 def submission(job="j"):
-    return submitted(Job(job, "j", "run", (Candidate(("cpu",)),)), {"command": "true"}, "", 12.5)
+    return submitted(Job(job, "j", "run", (Candidate(("cpu",)),)), {"command": "true"}, 12.5)
 
 
 def answer(job="j"):
@@ -208,9 +212,71 @@ def test_a_closed_store_says_so(store):
 def test_jobs_survive_in_the_log(open_store):
     jobs = [Job(f"j{n}", "j", "run", (Candidate(("any",)),), submitted_s=float(n)) for n in range(3)]
     store = open_store()
-    store.append([submitted(job, {"command": "x"}, "", job.submitted_s) for job in jobs])
+    store.append([submitted(job, {"command": "x"}, job.submitted_s) for job in jobs])
     store.close()
-    assert [record.job for record in fold(open_store().read(0)).values()] == jobs
+    stored = [replace(job, number=number) for number, job in enumerate(jobs, 1)]
+    assert [record.job for record in fold(open_store().read(0)).values()] == stored
+
+
+def test_how_far_an_attempts_events_are_stored_is_the_newest_of_its_reports_and_checkpoints(open_store):
+    store = open_store()
+    store.append([submission("j"), Event("j", "placed", 1, 2.0, PLACED)])
+    store.report("j", 1, 1, 3.0, {"loss": 1.0}, 120)
+    store.append([Event("j", "checkpoint", 1, 4.0, {"pool": "cpu", "path": "x", "step": 1, "at": 240})], strict=True)
+    store.report("j", 1, 2, 5.0, {"loss": 0.5}, 360)
+    store.close()
+    store = open_store()
+    assert store.told_at("j", 1) == 360 and store.told_at("j", 2) == store.told_at("nobody", 1) == 0
+    store.append([Event("j", "checkpoint", 1, 6.0, {"pool": "cpu", "path": "x", "step": 3, "at": 480})], strict=True)
+    assert store.told_at("j", 1) == 480
+    store.append([Event("j", "interrupted", 1, 7.0, {"reason": "lost"}), Event("j", "placed", 2, 8.0, PLACED)])
+    assert store.told_at("j", 2) == 0
+    store.report("j", 2, 1, 9.0, {"loss": 0.4}, 60)
+    store.close()
+    store = open_store()
+    assert (store.told_at("j", 1), store.told_at("j", 2)) == (480, 60)
+
+
+def test_a_generation_is_never_given_twice(open_store, together):
+    store = open_store()
+    assert store.next_generation() == 1 and store.next_generation(41) == 42
+    given = together(*[store.next_generation] * 8)
+    assert sorted(given) == list(range(43, 51))
+    store.close()
+    assert open_store().next_generation(7) == 51
+
+
+# -- the rows of jobs
+
+
+def test_events_that_do_not_count_are_refused_with_all_that_came_with_them(store):
+    store.append([submission("j")], strict=True)
+    with pytest.raises(NotCounted, match=r"event 'started' of j does not count: .*epoch 1"):
+        store.append([submission("k"), event("j", "started")], strict=True)
+    assert [e.job for e in store.read(0)] == ["j"] and store.jobs.get("k") is None
+    assert store.append([submission("k"), Event("node/a", "drained", 0, 1.0)], strict=True) == [2, 3]
+    assert store.differences() == []
+
+
+def test_a_new_job_whose_id_is_taken_gets_another(store):
+    ids = iter(["j", "j", "k"])
+
+    def draw():
+        return answer(next(ids))
+
+    assert store.once("1", "digest", draw) == {"id": "j"}
+    assert store.once("2", "digest", draw) == {"id": "k"}
+    with pytest.raises(NotCounted, match="already submitted"):
+        store.once("3", "digest", lambda: answer("j"))
+    assert [e.job for e in store.read(0)] == ["j", "k"]
+
+
+def test_many_jobs_of_one_request_are_stored_together_or_not_at_all(store):
+    with pytest.raises(NotCounted):
+        store.once("key", "digest", lambda: Answer({}, [submission(f"j{n % 99}") for n in range(100)]))
+    assert store.read(0) == []
+    store.once("key", "digest", lambda: Answer({}, [submission(f"j{n}") for n in range(1000)]))
+    assert len(store.jobs.open()) == 1000 and store.differences() == []
 
 
 def test_lines_of_benchmark_runs_are_kept_in_order_and_counted(open_store):

@@ -11,23 +11,32 @@ import pytest
 from workers.attempt.attempts import Attempts
 from workers.attempt.fence import Fences
 from workers.attempt.records import Folder, read_json
+from workers.attempt.starting import Starter
 from workers.messages import Order
 from workers.packages import Packages
 
 DEADLINE_S = 20.0
+STARTER = Starter()
+"""With one zygote for all tests, begun by the first of them."""
 
 
 class Node:
     def __init__(self, root):
         self.root = root
         self.packages = Packages(root / "packages")
-        self.fences = Fences()
+        self.fences, self.starter = Fences(), STARTER
         self.attempts = self.reopen()
 
     def reopen(self):
         """What a restarted agent has: the same folder, and nothing remembered."""
         self.attempts = Attempts(
-            self.root / "attempts", self.root / "storage", "n0", self.packages, lambda order: 1, self.fences
+            self.root / "attempts",
+            self.root / "storage",
+            "n0",
+            self.packages,
+            lambda order: 1,
+            self.fences,
+            self.starter,
         )
         return self.attempts
 
@@ -101,8 +110,16 @@ def alive(pid):
         return False
 
 
+@pytest.fixture(scope="session")
+def zygote():
+    """Starts supervisors as an agent does."""
+    STARTER.begin()
+    yield STARTER
+    STARTER.close()
+
+
 @pytest.fixture
-def node(tmp_path):
+def node(tmp_path, zygote):
     it = Node(tmp_path)
     yield it
     it.close()

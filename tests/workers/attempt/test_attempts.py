@@ -13,6 +13,7 @@ import pytest
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers.attempt import lease, processes
 from workers.attempt.records import read_json
+from workers.attempt.starting import Starter
 from workers.messages import AttemptReport
 
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
@@ -149,6 +150,8 @@ def test_an_order_that_cannot_be_followed_leaves_nothing_behind(node):
 
 def test_a_supervisor_that_cannot_start_is_an_error_with_its_last_words(node, monkeypatch):
     monkeypatch.setattr("workers.attempt.environment.CODE", node.root)
+    node.starter = Starter()
+    node.reopen()
     with pytest.raises(FleetError, match=r"did not start: .*No module named 'workers'"):
         node.start()
     assert not node.folder().path.exists()
@@ -158,7 +161,15 @@ def test_checkpoint_folders_are_made_below_the_storage(node):
     node.start(command=("sh", "-c", "echo $POLYFLEET_CHECKPOINT_DIR"), checkpoint_root="jobs/j")
     node.outcome()
     assert node.text() == [f"out {node.root}/storage/jobs/j"]
-    assert (node.root / "storage/jobs/j").is_dir()
+    assert (node.root / "storage/jobs").is_dir()
+
+
+def test_a_checkpoint_folder_that_stays_empty_is_gone_before_the_end_is_told(node):
+    node.start("empty", ("sh", "-c", "test -d $POLYFLEET_CHECKPOINT_DIR"), checkpoint_root="jobs/empty")
+    node.start("full", ("sh", "-c", "touch $POLYFLEET_CHECKPOINT_DIR/kept"), checkpoint_root="jobs/full")
+    node.start("gang", checkpoint_root="jobs/gang", nodes=2)
+    assert [node.outcome(job)["state"] for job in ("empty", "full", "gang")] == ["succeeded"] * 3
+    assert sorted(path.name for path in (node.root / "storage/jobs").iterdir()) == ["full", "gang"]
 
 
 def test_events_arrive_once_each_in_order_and_garbage_is_skipped(node):
@@ -292,3 +303,30 @@ def test_leases_are_given_from_when_the_controller_spoke(node):
     assert lease.deadline_s(node.folder().lease) == pytest.approx(before + 0.02, abs=0.002)
     node.reopen().renew(before + 1e6)
     assert lease.deadline_s(node.folder().lease) <= lease.now_s() + 5.0
+
+
+def test_an_attempt_whose_agent_was_killed_amid_its_start_ends_as_lost_and_never_starts_again(node):
+    """Whoever heard that it was lost may have started the next one."""
+    folder = node.folder()
+    folder.path.mkdir(parents=True)
+    folder.order.write_text(json.dumps(node.order().to_plain()))
+    node.reopen()
+    assert node.outcome()["state"] == "lost"
+    for attempts in (node.attempts, node.reopen()):
+        with pytest.raises(Conflict, match="has ended on node n0 before it ran"):
+            attempts.start(node.order(command=("touch", str(node.root / "ran"))), {})
+    assert not folder.supervisor.exists() and not (node.root / "ran").exists()
+
+
+def test_files_of_older_attempts_disturb_no_newer_one(node):
+    """All that an attempt can leave in its folders, each with a word that would end or spoil the newer one."""
+    node.start(command=("sh", "-c", "echo old > $POLYFLEET_ATTEMPT_DIR/events.jsonl; exit 3"), epoch=1)
+    node.outcome(epoch=1)
+    older = node.folder(epoch=1)
+    for left in (older.stop, older.unreadable, older.result, older.failure(0)):
+        left.write_text("cancel")
+    node.start(command=("sh", "-c", "ls $POLYFLEET_ATTEMPT_DIR; echo fine"), epoch=2)
+    ended = node.outcome(epoch=2)
+    assert (ended["state"], ended["epoch"], ended["exit_codes"]) == ("succeeded", 2, {"0": 0})
+    assert "j.2.0" not in node.attempts.poison()
+    assert node.outcome(epoch=1)["exit_codes"] == {"0": 3}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from workers.attempt.starting import Starter
+
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 LIMIT_BYTES = 96 << 20
 GROWS = """
@@ -55,6 +57,8 @@ def gone(node, group):
 
 
 def test_a_rank_killed_by_the_kernel_in_the_nodes_own_limit_is_told_with_peak_and_limit(node, limited):
+    node.starter = Starter()  # no zygote: that of all tests was started outside of the group
+    node.reopen()
     with inside(limited):
         node.python("j", GROWS)
     node.until_printed("ready")

@@ -1,0 +1,209 @@
+"""Old jobs are removed with all that belongs to them, whenever the server is killed; nothing younger is touched."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cluster.errors import NotFound, UserError
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.runtime import housekeeping
+from orchestrator.runtime.housekeeping import Clock, Housekeeping, keep_jobs_s
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.store import Answer, EventStore
+from orchestrator.store.retention import Place
+
+DAY_S = 86400.0
+PLACED = {
+    "candidate": 0,
+    "kind": "cpu",
+    "pool": "cpu",
+    "leases": [["cpu-0/cpu", [0]], ["cpu-1/cpu", [0]]],
+    "reason": "",
+}
+
+
+def life(job, ended_s, release=True):
+    """A job that ran on two nodes and was cancelled."""
+    wanted = Job(job, job, "run", (Candidate(("cpu",)),), submitted_s=ended_s - 3)
+    return [
+        submitted(wanted, {}, ended_s - 3),
+        Event(job, "placed", 1, ended_s - 2, PLACED),
+        Event(job, "cancelled", 1, ended_s, {"reason": "asked"}),
+        *([Event(job, "released", 1, ended_s, {"reason": "stopped"})] if release else []),
+    ]
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path / 'polyfleet.db'}"
+
+
+def filled(url):
+    """Two old jobs, one old that still holds devices, one of yesterday; keys, reports and lines of a benchmark run."""
+    store, now_s = EventStore(url), time.time()
+    for job, days, release in (("old-1", 40, True), ("held", 40, False), ("young", 1, True), ("old-2", 31, True)):
+        made = life(job, now_s - days * DAY_S, release)
+        store.once(f"key-{job}", "digest", lambda job=job, made=made: Answer({"id": job}, made))
+        for step in range(3):
+            store.report(job, 1, step, 1.0, {"loss": 1.0})
+    store.benchmarks.append("run-1", {"line": "begun"})
+    store.close()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.execute("UPDATE requests SET time = time - 40 * 86400 WHERE key LIKE '%old%'")
+    other.close()
+
+
+def rows(url):
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        return {
+            table: {row[0] for row in other.execute(f"SELECT {column} FROM {table}")}
+            for table, column in (("events", "job"), ("reports", "job"), ("jobs", "id"), ("requests", "key"))
+        }
+
+
+def keeper(store, forget=lambda places: places, keep_s=30 * DAY_S):
+    return Housekeeping(Jobs(store), store, forget, keep_s)
+
+
+def test_jobs_that_ended_long_ago_are_removed_with_their_events_reports_keys_and_folders(url):
+    filled(url)
+    store, asked = EventStore(url), []
+    keeper(store, lambda places: asked.extend(places) or places).prune()
+    jobs = Jobs(store)
+    with pytest.raises(NotFound, match="no job 'old-1'"):
+        jobs.find("old-1")
+    assert {r.job.id for r in jobs.page(()).records} == {"held", "young"}
+    left = {"held", "young"}
+    assert rows(url) == {"events": left, "reports": left, "jobs": left, "requests": {"key-held", "key-young"}}
+    assert set(asked) == {Place(f"cpu-{n}", job, 1) for job in ("old-1", "old-2") for n in (0, 1)}
+    assert store.retention.places() == [] and store.differences() == []
+    assert [line["line"] for line in store.benchmarks.read("run-1")] == ["begun"]
+    store.close()
+
+
+def test_folders_on_nodes_that_are_away_are_asked_for_again(url):
+    filled(url)
+    store = EventStore(url)
+    keeper(store, lambda places: [place for place in places if place.node == "cpu-0"]).prune()
+    assert {place.node for place in store.retention.places()} == {"cpu-1"}
+    store.close()
+    store, asked = EventStore(url), []
+    keeper(store, lambda places: asked.extend(places) or places).prune()
+    assert {place.node for place in asked} == {"cpu-1"} and store.retention.places() == []
+    store.close()
+
+
+def test_numbers_are_not_given_again_after_the_newest_events_are_gone(url):
+    filled(url)
+    store = EventStore(url)
+    last = store.last_seq
+    keeper(store).prune()
+    store.close()
+    store = EventStore(url)
+    assert "old-2" not in rows(url)["events"] and store.last_seq == last
+    assert store.append(life("new", time.time())[:1], strict=True) == [last + 1]
+    store.close()
+
+
+def test_a_job_being_removed_is_told_apart_from_one_that_never_was(url):
+    filled(url)
+    store = EventStore(url)
+    assert store.retention.remove_jobs(time.time() - 30 * DAY_S, store.last_seq) == 2
+    with pytest.raises(NotFound, match=r"job 'old-1' was removed; .*keep_jobs"):
+        Jobs(store).find("old-1")
+    assert store.differences() == []
+    store.close()
+
+
+KILLED = """
+import os, sys
+from orchestrator.store import EventStore
+from orchestrator.runtime.housekeeping import Housekeeping
+from orchestrator.runtime.jobs import Jobs
+from sqlalchemy import event
+
+store = EventStore(sys.argv[1])
+left = int(sys.argv[2])
+
+@event.listens_for(store._database._writer, "before_cursor_execute")
+def counted(connection, cursor, statement, *_):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), 9)
+
+Housekeeping(Jobs(store), store, lambda places: places, 30 * 86400.0).prune()
+store.close()
+"""
+
+
+def test_kill_9_before_any_statement_leaves_a_whole_store_that_the_next_server_goes_on_with(tmp_path):
+    for number in (0, 3, 4, 6, 9, 13, 40):
+        url = f"sqlite:///{tmp_path / str(number)}.db"
+        filled(url)
+        ran = subprocess.run([sys.executable, "-c", KILLED, url, str(number)], check=False)
+        assert ran.returncode == (-signal.SIGKILL if number < 40 else 0)
+        store = EventStore(url)
+        assert store.differences() == [] and store.damage.count == 0
+        kept = rows(url)["jobs"]
+        assert kept in ({"old-1", "old-2", "held", "young"}, {"held", "young"})
+        keeper(store).prune()
+        assert rows(url)["events"] == rows(url)["reports"] == rows(url)["jobs"] == {"held", "young"}
+        assert store.retention.places() == [] and store.last_seq == 15
+        store.close()
+
+
+def test_what_ended_while_the_clock_was_wrong_is_kept_as_long_as_any_other(url, monkeypatch):
+    store = EventStore(url)
+    at_start = keeper(store)
+    store.append(life("j", time.time() - 3650 * DAY_S), strict=True)
+    at_start.prune()
+    assert Jobs(store).find("j")
+    wall_s = time.time
+    monkeypatch.setattr(time, "time", lambda: wall_s() + 3650 * DAY_S)
+    store.append(life("k", time.time()), strict=True)
+    at_start.prune()
+    assert Jobs(store).find("k")
+    store.close()
+
+
+def test_a_clock_goes_by_time_that_passed_and_marks_what_is_old():
+    clock = Clock(5, 0.0)
+    assert (clock.old_up_to(9), clock.old_up_to(12)) == (9, 12)
+    clock = Clock(5, 1000.0)
+    assert (clock.old_up_to(9), clock.old_up_to(12)) == (5, 5)
+    assert abs(clock.now_s() - time.time()) < 60
+
+
+def test_the_setting_is_a_duration_or_forever():
+    assert keep_jobs_s({}) == 30 * DAY_S
+    assert keep_jobs_s({housekeeping.SETTING: "12h"}) == DAY_S / 2
+    assert keep_jobs_s({housekeeping.SETTING: "Forever"}) is None
+    with pytest.raises(UserError, match=r"POLYFLEET_KEEP_JOBS: 'a month' is not a duration; write e.g."):
+        keep_jobs_s({housekeeping.SETTING: "a month"})
+
+
+def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(url):
+    filled(url)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.execute("UPDATE events SET data = 'rot' WHERE job = 'held' AND event = 'placed'")
+    other.close()
+    store = EventStore(url)
+    done = []
+    thread = Housekeeping(Jobs(store), store, lambda places: done.extend(places) or places, 30 * DAY_S)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while store.retention.places() or not done:
+        assert time.monotonic() < deadline
+        os.sched_yield()
+    thread.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert list(store.jobs.damaged) == ["held"] and rows(url)["jobs"] == {"held", "young"}
+    store.close()

@@ -1,0 +1,206 @@
+"""Starts supervisors that live on without us: forked by a zygote if there is one, else each in a new interpreter."""
+
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
+
+from cluster.errors import FleetError
+from workers.attempt import processes
+from workers.attempt.environment import supervisor_environment
+from workers.attempt.records import Folder
+from workers.attempt.zygote import LONGEST_REQUEST, READY
+
+START_TIMEOUT_S = 20.0
+LOG = logging.getLogger(__name__)
+Begin = Callable[[Mapping[str, str]], None]
+
+
+class Starter:
+    """Of one agent. `begin()` starts the zygote; without, and whenever it is gone, supervisors are started one by one,
+    and the zygote anew for those after. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._zygote: _Zygote | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        if processes.LINUX:
+            with self._lock, suppress(OSError):
+                self._zygote = _Zygote()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._zygote is not None:
+                self._zygote.end()
+            self._zygote = None
+
+    @contextmanager
+    def supervisor(self, folder: Folder, lock: int) -> Iterator[Begin]:
+        """Start the supervisor, which inherits `lock`, while `folder` is being prepared.
+
+        What is yielded lets it begin, with the secrets, and returns once it is on record; it raises FleetError
+        otherwise. A supervisor that was never let begin ends.
+        """
+        with self._lock:
+            zygote = self._zygote
+        pipes = zygote.ask(folder, lock) if zygote is not None else None
+        if zygote is None or pipes is None:
+            if zygote is not None:
+                self._replace(zygote)
+            with _interpreter(folder, lock) as begin:
+                yield begin
+            return
+        try:
+            yield partial(self._begun, zygote, pipes, folder.path.name)
+        finally:
+            pipes.close()
+
+    def _begun(self, zygote: "_Zygote", pipes: "_Pipes", name: str, secrets: Mapping[str, str]) -> None:
+        try:
+            said = pipes.exchange(json.dumps(dict(secrets)).encode())
+        except TimeoutError:
+            self._replace(zygote)
+            raise _overloaded() from None
+        if not said.endswith(READY):
+            self._replace(zygote)  # what ended this supervisor may be wrong with it
+            raise _not_started(name, said)
+
+    def _replace(self, zygote: "_Zygote") -> None:
+        LOG.warning("the zygote %d of supervisors is gone or does not answer: it is started again", zygote.pid)
+        zygote.end()
+        with self._lock:
+            if self._zygote is zygote:
+                self._zygote = None
+                with suppress(OSError):
+                    self._zygote = _Zygote()
+
+
+class _Pipes(NamedTuple):
+    """Our ends: secrets go into one, and the supervisor's answer comes out of the other."""
+
+    secrets: int
+    said: int
+    closed: list[int]
+
+    def exchange(self, secrets: bytes) -> bytes:
+        """All that it says. Raises TimeoutError."""
+        with suppress(BrokenPipeError):  # it has ended: its last words tell why
+            self._write(secrets)
+        self._close(self.secrets)
+        said = b""
+        while True:
+            if not select.select([self.said], [], [], START_TIMEOUT_S)[0]:
+                raise TimeoutError
+            piece = os.read(self.said, 1 << 16)
+            said += piece
+            if not piece:
+                return said
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            if not select.select([], [self.secrets], [], START_TIMEOUT_S)[1]:
+                raise TimeoutError
+            data = data[os.write(self.secrets, data[: select.PIPE_BUF]) :]
+
+    def _close(self, descriptor: int) -> None:
+        if descriptor not in self.closed:
+            self.closed.append(descriptor)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        self._close(self.secrets)
+        self._close(self.said)
+
+
+class _Zygote:
+    def __init__(self) -> None:
+        self._door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._door.settimeout(START_TIMEOUT_S)
+        with inside:
+            command = [
+                sys.executable,
+                *LEAN,
+                "-m",
+                "workers.attempt.zygote",
+                str(inside.fileno()),
+                "x" * LONGEST_REQUEST,
+            ]
+            child = subprocess.Popen(
+                command, env=supervisor_environment(os.environ), cwd="/", pass_fds=(inside.fileno(),),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        self.pid = child.pid
+        self.end = weakref.finalize(self, _end, child, self._door)
+
+    def ask(self, folder: Folder, lock: int) -> _Pipes | None:
+        """None when it is gone."""
+        secrets_out, secrets = os.pipe()
+        said, said_in = os.pipe()
+        request = os.fsencode(folder.path)
+        try:
+            if len(request) > LONGEST_REQUEST:
+                raise OSError("the path is too long for a request")
+            socket.send_fds(self._door, [request], [lock, secrets_out, said_in])
+        except OSError:
+            os.close(secrets)
+            os.close(said)
+            return None
+        finally:
+            os.close(secrets_out)
+            os.close(said_in)
+        return _Pipes(secrets, said, [])
+
+
+# Without site-packages Python starts in half the time; elsewhere than on Linux a supervisor needs psutil.
+LEAN = ["-S", "-s", "-P"] if processes.LINUX else ["-s", "-P"]
+
+
+def _end(child: "subprocess.Popen[bytes]", door: socket.socket) -> None:
+    """By signal 9: it may be stopped. What it has forked has left it."""
+    door.close()
+    child.kill()
+    child.wait()
+
+
+@contextmanager
+def _interpreter(folder: Folder, lock: int) -> Iterator[Begin]:
+    """An interpreter takes longer than the folder, which is made meanwhile."""
+    with subprocess.Popen(
+        [sys.executable, *LEAN, "-m", "workers.attempt", str(folder.path), str(lock)],
+        env=supervisor_environment(os.environ), cwd=folder.path, pass_fds=(lock,), start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        try:
+            yield partial(_begun, child, folder.path.name)
+        except BaseException:
+            child.kill()
+            raise
+
+
+def _begun(child: "subprocess.Popen[bytes]", name: str, secrets: Mapping[str, str]) -> None:
+    try:
+        _, said = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise _overloaded() from None
+    if child.returncode:
+        raise _not_started(name, said)
+
+
+def _overloaded() -> FleetError:
+    return FleetError(f"the supervisor did not start within {START_TIMEOUT_S:.0f} s", "the node is overloaded")
+
+
+def _not_started(name: str, said: bytes) -> FleetError:
+    last = (said.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+    return FleetError(f"the supervisor of {name} did not start: {last}", "see the agent's node")
