@@ -44,6 +44,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """A node is about to go, for this reason, in so many seconds."""
+
+    reason: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What an agent reports of its node. `versions` has python, ray, torch, … of its environment, read without torch.
 
@@ -71,3 +79,4 @@ class NodeFacts:
     neighbours: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     agent_created: str | float = ""
+    notice: Notice | None = None

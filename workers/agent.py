@@ -18,7 +18,8 @@ from typing import Any
 from cluster.errors import NotFound, UserError
 from cluster.paths import private_dir
 from cluster.plain import to_plain
-from workers.attempt import fence, lease
+from workers import notices
+from workers.attempt import fence, lease, processes
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
@@ -33,6 +34,7 @@ from workers.errors import TakenOver
 from workers.generation import Generation
 from workers.incoming_checkpoints import IncomingCheckpoints
 from workers.messages import Order, Unusable
+from workers.notices import Notices
 from workers.packages import Packages
 from workers.storage import Storage
 from workers.stored_checkpoints import StoredCheckpoints
@@ -60,6 +62,8 @@ class Agent:
         self._place = place(node, pool, backend, node_dir, storage, fleet)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
+        if _ray() is not None:
+            processes.killed_for_memory(first=False)
         private_dir(self._place.node_dir)
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")
@@ -76,6 +80,8 @@ class Agent:
         self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
+        self._notices = Notices(notices.files(ours.node_dir), self._attempts, self._tell_facts)
+        self._notices.follow()
         if shared is not None or _ray() is not None:
             threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
 
@@ -101,10 +107,14 @@ class Agent:
         self._told_s = time.monotonic()
         ray = _ray()
         node_id = ray.get_runtime_context().get_node_id() if ray else ""
-        facts: dict[str, Any] = to_plain(
-            node_facts(self._place, self._devices, self._findings, node_id, self.address())
-        )
-        return facts
+        facts = node_facts(self._place, self._devices, self._findings, node_id, self.address())
+        plain: dict[str, Any] = to_plain(replace(facts, notice=self._notices.current))
+        return plain
+
+    def _tell_facts(self) -> None:
+        """With the next answer, which is due now."""
+        self._told_s = float("-inf")
+        self._attempts.wake()
 
     def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
         """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch that is past or was stopped, and
@@ -143,7 +153,8 @@ class Agent:
         self._heard_s = time.monotonic()
         self._attempts.renew(clock_s)
         leases = [a.lease_s / 3 for a in self._attempts.live()]
-        reports = self._attempts.news(cursors, known, min([timeout_s, *leases]))
+        due_s = 0.0 if self._told_s == float("-inf") else timeout_s
+        reports = self._attempts.news(cursors, known, min([due_s, *leases]))
         told = {
             "reports": [r.to_plain() for r in reports],
             "attempts": self._attempts.known(),

@@ -60,8 +60,8 @@ class Fields:
             )
         return value
 
-    def flag(self, name: str) -> bool:
-        value = self._get(name, _NONE)
+    def flag(self, name: str, default: Any = _NONE) -> bool:
+        value = self._get(name, default)
         if not isinstance(value, bool):
             raise Unusable(f"has no `{name}` that is true or false")
         return value

@@ -47,7 +47,8 @@ class Order:
     One rank per leased device for `train`; for the other tasks one rank per node, which sees all leased devices.
     `visible_as` names devices that the visibility variable knows by another word than their index.
     `arguments` is the task's own JSON (see workers/tasks). `package` is the SHA-256 of the submitted folder's archive,
-    "" if none.
+    "" if none. `hang_after_s` 0: the rule of the task, -1: never (see workers/attempt/stalls.py). `stop_on_nan`: a
+    training ends at a loss that is no number.
     """
 
     job: str
@@ -78,6 +79,8 @@ class Order:
     seed: int = 0
     grace_s: float = 30.0
     lease_s: float = 20.0
+    hang_after_s: float = 0.0
+    stop_on_nan: bool = True
     protocol: int = PROTOCOL
 
     def to_plain(self) -> dict[str, Any]:
@@ -117,6 +120,8 @@ class Order:
             seed=f.count("seed", 0, least=-(2**63), most=2**64 - 1),
             grace_s=f.number("grace_s", 30.0),
             lease_s=f.number("lease_s", 20.0, most=LONGEST_LEASE_S),
+            hang_after_s=f.number("hang_after_s", 0.0, least=-1.0),
+            stop_on_nan=f.flag("stop_on_nan", True),
             protocol=f.count("protocol", PROTOCOL),
         )
 

@@ -99,6 +99,8 @@ def _common(record: Record) -> dict[str, Any]:
         "seed": job.seed,
         "grace_s": recovery.grace_s,
         "lease_s": PATIENT_LEASE_S if recovery.on_disconnect == "wait" else recovery.lease_s,
+        "hang_after_s": recovery.hang_after_s,
+        "stop_on_nan": recovery.on_events.get("nan") != "ignore",
     }
 
 

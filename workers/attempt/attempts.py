@@ -57,6 +57,7 @@ class Attempts:
         self._epochs = self._stopped.epochs()
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
+        self._wakes = 0
 
     def _on_disk(self, names: list[str]) -> Iterator[Attempt]:
         """What an agent before us left: running attempts are adopted by knowing them."""
@@ -260,15 +261,21 @@ class Attempts:
                     LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
     def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[AttemptReport]:
-        """Of all attempts with news, as soon as there is one; [] after `timeout_s`."""
-        until = time.monotonic() + timeout_s
+        """Of all attempts with news, as soon as there is one; [] after `timeout_s`, or once `wake` was called."""
+        until, wakes = time.monotonic() + timeout_s, self._wakes
         while True:
             reports, live = self._look(cursors, known)
             left = until - time.monotonic()
-            if reports or left <= 0:
+            if reports or left <= 0 or self._wakes != wakes:
                 return reports
             with self._changed:
                 self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
+
+    def wake(self) -> None:
+        """There is news of the node itself: whoever waits for news is answered."""
+        with self._changed:
+            self._wakes += 1
+            self._changed.notify_all()
 
     def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptReport], bool]:
         """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""

@@ -3,9 +3,11 @@
 Our modules are imported before the user's folder comes first on sys.path: no file of theirs can take their place.
 """
 
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -22,6 +24,7 @@ from workers.attempt import disks
 from workers.attempt.records import MOST_RESULT_BYTES, Shared, read_json, write_json
 from workers.attempt.redaction import Redactor
 from workers.attempt.reserve import is_full, put
+from workers.attempt.stalls import SIGNAL
 from workers.errors import NotFinite
 
 CODE = Path(workers.__file__).parents[1]
@@ -36,6 +39,7 @@ OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAU
 def main() -> int:
     folder, rank = Shared(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
     redact = Redactor.of_rank(os.environ)
+    _tell_stacks(folder.stacks(rank))
     try:
         result = _run_task(folder, rank)
         if rank == 0:
@@ -49,6 +53,17 @@ def main() -> int:
             write_json(folder.failure(rank), redact.plain(failure, keys=False))
         return INTERRUPTED if isinstance(e, KeyboardInterrupt) else 1
     return 0
+
+
+def _tell_stacks(path: Path) -> None:
+    """From now on our supervisor can ask where our threads stand, also while they hold Python's lock.
+
+    An interpreter that ends gives the signal back as it was before: unless ignored then, it would kill us.
+    """
+    with suppress(OSError):
+        signal.signal(SIGNAL, signal.SIG_IGN)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
 def _run_task(folder: Shared, rank: int) -> dict[str, Any]:

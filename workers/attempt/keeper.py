@@ -31,6 +31,7 @@ def become_supervisor(folder: Folder, lock: int, launcher: int) -> None:
     killed it: orphans are adopted by the keeper, whatever their session and their environment.
     """
     processes.adopt_orphans()
+    processes.killed_for_memory(first=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     supervisor = os.fork()

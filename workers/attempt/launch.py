@@ -83,6 +83,7 @@ def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> d
         "fences": str(where.fences or ""),
         "checkpoint_root": order.checkpoint_root if order.nodes == 1 else "",
         "grace_s": order.grace_s,
+        "hang_after_s": order.hang_after_s,
         "log_limit_bytes": log_limit_bytes(environ),
         "cgroup": str(_group(folder, environ) or ""),
         "ranks": [

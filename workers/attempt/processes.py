@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,16 @@ def adopt_orphans() -> None:
     """Whatever a descendant leaves behind becomes our child instead of init's."""
     if LINUX:
         _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def killed_for_memory(first: bool) -> None:
+    """Whom the kernel kills when memory runs out: a rank first, an agent or a supervisor as late as any other program.
+
+    Ray lets all its workers, of which an agent is one, and so what they start, go first.
+    """
+    if LINUX:
+        with suppress(OSError):  # without the right to go back
+            Path("/proc/self/oom_score_adj").write_text("1000" if first else "0")
 
 
 def die_with(parent: int) -> None:
@@ -113,6 +124,33 @@ def tree(roots: Collection[int], folder: Path, session: Process | None = None) -
             found.add(pid)
             todo += children.get(pid, ())
     return found - {*roots, os.getpid()}
+
+
+def descendants(root: int) -> set[int]:
+    """Living ones, without `root`."""
+    children: dict[int, list[int]] = {}
+    for pid, process in _living().items():
+        children.setdefault(process.parent, []).append(pid)
+    found, todo = set(), list(children.get(root, ()))
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, ())
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and of those it has waited for; 0.0 for one that is gone."""
+    if LINUX:
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=15)
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if len(fields) > 14 else 0.0
+    import psutil
+
+    try:
+        return float(sum(psutil.Process(pid).cpu_times()[:4]))
+    except psutil.Error:
+        return 0.0
 
 
 def _may_be(session: Process, seen: dict[int, Stat]) -> bool:

@@ -21,6 +21,8 @@ order.json        a copy for the rank
 events.jsonl      one JSON object per line, appended by the ranks
 work/R/           the rank's working directory
 failure-R.json    a Failure, written by a child that caught the user's exception
+beat-R            a rank's progress, written in place: see beats.py
+stacks-R          where a rank's threads stand, each time its supervisor asks
 result.json       the task's result, by global rank 0
 session.json      where a benchmark session listens
 """
@@ -66,6 +68,12 @@ class Shared:
 
     def failure(self, rank: int) -> Path:
         return self.shared / f"failure-{rank}.json"
+
+    def beat(self, rank: int) -> Path:
+        return self.shared / f"beat-{rank}"
+
+    def stacks(self, rank: int) -> Path:
+        return self.shared / f"stacks-{rank}"
 
     def work(self, rank: int) -> Path:
         return self.works / str(rank)

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 from cluster import untrusted
 from cluster.untrusted import Unreadable
-from workers.attempt import disks, keeper, lease, life, outcome, processes, reserve, spawn
+from workers.attempt import beats, disks, keeper, lease, life, outcome, processes, reserve, spawn
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.memory import Memory
 from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import NAMES, Redactor
+from workers.attempt.stalls import Hang, Stalls
 from workers.messages import Failure, Outcome
 
 LOOK_EVERY_S = 0.25
@@ -68,6 +69,8 @@ class Supervisor:
         self.ends: list[int] = []  # pids of ranks in the order of their ends, as far as the kernel told
         self.failure: Failure | None = None
         self.culprit: Culprit | None = None
+        self.stalls = Stalls(folder, self.launch["task"], float(self.launch["hang_after_s"]))
+        self.saves_first = False
         self.why = ""
         self.kill_at_s = float("inf")
         self.looked_s = 0.0
@@ -157,6 +160,7 @@ class Supervisor:
                 continue
             data = os.read(key.fd, READ_BYTES)
             if data:
+                self.stalls.heard()
                 self.logs[number].feed(stream, data)
             else:
                 self._close(key.fd)
@@ -189,6 +193,8 @@ class Supervisor:
         if code != 0 and not self.why:
             self.culprit = Culprit(number, pid, disks.full(self._disks(number)))
             self._end("failed")
+            if _kind(self._said(number)) == "nan":  # what was begun before is still to be kept
+                self.saves_first, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
 
     def _disks(self, number: int) -> list[str]:
         """Where a rank writes: its folder, its checkpoints, temporary files, shared memory."""
@@ -203,9 +209,28 @@ class Supervisor:
             self._end("lease")
         else:
             self._end(life.asked_for(self.folder.stop))
-        if lease.now_s() >= self.kill_at_s:
+        if not self.why and (hang := self.stalls.look(self.running)):
+            self._hangs(hang)
+        saves = self.saves_first and any(map(self._saves, self.running.values()))
+        if lease.now_s() >= self.kill_at_s or (self.saves_first and not saves):
             self._kill()
         self.memory.look()
+
+    def _saves(self, number: int) -> bool:
+        beat = beats.read(self.folder.beat(number))
+        return beat is not None and beat.saving
+
+    def _hangs(self, hang: Hang) -> None:
+        """Where the ranks stand goes into their logs, and into the failure."""
+        told = []
+        for number, stacks in hang.stacks.items():
+            lines = [f"[polyfleet: no progress; where rank {number} stands]", *stacks.rstrip().splitlines()]
+            self.logs[number].end("err")
+            self.logs[number].feed("err", "".join(f"{line}\n" for line in lines).encode())
+            told.append(f"rank {number}:\n{stacks.rstrip()}")
+        trace = self.redact("\n".join(told))[:LONGEST_TEXT]
+        self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, trace)
+        self._end("failed")
 
     def _kill(self) -> None:
         life.kill_all(self.folder, [os.getpid()])
@@ -272,19 +297,28 @@ class Supervisor:
     def _failure(self) -> Failure:
         """Of the rank that failed first."""
         number, pid, disk = self.culprit or Culprit(outcome.first_bad(self.codes), 0, "")
-        try:
-            said = self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES), keys=False)
-        except (FileNotFoundError, Unreadable):
-            said = None
+        said = self._said(number)
         log, code, peak_bytes = self.logs[number], self.codes[number], self.peaks.get(number, 0)
         node = self.launch["node"]
         seen = outcome.Seen(number, node, pid, code, said, log.last_err, log.says_full(), disk, peak_bytes)
         return outcome.cause(seen, self.memory)
 
+    def _said(self, number: int) -> Any:
+        """What a rank's child wrote of its failure; None for nothing that can be read."""
+        try:
+            return self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES), keys=False)
+        except (FileNotFoundError, Unreadable):
+            return None
+
+
+def _kind(said: Any) -> str:
+    return str(said.get("kind", "")) if isinstance(said, dict) else ""
+
 
 def _before_exec(parent: int) -> None:
     """In the new child: die with the supervisor, and start with the signals a program expects."""
     processes.die_with(parent)
+    processes.killed_for_memory(first=True)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

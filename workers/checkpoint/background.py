@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -75,10 +76,12 @@ class Saver:
         kind: str = "",
         progress: Progress | None = None,
         on_done: Callable[[Saved], None] | None = None,
+        around: "Callable[[Prepared], AbstractContextManager[Any]]" = nullcontext,
         files: Files | None = None,
     ) -> Saving:
         """Like workers.checkpoint.save, but return when the copy is taken. A save still under way is waited for, and
-        if it failed, its error is raised here, unless somebody had it from `result`. `on_done` runs in the thread.
+        if it failed, its error is raised here, unless somebody had it from `result`. `on_done` runs in the thread, and
+        writing inside `around`, which may refuse the copy.
         """
         started_s = time.perf_counter()
         self.wait()
@@ -86,7 +89,8 @@ class Saver:
         prepared.snapshot(self._arena)
 
         def work() -> Saved:
-            saved = write(prepared, keep, progress)
+            with around(prepared):
+                saved = write(prepared, keep, progress)
             if on_done is not None:
                 on_done(replace(saved, blocked_s=saving.blocked_s))
             return saved

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 TOOL_TIMEOUT_S = 8.0
 
 
@@ -107,6 +109,25 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
+def _kill_with_all(pid: int) -> None:
+    """The session that `pid` leads, and its descendants in sessions of their own: a probe's tools have some. Those that
+    are found are stopped first, so that none starts another meanwhile.
+    """
+    found: dict[int, psutil.Process] = {}
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        while more := [p for p in (root, *root.children(recursive=True)) if p.pid not in found]:
+            for process in more:
+                found[process.pid] = process
+                with suppress(psutil.Error):
+                    process.suspend()
+    for process in found.values():
+        with suppress(psutil.Error):
+            process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 def tool_output(argv: list[str], environ: Mapping[str, str], timeout_s: float = TOOL_TIMEOUT_S) -> tuple[str, str]:
     """(what a vendor tool printed, "") or ("", why there is nothing). A tool that hangs is killed with all it started.
 
@@ -129,8 +150,7 @@ def tool_output(argv: list[str], environ: Mapping[str, str], timeout_s: float = 
         try:
             out, err = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            _kill_with_all(child.pid)
             return "", f"{Path(argv[0]).name} gave no answer within {timeout_s:g} s"
     if child.returncode:
         last = (err.strip().splitlines() or ["no message"])[-1]

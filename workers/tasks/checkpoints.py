@@ -1,6 +1,8 @@
 """`ctx.checkpoint`: what a user's loop saves and restores, with random state, on one rank or many."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +11,11 @@ from workers.backends.parts.precision import every_dtype
 from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import Saved, load
 from workers.checkpoint.background import SHARED
+from workers.checkpoint.finite import refuse_nan
 from workers.checkpoint.format.manifest import RANDOM
+from workers.checkpoint.saving import Prepared
 from workers.checkpoint.state.together import cut_among_ranks
+from workers.errors import NotFinite
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +46,7 @@ class Checkpoints:
 
     def save(self, step: int, state: dict[str, Any], *, asynchronous: bool = True) -> str:
         """Save `state` (modules, optimizers, nested data under names of your choice) and the random state; returns the
-        folder it goes to.
+        folder it goes to. A state that holds NaN is not kept, and ends the attempt, unless the job ignores it.
 
         A copy is taken, and written while training goes on; the next save waits for it, and so does the end of the job.
         Every rank calls it. Rank 0 writes, or each its part of what is cut among the ranks. Raises UserError without a
@@ -51,6 +56,12 @@ class Checkpoints:
             raise UserError("this job has no checkpoint folder", "give it checkpoint: {} in its specification")
         if RANDOM in state:
             raise UserError(f"the name {RANDOM!r} in a checkpoint is ours", "call that entry something else")
+        if self._context.poisoned is not None:
+            raise self._context.poisoned
+        with self._context.beats.pause():
+            return self._save(step, state, asynchronous)
+
+    def _save(self, step: int, state: dict[str, Any], asynchronous: bool) -> str:
         started_s, context = time.perf_counter(), self._context
         states = context.ranks.gathered(context.backend.rng_state())
         everything = {**state, RANDOM: {"seed": context.seed, "ranks": states}}
@@ -68,13 +79,19 @@ class Checkpoints:
     def wait(self) -> None:
         """Until what was saved last is durable. Every rank calls it. Raises CheckpointError where it could not be."""
         error = None
-        try:
-            SHARED.wait()
-        except PolyfleetError as e:
-            error = e
-        told = self._context.ranks.from_first(error)
+        with self._context.beats.pause():
+            try:
+                SHARED.wait()
+            except PolyfleetError as e:
+                error = e
+            told = self._context.ranks.from_first(error)
         if error is not None or told is not None:
             raise error or told
+
+    def settle(self) -> None:
+        """Until what was saved last is durable, or was not to be. Of this rank alone."""
+        if self._root:
+            SHARED.settle(self._root)
 
     def _begin(self, step: int, everything: dict[str, Any]) -> "str | PolyfleetError":
         """An error of ours is returned: the other ranks wait, and must hear of it rather than hang."""
@@ -88,12 +105,26 @@ class Checkpoints:
                 attempt=context.attempt,
                 kind=context.kind,
                 on_done=self._tell if context.rank == 0 else None,
+                around=self._writing,
             )
         except PolyfleetError as e:
             if not context.ranks.many:
                 raise
             return e
         return str(saving.path)
+
+    @contextmanager
+    def _writing(self, prepared: Prepared) -> Iterator[None]:
+        """In the thread that writes: a checkpoint that holds NaN is never committed."""
+        context = self._context
+        with context.beats.saving():
+            if context.stop_on_nan:
+                try:
+                    prepared.ranks.all_or_none(lambda: refuse_nan(prepared))
+                except NotFinite as e:
+                    context.poisoned = e
+                    raise
+            yield
 
     def _tell(self, saved: Saved) -> None:
         """Once it is durable: what the fleet hears of exists."""
@@ -110,13 +141,12 @@ class Checkpoints:
         """
         if not self.resume_from:
             return None
+        with self._context.beats.pause():
+            return self._restore(into)
+
+    def _restore(self, into: dict[str, Any]) -> Restored:
         backend = self._context.backend
-        loaded = load(
-            self.resume_from,
-            into=into,
-            dtype="native",
-            supported_dtypes=_held(backend),
-        )
+        loaded = load(self.resume_from, into=into, dtype="native", supported_dtypes=_held(backend))
         backend.synchronize()
         how = self._restore_random(loaded.state.get(RANDOM), loaded.step)
         self._context.last_step = loaded.step

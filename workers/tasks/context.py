@@ -11,15 +11,18 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
+from workers.attempt.beats import Beats
+from workers.attempt.records import Shared
 from workers.attempt.redaction import Redactor
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import precision_of
+from workers.errors import NotFinite
 from workers.job_events import LARGEST_STEP
 from workers.tasks.checkpoints import Checkpoints
 from workers.tasks.distributed import Ranks, group
 from workers.tasks.events import RESERVED, Events
 from workers.tasks.loading import DeviceLoader
-from workers.tasks.plain_values import Number, metric
+from workers.tasks.plain_values import Number, metric, not_finite
 from workers.tasks.stopping import Stop
 
 
@@ -44,6 +47,8 @@ class Context:
         kind: str = "",
         attempt: str = "",
         events_path: Path | None = None,
+        beats_path: Path | None = None,
+        stop_on_nan: bool = False,
         redact: Redactor | None = None,
     ):
         precision_of(precision)  # an unknown word is refused before anything is computed
@@ -56,7 +61,10 @@ class Context:
         self.checkpoint_root = checkpoint_root
         self.checkpoint = Checkpoints(self, checkpoint_root, resume_from, keep_checkpoints)
         self.events = Events(events_path, rank, redact)
+        self.beats = Beats(beats_path)
         self.stop = Stop()
+        self.stop_on_nan = stop_on_nan
+        self.poisoned: NotFinite | None = None
         self.ranks = Ranks(rank, 1)
         self.last_step = 0
         self.last_report: dict[str, Number] = {}
@@ -87,6 +95,8 @@ class Context:
             kind=order["kind"],
             attempt=f"{order['job']}.{order['epoch']}",
             events_path=folder / "events.jsonl",
+            beats_path=Shared(folder).beat(rank),
+            stop_on_nan=order["stop_on_nan"] and order["task"] == "train",
             redact=Redactor.of_rank(env),
         )
         context.stop.listen()
@@ -100,6 +110,8 @@ class Context:
     @property
     def preempted(self) -> bool:
         """Asked to stop: save a checkpoint and return. Ask once per step; all ranks get the same answer."""
+        self.beats.beat("poll")
+        self._refuse_poison()
         return self.stop.poll()
 
     @property
@@ -131,7 +143,8 @@ class Context:
         if optimizer is not None:
             prepared.append(optimizer)
         if loader is not None:
-            prepared.append(DeviceLoader(loader, self.backend, self.rank, self.ranks.world_size, self.seed))
+            ranks = self.rank, self.ranks.world_size
+            prepared.append(DeviceLoader(loader, self.backend, *ranks, self.seed, lambda: self.beats.beat("batch")))
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -139,7 +152,10 @@ class Context:
         return self.backend.autocast(self.precision)
 
     def report(self, step: int, **metrics: Any) -> None:
-        """Tell the fleet numbers of this step: one number per name, tensors of one element included."""
+        """Tell the fleet numbers of this step: one number per name, tensors of one element included.
+
+        Raises NotFinite for one that makes going on useless, unless the job says that it is to be ignored.
+        """
         if taken := RESERVED & set(metrics):
             raise UserError(
                 f"ctx.report cannot take a metric called {min(taken)!r}", "the event has it already: rename it"
@@ -149,6 +165,25 @@ class Context:
         self.last_step = int(step)
         self.last_report = {"step": self.last_step} | {name: metric(name, value) for name, value in metrics.items()}
         self.events.write("report", **self.last_report)
+        self.beats.beat("report", self.last_step)
+        if self.stop_on_nan and (bad := not_finite(metrics, self.last_report)):
+            self.poisoned = NotFinite(bad, self.last_step)
+        self._refuse_poison()
+
+    def _refuse_poison(self) -> None:
+        """Also where the user's code has caught it the first time."""
+        if self.poisoned is not None:
+            raise self.poisoned
+
+    @contextmanager
+    def pause(self, what: str = "") -> Iterator[None]:
+        """Around work that is no step, such as an evaluation: inside, no progress is expected. Every rank enters it,
+        and all leave it together. `what` is told in the attempt's notes.
+        """
+        with self.beats.pause():
+            self.events.write("note", pause=what)
+            yield
+            self.ranks.meet()
 
     @contextmanager
     def running(self) -> Iterator["Context"]:
@@ -156,8 +191,12 @@ class Context:
         with self.backend, group(self.backend, self.rank, self.world_size) as ranks:
             self.ranks = ranks
             self.stop.share(ranks.store)
-            yield self
-            self.checkpoint.wait()
+            try:
+                yield self
+                self.checkpoint.wait()
+            except NotFinite:
+                self.checkpoint.settle()  # what was saved before is good
+                raise
 
 
 def _choose_engine(kind: str, emulated: bool) -> None:

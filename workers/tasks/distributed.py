@@ -15,6 +15,7 @@ from workers.backends.base import BaseBackend
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 WORK_TIMEOUT = timedelta(minutes=30)
+LONGEST_PAUSE = timedelta(days=7)
 
 
 class Ranks:
@@ -25,10 +26,21 @@ class Ranks:
         self.world_size = world_size
         self.store = store
         self._control = control
+        self._meetings = 0
 
     @property
     def many(self) -> bool:
         return self.world_size > 1
+
+    def meet(self) -> None:
+        """Return once all ranks are here, however long that takes."""
+        if not self.many:
+            return
+        self._meetings += 1
+        key = f"meeting-{self._meetings}"
+        if self.store.add(key, 1) == self.world_size:
+            self.store.set(f"{key}-all", "")
+        self.store.wait([f"{key}-all"], LONGEST_PAUSE)
 
     def from_first(self, value: Any) -> Any:
         """What rank 0 gave, on every rank."""

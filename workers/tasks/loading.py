@@ -1,7 +1,7 @@
 """Batches on the device, each rank its own share."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -16,20 +16,31 @@ class DeviceLoader:
     own.
 
     With several ranks, batch i goes to rank i modulo the number of ranks; a last incomplete round is left out, so that
-    all ranks take the same number of steps. The batch size is thus that of one rank.
+    all ranks take the same number of steps. The batch size is thus that of one rank. `taken` is called at each batch.
     """
 
-    def __init__(self, loader: Iterable[Any], backend: BaseBackend, rank: int, world_size: int, seed: int):
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        backend: BaseBackend,
+        rank: int,
+        world_size: int,
+        seed: int,
+        taken: Callable[[], None] = lambda: None,
+    ):
         self._backend = backend
         self._picks = (rank, world_size)
         self._loader = loader
+        self._taken = taken
         self._sharded = world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler)
         if not self._sharded and isinstance(loader, DataLoader) and _has_batches(loader):
             self._loader, self._sharded = _sharded_loader(loader, rank, world_size, seed), True
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._loader) if self._sharded else share(self._loader, *self._picks)
-        return (self._backend.to_device(batch, non_blocking=True) for batch in batches)
+        for batch in batches:
+            self._taken()
+            yield self._backend.to_device(batch, non_blocking=True)
 
     def __len__(self) -> int:
         length: int = len(self._loader)  # type: ignore[arg-type]

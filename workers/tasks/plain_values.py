@@ -1,6 +1,7 @@
 """Numbers of torch and NumPy as the plain values JSON takes."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import UserError
@@ -26,6 +27,18 @@ def metric(name: str, value: Any) -> Number:
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         value = _as_float(value)
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def not_finite(metrics: Mapping[str, Any], told: Mapping[str, Number]) -> str:
+    """Which of `metrics` makes a training useless, in words: any that is NaN, a loss that is infinite; "" for none.
+    `told` has them as plain data. A best loss so far begins as infinity, and so does a norm where a loss is scaled.
+    """
+    for name, value in told.items():
+        if isinstance(metrics.get(name), str) or value not in ("nan", "inf", "-inf"):
+            continue
+        if value == "nan" or ("loss" in name.lower() and "best" not in name.lower()):
+            return f"the reported {name} is {value}"
+    return ""
 
 
 def _as_float(value: int) -> float:

@@ -106,3 +106,17 @@ def test_the_cause_of_an_exception_is_told_without_our_frames():
     told = caught(fails)["traceback"]
     assert "JSONDecodeError" in told
     assert "direct cause" in told
+
+
+def test_a_rank_asked_for_its_stacks_tells_them_and_survives_the_question_also_while_its_interpreter_ends(tmp_path):
+    code = f"""
+import faulthandler, os
+from pathlib import Path
+from workers.attempt import child
+child._tell_stacks(Path({str(tmp_path / "stacks")!r}))
+os.kill(os.getpid(), child.SIGNAL)
+faulthandler.unregister(child.SIGNAL)  # as the interpreter does at its end
+os.kill(os.getpid(), child.SIGNAL)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert 'File "<string>", line 6 in <module>' in (tmp_path / "stacks").read_text()

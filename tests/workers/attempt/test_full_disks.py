@@ -1,9 +1,7 @@
 """Disks that are really full: a small tmpfs as a rank's folder, or as the whole node's."""
 
-import hashlib
 import os
 import subprocess
-import zipfile
 
 import pytest
 
@@ -27,15 +25,6 @@ def small(tmp_path):
         pytest.skip("a file system can be mounted by root alone")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
-
-
-def train(node, tmp_path, text, **order):
-    with zipfile.ZipFile(tmp_path / "sent.zip", "w") as z:
-        z.writestr("train.py", text)
-    data = (tmp_path / "sent.zip").read_bytes()
-    sha = hashlib.sha256(data).hexdigest()
-    node.packages.put(sha, 0, data, True)
-    node.start(task="train", command=(), entry="train.py:train", package=sha, **order)
 
 
 def test_a_script_that_fills_a_disk_is_told_with_the_file_system_and_what_is_free(node, small):
@@ -69,10 +58,10 @@ def test_a_failure_beside_a_disk_that_is_not_full_stays_the_users(node, small):
         "ctx.checkpoint.save(1, {{'x': torch.zeros(1 << 20)}}, asynchronous=False)",
     ],
 )
-def test_a_training_that_fills_a_disk_is_told_as_storage_with_its_traceback(node, small, tmp_path, write):
+def test_a_training_that_fills_a_disk_is_told_as_storage_with_its_traceback(node, small, write):
     text = f"import torch\ndef train(ctx):\n    {write.format(folder=small)}\n"
     node.attempts = Attempts(node.root / "attempts", small, "n0", node.packages, lambda order: 1)
-    train(node, tmp_path, text, checkpoint_root="c")
+    node.train(text, checkpoint_root="c")
     failure = node.outcome()["failure"]
     assert failure["kind"] == "storage", failure
     assert f"{small} " in failure["message"]

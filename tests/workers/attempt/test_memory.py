@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from workers.attempt import processes
 from workers.attempt.starting import Starter
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
@@ -104,6 +105,23 @@ def test_a_rank_killed_by_a_person_is_not_told_as_out_of_memory_though_another_p
     os.kill(pid, 9)
     failure = node.outcome()["failure"]
     assert (failure["kind"], failure["exit_code"]) == ("signal", -9)
+
+
+def test_the_kernel_is_to_kill_ranks_before_the_supervisor_that_tells_of_it(node):
+    own = Path("/proc/self/oom_score_adj")
+    before = own.read_text()
+    own.write_text("1000")  # as Ray does with an agent
+    try:
+        node.python("j", WAITS)
+    finally:
+        try:
+            own.write_text(before)
+        except OSError as e:
+            pytest.skip(f"this process cannot go back: {e}")
+    rank, supervisor = node.until_file(node.folder().work(0) / "pid"), node.supervisor_pid()
+    keeper = processes.stat(supervisor).parent
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (rank, supervisor, keeper)]
+    assert scores == [1000, 0, 0]
 
 
 def test_the_peak_of_an_attempt_without_a_control_group_is_what_its_ranks_held(node):

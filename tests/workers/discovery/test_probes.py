@@ -2,6 +2,9 @@
 
 import os
 import stat
+import time
+
+import psutil
 
 from cluster.vocabulary import Finding
 from workers.discovery import discover
@@ -51,3 +54,17 @@ def test_what_a_child_finds_arrives_whole(machine):
     devices, findings = discover("tpu", here)
     assert [d.kind for d in devices] == ["tpu:v5e"] * 4
     assert all(isinstance(f, Finding) for f in findings)
+
+
+def test_a_tool_that_hangs_ends_with_the_probe_that_asked_it(machine, tmp_path):
+    """It has a session of its own, so that the probe can end it alone; it ignores SIGTERM, and so does its child."""
+    script = f"trap '' TERM; echo $$ > {tmp_path}/tool; sh -c 'echo $$ > {tmp_path}/child; exec sleep 600' & wait"
+    path = tool(tmp_path / "bin", "neuron-ls", script)
+    here = Machine(machine("neuron-trn1").root, {"PATH": path}, "Linux")
+    ((_, (finding,)),) = probe(["neuron"], here, timeout_s=4)
+    assert "gave no answer within 4 s" in finding.message
+    pids = [int((tmp_path / name).read_text()) for name in ("tool", "child")]
+    deadline = time.monotonic() + 20
+    while living := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+        assert time.monotonic() < deadline, f"still there: {living}"
+        time.sleep(0.02)

@@ -47,6 +47,11 @@ class Arena:
         end = self._starts[layout.file] + min((index + 1) * CHUNK_BYTES, rounded_up(layout.size_bytes))
         return self._memory[begin:end]
 
+    def piece(self, layout: Layout, offset: int, size_bytes: int) -> memoryview:
+        """Of a shard, from byte `offset` of its file on."""
+        begin = self._starts[layout.file] + offset
+        return self._memory[begin : begin + size_bytes]
+
 
 @dataclass(slots=True)
 class _Shard:
