@@ -41,7 +41,7 @@ def put_job(url, name):
     """As an earlier server has accepted it."""
     store = EventStore(url)
     job = Job(name, name, "run", (Candidate(("cpu",)),))
-    store.append([submitted(job, {"task": "run", "command": "true", "pool": "cpu"}, "", 1.0)])
+    store.append([submitted(job, {"task": "run", "command": "true", "pool": "cpu"}, 1.0)])
     store.close()
 
 

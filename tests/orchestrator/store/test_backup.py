@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import Conflict, FleetError, UserError
-from orchestrator.core.model import Event
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store import Answer, EventStore, schema
 from orchestrator.store import verify as verifying
 from orchestrator.store.backup import backup
@@ -36,7 +37,8 @@ def fill(store, first=0, count=5):
 
 
 def submit(store, key):
-    events = [Event(key, "submitted", 0, 1.0, {"n": key}), Event(key, "x", 1, 1.0)]
+    job = Job(key, "j", "run", (Candidate(("cpu",)),))
+    events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
     return store.once(key, "digest", lambda: Answer({"id": key}, events))
 
 
@@ -113,7 +115,9 @@ def test_a_backup_taken_while_a_server_writes_is_one_moment_of_it(store, url, tm
                 keys = {key for (key,) in copy.execute("SELECT key FROM requests")}
             assert [seq for seq, _, _ in rows] == list(range(1, len(rows) + 1))
             assert (
-                {job for _, job, event in rows if event == "submitted"} == keys == {j for _, j, e in rows if e == "x"}
+                {job for _, job, event in rows if event == "submitted"}
+                == keys
+                == {j for _, j, e in rows if e == "cancelled"}
             )
             assert before <= keys
     finally:
@@ -376,6 +380,10 @@ def test_a_sound_store_has_no_findings_while_a_server_writes(store, url, wait_fo
             "row 2 of table benchmark_lines (cell of run) has data",
         ),
         ("DROP TABLE reports", "table reports is missing"),
+        (
+            "UPDATE jobs SET state = 'RUNNING' WHERE id = 'job-1'",
+            "the row of job job-1 differs from its events in state",
+        ),
     ],
 )
 def test_what_is_damaged_is_found_and_named_with_the_way_back(store, url, postgresql, statement, told, wait_for):

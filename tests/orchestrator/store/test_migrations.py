@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
-from orchestrator.store import EventStore, database, migrations, schema
+from orchestrator.store import Answer, EventStore, database, migrations, schema
 
 EVENT = Event("j", "started", 1, 1.0)
 ROOT = Path(__file__).parents[3]
@@ -32,9 +32,19 @@ CREATE TABLE reports (seq INTEGER NOT NULL, job VARCHAR(128) NOT NULL, epoch BIG
  time DOUBLE PRECISION NOT NULL, data TEXT NOT NULL, PRIMARY KEY (seq));
 CREATE INDEX reports_of_job ON reports (job, seq);
 INSERT INTO schema_version VALUES (1);
-INSERT INTO events VALUES (1, 1.0, 'old', 0, 'submitted', '{}'), (2, 2.0, 'old', 1, 'started', '{"x": "y"}');
+INSERT INTO events VALUES (1, 1.0, 'old', 0, 'submitted', '{SUBMITTED}'), (2, 2.0, 'old', 1, 'placed', '{PLACED}');
 INSERT INTO requests VALUES ('key', 'digest', 201, '{"id":"old"}');
 """
+SUBMITTED = (
+    '{"job":{"id":"old","name":"old","task":"run","candidates":[{"kinds":["cpu"],"count":1,"min_count":1,"nodes":1,'
+    '"pool":"","node":"","memory_bytes":0,"precision":"","batch_size":0,"environment":{},"command":[],"arguments":{}}],'
+    '"ordered":false,"priority":0,"objective":"any","workload":"","submitted_s":0.0,"recovery":{"max_restarts":0,'
+    '"max_interruptions":-1,"retry_exit_codes":[],"backoff_s":1.0,"lease_s":20.0,"grace_s":30.0},"state":"PENDING",'
+    '"epoch":0,"not_before_s":0.0,"restarts":0,"interruptions":0,"refusals":0,"first_candidate":0},'
+    '"spec":{"command":"true"},"package":""}'
+)
+PLACED = '{"candidate":0,"kind":"cpu","pool":"cpu","leases":[["cpu-0/cpu",[0]]],"reason":"fits"}'
+FIRST = FIRST.replace("{SUBMITTED}", SUBMITTED).replace("{PLACED}", PLACED)
 """A database of 0.1.0, before it had benchmark runs or an identity: Alembic has no note in it."""
 
 
@@ -115,8 +125,10 @@ def test_there_is_one_file_for_each_version_and_the_newest_is_ours():
 def test_an_older_database_is_brought_up_to_date_and_kept_as_it_was(path, open_at, caplog):
     caplog.set_level("INFO")
     store = open_at(f"sqlite:///{path}")
-    assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "started")]
-    assert store.append([EVENT]) == [3] and len(store.identity) == 32
+    assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
+    assert [(r.job.id, str(r.job.state)) for r in store.jobs.open()] == [("old", "STARTING")]
+    assert store.once("key", "digest", lambda: Answer({"id": "new"})) == {"id": "old"}
+    assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
     store.close()
     assert is_current(path)
     [copy] = copies(path)
@@ -141,8 +153,10 @@ def test_of_the_copies_the_newest_two_are_kept(path, open_at):
 def test_an_older_postgresql_is_brought_up_to_date(postgresql_url, postgresql, open_at):
     postgresql.sql(postgresql_url, *filter(str.strip, FIRST.split(";\n")))
     store = open_at(postgresql_url)
-    assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "started")]
-    assert store.append([EVENT]) == [3] and len(store.identity) == 32
+    assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
+    assert [(r.job.id, str(r.job.state)) for r in store.jobs.open()] == [("old", "STARTING")]
+    assert store.once("key", "digest", lambda: Answer({"id": "new"})) == {"id": "old"}
+    assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
     store.benchmarks.append("run", {"line": "begun"})
     assert postgresql.sql(postgresql_url, "SELECT version_num FROM alembic_version") == [(schema.REVISION,)]
 
@@ -160,7 +174,7 @@ def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(postgres
         child.wait()
     wait_for(lambda: not postgresql.sql(postgresql_url, server))
     tables = {table for (table,) in postgresql.sql(postgresql_url, "SELECT tablename FROM pg_tables")}
-    assert not tables & {"alembic_version", "benchmark_lines", "identity"}
+    assert not tables & {"alembic_version", "benchmark_lines", "identity", "jobs"}
     assert len(open_at(postgresql_url).read(0)) == 2
 
 
@@ -177,7 +191,7 @@ def test_kill_9_at_any_step_leaves_the_old_database_or_the_new_one(tmp_path, kil
         make_old(path)
         killed = kill_at(call, number, [*OPEN, f"sqlite:///{path}"])
         old = rows(path)
-        assert old[0][:2] == [(1, 1.0, "old", 0, "submitted", "{}"), (2, 2.0, "old", 1, "started", '{"x": "y"}')]
+        assert old[0] == [(1, 1.0, "old", 0, "submitted", SUBMITTED), (2, 2.0, "old", 1, "placed", PLACED)]
         before, after = before + (not is_current(path)), after + is_current(path)
         assert all(rows(copy)[0] == old[0] for copy in copies(path))
         store = EventStore(f"sqlite:///{path}")

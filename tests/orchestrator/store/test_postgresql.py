@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import FleetError, UserError
-from orchestrator.core.model import Event
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store import Answer, EventStore
 
 ROOT = Path(__file__).parents[3]
@@ -26,6 +27,11 @@ def url(postgresql_url):
     return postgresql_url
 
 
+def life(key):
+    """Two events that count, of a job of its own."""
+    return [submitted(Job(key, "j", "run", (Candidate(("cpu",)),)), {}, 1.0), Event(key, "cancelled", 0, 1.0)]
+
+
 class Submitters:
     """Threads that submit with a key each, until told to stop: what was acknowledged, what was refused."""
 
@@ -39,9 +45,8 @@ class Submitters:
         number = 0
         while not self._stop.is_set():
             key, number = f"{thread}-{number}", number + 1
-            events = [Event(key, "submitted", 0, 1.0), Event(key, "x", 1, 1.0)]
             try:
-                store.once(key, "digest", lambda key=key, events=events: Answer({"id": key}, events))
+                store.once(key, "digest", lambda key=key: Answer({"id": key}, life(key)))
                 self.acked.append(key)
             except FleetError as e:
                 self.refused.append((key, str(e)))
@@ -57,11 +62,12 @@ def check_stored(store, acked, refused=()):
     """Each acknowledged submission is there once, whole and in order, none that was refused."""
     events = store.read(0)
     assert [e.seq for e in events] == list(range(1, len(events) + 1))
-    assert [(e.job, e.event) for e in events[1::2]] == [(e.job, "x") for e in events[::2]]
+    assert [(e.job, e.event) for e in events[1::2]] == [(e.job, "cancelled") for e in events[::2]]
     jobs = [e.job for e in events[::2]]
     assert len(set(jobs)) == len(jobs)
     assert set(jobs) == set(acked)
     assert not set(jobs) & {key for key, _ in refused}
+    assert store.differences() == []
 
 
 def test_a_second_server_is_kept_out_and_told_who_has_the_database(open_store, url):
@@ -122,8 +128,9 @@ def test_two_schemas_of_a_database_are_two_stores(open_at, postgresql, url):
     assert len(first.read(0)) == 1 and first.identity != second.identity
 
 
-def test_connections_killed_during_commits_lose_and_double_nothing(store, postgresql, url, wait_for):
+def test_connections_killed_during_commits_lose_and_double_nothing(store, postgresql, url, wait_for, request):
     submitters = Submitters(store)
+    request.addfinalizer(submitters.ended)
     for killed in range(1, 13):
         wait_for(lambda killed=killed: len(submitters.acked) > 20 * killed)
         postgresql.sql(url, KILL_OURS)
@@ -133,9 +140,10 @@ def test_connections_killed_during_commits_lose_and_double_nothing(store, postgr
     check_stored(store, done.acked)
 
 
-def test_a_restart_during_commits_loses_and_doubles_nothing(open_store, postgresql, url, wait_for):
+def test_a_restart_during_commits_loses_and_doubles_nothing(open_store, postgresql, url, wait_for, request):
     store = open_store()
     submitters = Submitters(store)
+    request.addfinalizer(submitters.ended)
     for restarted in (1, 2):
         wait_for(lambda restarted=restarted: len(submitters.acked) > 50 * restarted)
         postgresql.restart()
@@ -185,9 +193,8 @@ def test_a_database_server_that_hangs_is_an_error_within_seconds_and_then_goes_o
     acked, refused = [], set()
 
     def submit(key, with_key=True):
-        events = [Event(key, "submitted", 0, 1.0), Event(key, "x", 1, 1.0)]
         try:
-            store.once(key if with_key else "", "digest", lambda: Answer({"id": key}, events))
+            store.once(key if with_key else "", "digest", lambda: Answer({"id": key}, life(key)))
             acked.append(key)
         except FleetError as e:
             assert "timeout" in str(e) or "connection" in str(e)
