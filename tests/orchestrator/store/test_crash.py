@@ -165,7 +165,7 @@ def test_a_disk_that_fails_for_a_while_refuses_with_words_and_then_goes_on(tmp_p
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     assert len(told["acked"]) > told["full"]  # some that were refused first
-    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("x", "y")]
+    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("submitted", "cancelled")]
     assert told["seqs"] == list(range(1, len(told["seqs"]) + 1))
     assert all("the job store" in why and url[10:] in why for _, why in told["refused"])
     assert told["refused"] or call == "fsync"

@@ -1,4 +1,4 @@
-"""A row for each job, which is folded from its events when it is first needed; what has to be known to remove old jobs."""
+"""A row for each job, folded from its events when it is first needed; what is left to remove of old jobs; `at`."""
 
 import time
 
