@@ -39,7 +39,8 @@ from orchestrator.runtime.submissions import Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
-from orchestrator.store import Answer, EventStore
+from orchestrator.store import Answer
+from orchestrator.store.setting import open_store
 
 NO_FLEET = "run `polyfleet up` first"
 FIRST_NODES_WAIT_S = 20.0
@@ -63,7 +64,7 @@ class Service:
     """One per server process. `home` holds the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
-        self.store = EventStore(f"sqlite:///{home / 'polyfleet.db'}")
+        self.store = open_store(home)
         self.jobs_table = Jobs(self.store)
         self.packages = Packages(home / "packages")
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
