@@ -84,7 +84,18 @@ class Machine:
             devices = tuple(
                 Device(backend, self.kind, i, self.kind, total_memory_bytes=16 * GIB) for i in range(self.count)
             )
-            named: tuple[Any, ...] = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
+            named: tuple[Any, ...] = (
+                self.label,
+                self.ray_id,
+                "host",
+                "10.0.0.1",
+                self.pool,
+                backend,
+                self.pool,
+                PROTOCOL,
+                {},
+                devices,
+            )
             self._facts = NodeFacts(*named, 8, GIB, GIB, 0.0, GIB, 1, "/store")
         return self._facts
 

@@ -1,4 +1,7 @@
 PLANTED = ("x",)
 from contextlib import contextmanager
+
+
 @contextmanager
-def planted(n): yield
+def planted(n):
+    yield
