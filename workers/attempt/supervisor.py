@@ -71,6 +71,7 @@ class Supervisor:
         self.culprit: Culprit | None = None
         self.stalls = Stalls(folder, self.launch["task"], float(self.launch["hang_after_s"]))
         self.saves_first = False
+        self.told = False  # where the ranks stand
         self.why = ""
         self.kill_at_s = float("inf")
         self.looked_s = 0.0
@@ -211,6 +212,8 @@ class Supervisor:
             self._end(life.asked_for(self.folder.stop))
         if not self.why and (hang := self.stalls.look(self.running)):
             self._hangs(hang)
+        if self.why == "cancel" and not self.told and (stacks := self.stalls.last_words(self.running)):
+            self._tell_stacks(stacks)
         saves = self.saves_first and any(map(self._saves, self.running.values()))
         if lease.now_s() >= self.kill_at_s or (self.saves_first and not saves):
             self._kill()
@@ -222,15 +225,18 @@ class Supervisor:
 
     def _hangs(self, hang: Hang) -> None:
         """Where the ranks stand goes into their logs, and into the failure."""
-        told = []
-        for number, stacks in hang.stacks.items():
+        trace = "\n".join(f"rank {number}:\n{stacks.rstrip()}" for number, stacks in hang.stacks.items())
+        self._tell_stacks(hang.stacks)
+        trace = self.redact(trace)[:LONGEST_TEXT]
+        self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, trace)
+        self._end("failed")
+
+    def _tell_stacks(self, told: dict[int, str]) -> None:
+        self.told = True
+        for number, stacks in told.items():
             lines = [f"[polyfleet: no progress; where rank {number} stands]", *stacks.rstrip().splitlines()]
             self.logs[number].end("err")
             self.logs[number].feed("err", "".join(f"{line}\n" for line in lines).encode())
-            told.append(f"rank {number}:\n{stacks.rstrip()}")
-        trace = self.redact("\n".join(told))[:LONGEST_TEXT]
-        self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, trace)
-        self._end("failed")
 
     def _kill(self) -> None:
         life.kill_all(self.folder, [os.getpid()])
