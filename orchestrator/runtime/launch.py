@@ -3,6 +3,7 @@ own; what concerns several nodes is done on all of them at once.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -53,9 +54,10 @@ class Launcher:
         stands = 0
         try:
             self._reserve(asked)
-            if (stands := fences.raise_to(asked.job, asked.epoch)) > asked.epoch:
+            if stands := fences.take(asked.job, asked.epoch, asked.fenced):
                 why = f"its fence stands at epoch {stands} already"
-                return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands - 1)
+                return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
+            time.sleep(asked.wait_s)
             resumed = self._bring_checkpoint(asked)
             self._start(asked, resumed)
         except NotStarted as e:

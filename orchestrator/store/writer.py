@@ -20,6 +20,7 @@ from orchestrator.store.damage import Damage
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobTable
 from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
+from orchestrator.store.rows import insert_rows
 from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
 
@@ -154,7 +155,7 @@ class Writer(threading.Thread):
             measured = [row for w in work for row in w.benchmark_lines]
             for table, values in ((events, rows), (requests, answered), (reports, lines), (benchmark_lines, measured)):
                 if values:
-                    connection.execute(table.insert(), values)
+                    insert_rows(connection, table, values)
             self._table.write(connection, turn)
         self.last_report += len(lines)
         self._acknowledge(work, results, turn, len(rows))
