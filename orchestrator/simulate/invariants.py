@@ -234,7 +234,8 @@ class Checks:
     def acknowledged(self, job: str, cancelled: bool) -> None:
         record = self.world.store.records.get(job)
         if record is None:
-            self.broken("I6", job, "was acknowledged and is not in the store")
+            if job in self.world.acked:
+                self.broken("I6", job, "was acknowledged and is not in the store")
         elif cancelled and record.job.state not in TERMINAL:
             self.broken("I16", job, f"its cancel was acknowledged, and it is {record.job.state}")
         elif cancelled and record.job.state is State.CANCELLED:
