@@ -5,13 +5,14 @@ Plain scalars are read by YAML 1.2's core schema: only `true` and `false` are bo
 
 import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import yaml
 
 from cluster.errors import SpecError
 
+T = TypeVar("T")
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_NODES = 20_000
@@ -34,10 +35,15 @@ def load(text: str, source: str) -> dict[str, Any]:
     over 1 MiB, deeper than 32, more than 20,000 nodes, anchors, aliases, tags, a key twice, NaN or Infinity, another
     document, or anything but a mapping at the top.
     """
+    return _read(text, source, _Builder(text, source).document)
+
+
+def _read(text: str, source: str, build: Callable[[], T]) -> T:
+    """What `build` returns; errors of the parser as ours."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise SpecError("", f"{source} is larger than {MAX_BYTES >> 20} MiB")
     try:
-        return _Builder(text, source).document()
+        return build()
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         line = mark.line + 1 if mark else 1
@@ -50,6 +56,11 @@ def load(text: str, source: str) -> dict[str, Any]:
     except UnicodeEncodeError as e:
         line = text.count("\n", 0, e.start) + 1
         raise SpecError("", f"{source}:{line}: holds half a surrogate pair", "save the file as UTF-8 text") from None
+
+
+def load_all(text: str, source: str) -> list[dict[str, Any]]:
+    """The mappings that the documents of `text` are, parted by `---`. Raises as `load`; the limits are of all of it."""
+    return _read(text, source, lambda: list(_Builder(text, source).documents()))
 
 
 def dump(data: Any) -> str:
@@ -93,16 +104,33 @@ class _Builder:
     def document(self) -> dict[str, Any]:
         next(self.events)  # the stream starts
         if isinstance(next(self.events), yaml.StreamEndEvent):
-            raise SpecError("", f"{self.source} is empty", "it must be a mapping, `key: value`")
+            raise self.empty()
+        top = self.top()
+        after = next(self.events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            raise self.error(after, "a second document", "keep one document in a file")
+        return top
+
+    def documents(self) -> Iterator[dict[str, Any]]:
+        next(self.events)  # the stream starts
+        count = 0
+        while not isinstance(next(self.events), yaml.StreamEndEvent):
+            count += 1
+            yield self.top()
+        if not count:
+            raise self.empty()
+
+    def top(self) -> dict[str, Any]:
+        """One document, behind its start."""
         first = next(self.events)
         top = self.node(first, 1)
         if not isinstance(top, dict):
             raise self.error(first, "the top level must be a mapping, `key: value`")
         next(self.events)  # the document ends
-        after = next(self.events)
-        if not isinstance(after, yaml.StreamEndEvent):
-            raise self.error(after, "a second document", "keep one document in a file")
         return top
+
+    def empty(self) -> SpecError:
+        return SpecError("", f"{self.source} is empty", "it must be a mapping, `key: value`")
 
     def node(self, event: Any, depth: int) -> Any:
         self.check(event, depth)

@@ -6,9 +6,12 @@ what looks like credentials. Links are followed inside the folder, refused outsi
 
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from cluster import archives
 from cluster.errors import SpecError, UserError
 from orchestrator import ignoring
 
+SCRATCH = "polyfleet-sending-"
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 SKIPPED_SUFFIXES = (".pyc",)
 OUR_NAMES = ("workers", "cluster", "orchestrator")
@@ -51,6 +55,26 @@ class Package:
             f"left out of the submitted folder, because they may hold credentials: {named}{more}."
             f" To send one all the same, write !{self.credentials[0]} into {ignoring.FILE}"
         )
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A private folder for an archive on its way. Those of processes that were killed go with the next one."""
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
+        with suppress(OSError):
+            if left.stat().st_uid == os.geteuid() and pid.isdigit() and not _lives(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as folder:
+        yield Path(folder)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def pack(folder: Path, task: str, archive: Path) -> Package:

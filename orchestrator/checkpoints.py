@@ -4,6 +4,7 @@ A reference is `POOL:PATH`, the path relative to the pool's storage: a step fold
 newest). Where a tool takes a place, that may be the URI of an object store, too.
 """
 
+import builtins
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from cluster import places
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError, nearest
 from cluster.places import Place
+from cluster.vocabulary import Finding
+from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
@@ -26,6 +29,7 @@ MANIFEST = "MANIFEST.json"
 LARGEST_MANIFEST_BYTES = 256 << 20
 VERIFY_S = 3600.0
 TOOL_NEWS_S = 2.0
+REPAIR = "copy it again from its source, or delete it; `polyfleet checkpoint verify` takes the mark off a sound one"
 Progress = Callable[[int, int], None]
 
 
@@ -44,19 +48,27 @@ class Checkpoints:
         return rows
 
     def show(self, ref: str) -> "dict[str, Any]":
-        node, reference = self._locate(ref)
-        return {
-            "pool": reference.pool,
-            **self._agents.call(node, "describe_checkpoint", reference.path, reference.pool),
-        }
+        """What its manifest says, `damaged` and `passed_over` what was found out before. No tensor is read."""
+        node, reference, passed_over = self._resolved(ref)
+        told = self._agents.call(node, "describe_checkpoint", reference.path, reference.pool)
+        return {"pool": reference.pool, **told, "passed_over": passed_over}
 
     def verify(self, ref: str) -> "dict[str, Any]":
         """Every byte against its digest, on a node of that pool. Raises CheckpointError naming file and chunk."""
         node, reference = self._locate(ref)
-        return {
-            "pool": reference.pool,
-            **self._agents.call(node, "verify_checkpoint", reference.path, timeout_s=VERIFY_S),
-        }
+        verified = self._agents.call(node, "verify_checkpoint", reference.path, reference.pool, timeout_s=VERIFY_S)
+        return {"pool": reference.pool, **verified}
+
+    def findings(self) -> "builtins.list[tuple[str, Finding]]":
+        """(node, finding) of all checkpoints that were found damaged and stay where they are, for `doctor`."""
+        found = []
+        for pool in sorted({a.facts.pool for _, a in self._agents.ready() if a.facts}):
+            with suppress(FleetError):  # a node that does not answer is a finding of its own
+                node = self._node_of(pool)
+                for row in self._agents.call(node, "damaged_checkpoints"):
+                    told = f"is damaged, and nothing resumes from it: {row['reason']}"
+                    found.append((node, Finding("warning", f"checkpoint {pool}:{row['path']}", told, REPAIR)))
+        return found
 
     def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
         """What `count` devices of `kind` would keep, convert or refuse, and whether it fits."""
@@ -65,12 +77,22 @@ class Checkpoints:
         return planned
 
     def newest(self, reader: str, folder: Place) -> "dict[str, Any] | None":
-        """Pool, path and step of the newest sound checkpoint in a folder, as node `reader` sees it."""
-        path = self._agents.call(reader, "resolve_checkpoint", folder.path, folder.pool, timeout_s=VERIFY_S)
-        if not path:
+        """Pool, path and step of the newest checkpoint in a folder that is not known to be damaged, and `passed_over`,
+        [{"path", "reason"}], the newer ones: as node `reader` sees them. Who loads it proves its bytes."""
+        found = self._agents.call(reader, "resolve_checkpoint", folder.path, folder.pool)
+        if not found["path"]:
             return None
-        told = self._agents.call(reader, "describe_checkpoint", path, folder.pool)
-        return {"pool": folder.pool, "path": path, "step": told["step"]}
+        told = self._agents.call(reader, "describe_checkpoint", found["path"], folder.pool)
+        return {"pool": folder.pool, "step": told["step"], **found}
+
+    def is_sound(self, reader: str, found: Place) -> bool:
+        """Whether every byte is what was saved; a checkpoint of which one is not is marked, and passed over from then
+        on. For whoever could not move one. Raises FleetError where nobody can tell."""
+        try:
+            self._agents.call(reader, "verify_checkpoint", found.path, found.pool, timeout_s=VERIFY_S)
+        except CheckpointError:
+            return False
+        return True
 
     def copy(self, source: str, target: str, progress: Progress | None = None) -> "dict[str, Any]":
         """Copy one checkpoint into a folder of another pool. Only chunks that are missing there travel."""
@@ -110,7 +132,9 @@ class Checkpoints:
         while not pieces or len(pieces[-1]) == CHUNK_BYTES:
             at = len(pieces) * CHUNK_BYTES
             if at > LARGEST_MANIFEST_BYTES:
-                raise UserError(f"{path} has more than {LARGEST_MANIFEST_BYTES} bytes", "is it a checkpoint?")
+                raise UserError(
+                    f"{found.pool}:{path} has more than {LARGEST_MANIFEST_BYTES} bytes", "is it a checkpoint?"
+                )
             pieces.append(self._agents.call(reader, "read_file", path, at, CHUNK_BYTES, found.pool))
         return b"".join(pieces)
 
@@ -183,13 +207,17 @@ class Checkpoints:
 
     def _locate(self, ref: str, field: str = "checkpoint") -> tuple[str, Place]:
         """The node that serves the reference's pool, and the reference with a step folder for its path."""
+        return self._resolved(ref, field)[:2]
+
+    def _resolved(self, ref: str, field: str = "checkpoint") -> "tuple[str, Place, builtins.list[dict[str, str]]]":
+        """As `_locate`, and the newer checkpoints of a folder that are passed over."""
         reference = places.in_pool(ref, field)
         node = self._node_of(reference.pool, field)
-        step = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool, timeout_s=VERIFY_S)
-        if not step:
+        found = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
+        if not found["path"]:
             here = [row["path"] for row in self._agents.call(node, "checkpoints", "")]
             raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))
-        return node, Place(reference.pool, step)
+        return node, Place(reference.pool, found["path"]), found["passed_over"]
 
     def _node_of(self, pool: str, field: str = "pool") -> str:
         serving = self._agents.of_pool(pool)

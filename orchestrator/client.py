@@ -10,12 +10,12 @@ from typing import Any
 from uuid import uuid4
 
 from cluster import paths
-from cluster.errors import FleetError, NotFound, UserError
+from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
 from cluster.version import VERSION
 from orchestrator.core.states import TERMINAL
 from orchestrator.server import daemon, token
 from orchestrator.server.record import ServerRecord
-from orchestrator.transport import PATIENT, BrokenConnection, Transport, Unreachable, given, segment
+from orchestrator.transport import PATIENT, REMEDY, BrokenConnection, Transport, Unreachable, given, segment
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -24,6 +24,20 @@ Bytes = Callable[[int, int], None]
 POLL_S = (0.05, 1.0)
 RECONNECT_S = 30.0
 RECONNECT_EVERY_S = 0.2
+TRIES = 4
+"""How often a request with a key is sent while no answer comes."""
+
+
+class AnswerLost(Unreachable):
+    """No answer came to a request with a key: it counts once, and may be asked again with the same key."""
+
+    def __init__(self, said: str, key: str):
+        super().__init__(
+            f"{said}; whether it was accepted is not known",
+            f"repeat the same with the same key: it counts once. On the command line: --key {key}",
+        )
+        self.args = (said, key)
+        self.key = key
 
 
 def connect(home: Path | None = None, *, start: bool = True, progress: Progress | None = None) -> "Client":
@@ -75,6 +89,11 @@ class Client(Transport):
         elif text:
             warnings.warn(text, stacklevel=4)
 
+    def _pause(self, pause_s: float, error: PolyfleetError) -> None:
+        if self._progress:
+            self._progress(f"{error.message}; asking again in {pause_s:g} s")
+        super()._pause(pause_s, error)
+
     def version(self) -> Data:
         return self.get("/v1/version")
 
@@ -97,19 +116,64 @@ class Client(Transport):
         return self.post("/v1/shutdown", {})
 
     def submit(self, spec: Data, package: str = "", key: str = "") -> Data:
-        """Sent once more when the connection breaks: the key makes sure that it counts once."""
-        headers = {"Idempotency-Key": key or uuid4().hex}
-        body = {"spec": spec, "package": package}
-        try:
-            return self.post("/v1/jobs", body, headers=headers)
-        except BrokenConnection:
-            return self.post("/v1/jobs", body, headers=headers)
+        """The job as it was accepted. Raises AnswerLost where no answer comes; with the key it counts once."""
+        return self._once("/v1/jobs", {"spec": spec, "package": package}, key)
+
+    def submit_many(self, jobs: list[Data], key: str = "") -> Data:
+        """Up to 1,000 of {"spec", "package"}, all or none: {"jobs": [{"id", "name"}], "note"}. Raises as `submit`."""
+        return self._once("/v1/jobs/bulk", {"jobs": jobs}, key)
+
+    def _once(self, path: str, body: Data, key: str) -> Data:
+        """Sent again with the same key while no answer comes, to the server that is there by then."""
+        key = key or uuid4().hex
+        for tries_left in reversed(range(TRIES)):
+            try:
+                return self.post(path, body, headers={"Idempotency-Key": key})
+            except Unreachable as e:
+                self._again(e, key, tries_left)
+        raise AssertionError("the last try returns or raises")
+
+    def _again(self, error: Unreachable, key: str, tries_left: int) -> None:
+        """Returns when it makes sense to ask again. Raises AnswerLost."""
+        if not tries_left:
+            raise AnswerLost(error.message, key) from error
+        if self._home is not None:
+            try:
+                self._reconnect(error)
+            except Unreachable:
+                raise AnswerLost(error.message, key) from error
 
     def plan(self, spec: Data) -> Data:
         return self.post("/v1/plan", {"spec": spec})
 
-    def jobs(self, states: list[str] | None = None, limit: int = 100) -> list[Data]:
-        return self.rows("/v1/jobs", state=states, limit=limit)
+    def jobs(
+        self,
+        states: list[str] | None = None,
+        limit: int = 100,
+        *,
+        name: str = "",
+        since_s: float = 0.0,
+        fields: tuple[str, ...] = (),
+    ) -> list[Data]:
+        """The newest `limit`, the newest last. Fields: those of a job's view."""
+        return self.rows("/v1/jobs", **_wanted(states, limit, name, since_s, fields))
+
+    def job_pages(
+        self,
+        states: list[str] | None = None,
+        *,
+        name: str = "",
+        since_s: float = 0.0,
+        fields: tuple[str, ...] = (),
+        page: int = 1000,
+    ) -> Iterator[list[Data]]:
+        """All of them, page by page, the newest page first; within a page the newest is last."""
+        path: str = "/v1/jobs"
+        params: Data | None = _wanted(states, page, name, since_s, fields)
+        while path:
+            response = self.answer("GET", path, params=params)
+            yield response.json()
+            path, params = response.links.get("next", {}).get("url", ""), None
 
     def job(self, ref: str) -> Data:
         return self.get(f"/v1/jobs/{segment(ref)}")
@@ -169,6 +233,16 @@ class Client(Transport):
     def cancel(self, ref: str) -> Data:
         return self.post(f"/v1/jobs/{segment(ref)}/cancel", {})
 
+    def migrate(self, ref: str, to: str) -> Data:
+        """`to` is a pool, a kind or a back end."""
+        return self.post(f"/v1/jobs/{segment(ref)}/migrate", {"to": to})
+
+    def node_drain(self, node: str, now: bool = False, reason: str = "") -> Data:
+        return self.post(f"/v1/nodes/{segment(node)}/drain", {"now": now, "reason": reason})
+
+    def node_resume(self, node: str) -> Data:
+        return self.post(f"/v1/nodes/{segment(node)}/resume", {})
+
     def explain(self, ref: str) -> Data:
         return self.get(f"/v1/jobs/{segment(ref)}/explain")
 
@@ -217,8 +291,9 @@ class Client(Transport):
                 gone = e
             self._reconnect(gone)
 
-    def benchmark_begin(self, request: Data, package: str = "") -> Data:
-        return self.post("/v1/benchmarks", {"request": request, "package": package})
+    def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
+        """Raises AnswerLost as `submit`."""
+        return self._once("/v1/benchmarks", {"request": request, "package": package}, key)
 
     def benchmarks(self) -> list[Data]:
         return self.rows("/v1/benchmarks")
@@ -244,8 +319,18 @@ class Client(Transport):
             yield data
 
     def upload(self, sha: str, archive: Path) -> None:
-        """Send a package, unless the server has it."""
-        path = f"/v1/packages/{sha}"
+        """Send a package, unless the server has it. Its name is its content's: sending it twice has one effect."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                self._upload(f"/v1/packages/{sha}", archive)
+                return
+            except Unreachable as e:
+                if not tries_left:
+                    raise
+                if self._home is not None:
+                    self._reconnect(e)
+
+    def _upload(self, path: str, archive: Path) -> None:
         try:
             self.call("HEAD", path)
         except NotFound:
@@ -264,19 +349,32 @@ class Client(Transport):
     def checkpoint_verify(self, ref: str) -> Data:
         return self.post("/v1/checkpoints/verify", {"ref": ref}, timeout=PATIENT)
 
-    def checkpoint_copy(self, order: Data, progress: Bytes | None = None) -> Data:
+    def checkpoint_copy(self, order: Data, progress: Bytes | None = None, key: str = "") -> Data:
         """The report of a copy; `order` is a CopyOrder. `progress` gets bytes done and bytes in all."""
-        return self._told("/v1/checkpoints/copy", order, progress)
+        return self._told("/v1/checkpoints/copy", order, progress, key)
 
-    def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None) -> Data:
+    def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None, key: str = "") -> Data:
         """The result of a tool on a node."""
-        return self._told(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress)
+        return self._told(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
 
-    def _told(self, path: str, order: Data, progress: Bytes | None) -> Data:
-        for name, data in self.events("POST", path, json=order):
-            if name == "report":
-                report: Data = data
-                return report
-            if progress and name == "progress":
-                progress(data["done_bytes"], data["total_bytes"])
-        raise FleetError("the server ended meanwhile", "ask again: what is unfinished is never visible")
+    def _told(self, path: str, order: Data, progress: Bytes | None, key: str) -> Data:
+        """The report of long work. Where the connection breaks it is asked for again with the same key."""
+        key = key or uuid4().hex
+        for tries_left in reversed(range(TRIES)):
+            try:
+                for name, data in self.events("POST", path, json=order, headers={"Idempotency-Key": key}):
+                    if name == "report":
+                        report: Data = data
+                        return report
+                    if progress and name == "progress":
+                        progress(data["done_bytes"], data["total_bytes"])
+                gone: Unreachable = BrokenConnection("the server stopped before the work was finished", REMEDY)
+            except Unreachable as e:
+                gone = e
+            self._again(gone, key, tries_left)
+        raise AssertionError("the last try returns or raises")
+
+
+def _wanted(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:
+    told: Data = {"state": states, "limit": limit, "name": name, "fields": ",".join(fields)}
+    return {key: value for key, value in told.items() if value} | ({"since": since_s} if since_s else {})

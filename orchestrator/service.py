@@ -3,46 +3,61 @@
 Methods are synchronous and safe to call from many threads. They raise PolyfleetError and nothing else on purpose.
 """
 
-import hashlib
-import json
 import queue
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cluster import fleet_record
-from cluster.errors import FleetError, SpecError
+from cluster.errors import FleetError, SpecError, UserError
+from cluster.fleet_record import FleetRecord
 from cluster.plain import to_plain
-from orchestrator import checkpoint_moves, entry
+from orchestrator import checkpoint_moves
 from orchestrator.benchmark import throughput
-from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints, Progress
-from orchestrator.core.explain import Explanation, explain, never
-from orchestrator.core.fold import Record, submitted
-from orchestrator.core.messages import CancelAsked, Submitted
-from orchestrator.core.model import Event, Job
+from orchestrator.core.explain import Explanation, explain
+from orchestrator.core.fold import Record
+from orchestrator.core.messages import CancelAsked, DrainAsked, MigrateAsked, ResumeAsked, Submitted
+from orchestrator.core.model import Devices, Event, Job
 from orchestrator.core.nodes import leased
 from orchestrator.core.states import TERMINAL, WAITING
-from orchestrator.runtime import repair
+from orchestrator.resources import accelerators
+from orchestrator.runtime import jobs_page, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.controller import Runtime, now
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.launch import Launcher, resolve_secrets
+from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
+from orchestrator.runtime.known import KnownDevices
+from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.logs import Logs
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.runtime.views import job_view, node_view, pool_view
+from orchestrator.runtime.submissions import Submissions, digest
+from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
-from orchestrator.spec import JobSpec, parse_job
+from orchestrator.spec import parse_job
 from orchestrator.store import Answer
 from orchestrator.store.setting import open_store
 
 NO_FLEET = "run `polyfleet up` first"
 FIRST_NODES_WAIT_S = 20.0
+SUBMIT_WAIT_S = 4.0
+"""For the nodes of a fleet that has just come up; then a job is accepted and waits for them."""
+NOT_YET = "no node has reported yet"
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    try:
+        return accelerators(text)[0].kinds
+    except UserError as e:
+        raise SpecError("to", e.message, e.remedy) from None
+
+
+class _AbsentError(Exception):
+    """No request had that key."""
 
 
 class Service:
@@ -58,7 +73,11 @@ class Service:
         self._checkpoints = Checkpoints(self.agents)
         launcher = Launcher(self.agents, self.packages, self._checkpoints)
         self._rates = throughput.Rates(self.store.benchmarks)
+        self._known = KnownDevices(home / "inventory.json")
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
+        self.runtime.seen = self._look
+        parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
+        self._submissions = Submissions(*parts, self._devices, self._stored, lambda: len(self.runtime.control.records))
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
@@ -79,30 +98,24 @@ class Service:
     # -- jobs
 
     def submit(self, spec: dict[str, Any], package: str, key: str) -> dict[str, Any]:
-        """Durable when it returns. The same key gives the same job; with another body it is a Conflict."""
-        checked = self._acceptable(spec, package)
-        body = json.dumps([spec, package], sort_keys=True, default=str)
-        digest = hashlib.sha256(body.encode()).hexdigest()
-        made = self.store.once(key, digest, lambda: self._accept(checked, spec, package), self._stored)
-        return self.job(made["id"])
+        """Durable when it returns. The same key gives the same answer; with another body it is a Conflict."""
+        return accepted_view(self._submissions.one(spec, package, key))
+
+    def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
+        """Specs with their packages, all of them or none: {"jobs": [{"id", "name"}], "note"}"""
+        return self._submissions.many(jobs, key)
 
     def _stored(self, events: list[Event]) -> None:
-        self.runtime.post(Submitted(tuple(self.jobs_table[event.job] for event in events)))
+        self.runtime.post(Submitted(tuple(record for e in events if (record := self.jobs_table.get(e.job)))))
 
-    def _acceptable(self, spec: dict[str, Any], package: str) -> JobSpec:
-        """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has."""
-        checked = parse_job(spec)
-        if not package and entry.in_folder(checked.entry):
-            remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
-            raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
-        if package:
-            refuse_our_names(self.packages.names(package), checked.task)
-        resolve_secrets(checked.secrets)
-        if ":" in checked.checkpoint.resume_from:
-            self._checkpoints.show(checked.checkpoint.resume_from)
-        if impossible := never(checked.to_job("new", time.time()), self._seen().devices):
-            raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
-        return checked
+    def _devices(self) -> tuple[tuple[Devices, ...] | None, str]:
+        """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""
+        self._settle(SUBMIT_WAIT_S)
+        trouble, known, fleet = self.runtime.trouble, self._known.newest, self.runtime.fleet
+        if known is None or (fleet is not None and not self._complete(fleet)):
+            return None, f"{trouble or NOT_YET}; the job waits, and what it asks for is checked once a fleet is up"
+        waits = f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else ""
+        return known.devices, waits
 
     def _seen(self) -> Any:
         """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
@@ -114,34 +127,51 @@ class Service:
             raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
         return self.runtime.snapshot()
 
-    def _settle(self) -> None:
+    def _settle(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
         """Until every node of the fleet that is up is known: a server that has just started knows none, and would
         answer that there are no nodes, no checkpoints and no logs.
         """
-        deadline = time.monotonic() + FIRST_NODES_WAIT_S
+        joined = self.runtime.fleet
+        if joined is not None and joined.address == self._settled and not self.runtime.trouble:
+            return
+        deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             fleet = fleet_record.read()
-            if fleet is None or fleet.state != "up" or fleet.headless or self._settled == fleet.address:
+            if fleet is None or fleet.state != "up" or fleet.headless:
                 return
             if RAY.blocked():
                 return  # what has not shown itself by now does not within a moment
-            known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
-            if known and known >= {p.node for p in fleet.living() if p.role == "worker"}:
+            if self._complete(fleet):
+                self._known.look(self.runtime.snapshot().devices)
                 self._settled = fleet.address
                 return
             time.sleep(0.05)
 
-    def _accept(self, checked: JobSpec, spec: dict[str, Any], package: str) -> Answer:
-        job = checked.to_job(self.jobs_table.new_id(checked.name or checked.task), time.time())
-        job = replace(job, workload=job.workload or throughput.of_package(package), package=package)
-        return Answer({"id": job.id}, (submitted(job, spec, job.submitted_s),), 201)
+    def _complete(self, fleet: FleetRecord) -> bool:
+        """Every node of the fleet has told what it has, or is lost."""
+        if self._settled == fleet.address:
+            return True
+        known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
+        return bool(known) and known >= {p.node for p in fleet.living() if p.role == "worker"}
+
+    def _look(self, devices: tuple[Devices, ...]) -> None:
+        """Half of a fleet is not its inventory."""
+        fleet = self.runtime.fleet
+        if fleet is not None and self._complete(fleet):
+            self._known.look(devices)
 
     def job(self, ref: str) -> dict[str, Any]:
         return self._view(self.jobs_table.find(ref))
 
-    def jobs(self, states: list[str] | None, limit: int) -> list[dict[str, Any]]:
-        """The newest `limit`, newest last."""
-        return [self._view(record) for record in self.jobs_table.page(states or (), None, limit).records]
+    def jobs(self, wanted: JobsWanted) -> JobsPage:
+        """One page of the list, the newest last, and what to ask for next."""
+        fields = wanted.fields or FIELDS
+        found, before = jobs_page.page(self.jobs_table, wanted)
+        return JobsPage([self._listed(record, fields) for record in found], before)
+
+    def _listed(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
+        whole = self._view(record)
+        return {name: whole[name] for name in fields}
 
     def _view(self, record: Record) -> dict[str, Any]:
         metrics = self.jobs_table.metrics(record.job.id) if record.attempts else {}
@@ -163,6 +193,14 @@ class Service:
         if record.job.state not in TERMINAL:
             self.runtime.ask(CancelAsked(record.job.id))
         return self.job(record.job.id)
+
+    def migrate(self, ref: str, to: str) -> dict[str, Any]:
+        """`to` is a pool of the fleet, else a kind or back end. Refused while nothing is free there."""
+        job = self.jobs_table.find(ref).job
+        pools = {facts.pool for _, node in self.agents.items() if (facts := node.facts)}
+        asked = MigrateAsked(job.id, pool=to) if to in pools else MigrateAsked(job.id, kinds=_kinds(to))
+        self.runtime.ask(asked)
+        return self.job(job.id)
 
     def explain(self, ref: str) -> dict[str, Any]:
         record = self.jobs_table.find(ref)
@@ -220,6 +258,18 @@ class Service:
         held = leased(state.records.values())
         return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
 
+    def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
+        self.runtime.ask(DrainAsked(node, reason, now))
+        return self._node(node)
+
+    def node_resume(self, node: str) -> dict[str, Any]:
+        self.runtime.ask(ResumeAsked(node))
+        return self._node(node)
+
+    def _node(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next((n for n in self.nodes() if n["node"] == name), {"node": name, "state": "unknown"})
+        return found
+
     def fleet(self) -> dict[str, Any]:
         record = fleet_record.read()
         if record is None:
@@ -240,17 +290,19 @@ class Service:
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
-        return [{"node": name, **to_plain(finding)} for name, finding in [*told, *self._watched.findings()]]
+        told += [*self._watched.findings(), *self._checkpoints.findings()]
+        return [{"node": name, **to_plain(finding)} for name, finding in told]
 
     def health(self) -> dict[str, Any]:
         """The server's own state, as seen now from outside its controller's thread."""
-        return self._watched.view()
+        return self._watched.view() | {"jobs": self.store.jobs.counts()}
 
     # -- benchmarks
 
-    def benchmark_begin(self, request: dict[str, Any], package: str) -> dict[str, Any]:
-        self._seen()
-        return self._benchmarks.begin(request, package)
+    def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
+        """The same key gives the same run, whatever the fleet has become meanwhile."""
+        self._settle(SUBMIT_WAIT_S)
+        return self._benchmarks.begin(request, package, key)
 
     def benchmarks(self) -> list[dict[str, Any]]:
         return self._benchmarks.views()
@@ -266,6 +318,25 @@ class Service:
 
     def benchmark_baseline(self, ref: str) -> dict[str, Any]:
         return self._benchmarks.baseline(ref)
+
+    # -- requests with a key
+
+    def answered(self, key: str, asked: Any) -> dict[str, Any] | None:
+        """What a request with this key was answered with; None when there was none. Raises Conflict when that asked for
+        something else.
+        """
+
+        def absent() -> Answer:
+            raise _AbsentError
+
+        try:
+            return self.store.once(key, digest(asked), absent)
+        except _AbsentError:
+            return None
+
+    def answer(self, key: str, asked: Any, told: dict[str, Any]) -> dict[str, Any]:
+        """Keep `told` as the answer to this key, durably. Without a key nothing is kept."""
+        return self.store.once(key, digest(asked), lambda: Answer(told))
 
     # -- folders and checkpoints
 

@@ -5,6 +5,7 @@ A spec keeps what was written (strings such as `nvidia:H100:8` or `5m`), so that
 """
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -136,7 +137,19 @@ def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
 
 def load_job(path: Path) -> JobSpec:
     """The job in a YAML file, its `working_dir` made absolute. Raises UserError or SpecError naming the file."""
-    spec = parse_job(yaml.load(_read(path), str(path)), str(path))
+    return _placed(parse_job(yaml.load(_read(path), str(path)), str(path)), path)
+
+
+def load_jobs(path: Path) -> list[JobSpec]:
+    """The jobs in a YAML file of one or several documents, parted by `---`. Raises as `load_job`."""
+    documents = yaml.load_all(_read(path), str(path))
+    if len(documents) == 1:
+        return [_placed(parse_job(documents[0], str(path)), path)]
+    return [_placed(parse_job(data, f"{path}, job {n}"), path) for n, data in enumerate(documents, 1)]
+
+
+def _placed(spec: JobSpec, path: Path) -> JobSpec:
+    """With its folder found from where the file lies."""
     if not spec.working_dir:
         if entry.in_folder(spec.entry):
             raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")
@@ -206,8 +219,12 @@ def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
 
 
 def _is_set(part: Model, field: str) -> bool:
-    info = type(part).model_fields.get(field)
-    return info is not None and getattr(part, field) != info.get_default(call_default_factory=True, validated_data={})
+    return field in part.model_fields_set and bool(getattr(part, field) != _default(type(part), field))
+
+
+@cache
+def _default(kind: type[Model], field: str) -> Any:
+    return kind.model_fields[field].get_default(call_default_factory=True, validated_data={})
 
 
 def _instead(task: str) -> str:

@@ -1,11 +1,12 @@
 """A job on its way to the server: checked here first, its folder packed and sent, then submitted."""
 
-import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import SpecError
+from cluster.errors import SpecError, UserError
 from orchestrator import bundle, entry
+from orchestrator.limits import MOST_BULK
 from orchestrator.spec import JobSpec, parse_job
 
 if TYPE_CHECKING:
@@ -15,22 +16,44 @@ Data = dict[str, Any]
 
 
 def submit(client: "Client", job: JobSpec | Data, key: str = "") -> Data:
-    """The job's view. Raises SpecError before anything is sent; the same `key` gives the same job."""
+    """The job's view when it was accepted. Raises SpecError before anything is sent; one `key` makes one job."""
     spec = checked(job)
-    if not spec.working_dir:
-        return client.submit(plain(spec), "", key)
-    with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-        package = _packed(client, spec, Path(folder))
-        client.upload(package.sha, package.path)
-    return client.submit(plain(spec), package.sha, key)
+    return client.submit(plain(spec), _sent(client, [spec]).get(spec.working_dir, ""), key)
+
+
+def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "") -> list[str]:
+    """The ids of all of them, in this order; all are accepted or none. A folder that several name is sent once."""
+    if len(jobs) > MOST_BULK:
+        raise UserError(f"{len(jobs):,} jobs at once; one call takes at most {MOST_BULK:,}", "submit them in parts")
+    specs = [checked(job) for job in jobs]
+    packages = _sent(client, specs)
+    told = client.submit_many(
+        [{"spec": plain(spec), "package": packages.get(spec.working_dir, "")} for spec in specs], key
+    )
+    client.tell(told["note"])
+    return [row["id"] for row in told["jobs"]]
+
+
+def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
+    """Pack and upload the folders that `specs` name, each once; the names of their archives by folder."""
+    packages: dict[str, str] = {}
+    for spec in specs:
+        if spec.working_dir in packages:
+            _check_entries(spec, Path(spec.working_dir))
+        elif spec.working_dir:
+            with bundle.scratch() as folder:
+                package = _packed(client, spec, folder)
+                client.upload(package.sha, package.path)
+            packages[spec.working_dir] = package.sha
+    return packages
 
 
 def plan(client: "Client", job: JobSpec | Data) -> Data:
     """What would happen now. The folder is packed to find what is wrong with it, and not sent."""
     spec = checked(job)
     if spec.working_dir:
-        with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
-            _packed(client, spec, Path(folder))
+        with bundle.scratch() as folder:
+            _packed(client, spec, folder)
     return client.plan(plain(spec))
 
 
@@ -56,12 +79,17 @@ def _packed(client: "Client", spec: JobSpec, into: Path) -> bundle.Package:
     folder = Path(spec.working_dir)
     package = bundle.pack(folder, spec.task, into / "package.zip")
     client.tell(package.told)
+    _check_entries(spec, folder)
+    return package
+
+
+def _check_entries(spec: JobSpec, folder: Path) -> None:
+    """What the job names in its folder is there."""
     if spec.entry:
         entry.check(spec.entry, folder, default="train" if spec.task == "train" else "")
     sample = spec.arguments.get("sample_input")
     if spec.task in ("prepare", "benchmark") and isinstance(sample, str) and ":" in sample:
         entry.check(sample, folder, "arguments.sample_input")
-    return package
 
 
 def plain(spec: JobSpec) -> Data:

@@ -7,6 +7,7 @@ of a process of ours; or a TCP port of ours that proved that it knows the token.
 import json
 import os
 import ssl
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,15 @@ from orchestrator.server.record import UNIX
 Data = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 PATIENT = httpx.Timeout(None, connect=5.0)
+PATIENCE = 5
+"""How often a request is sent that the server refuses because it has too much to do."""
+LONGEST_PAUSE_S = 10.0
 HTTP_PORT = 80
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OURS = frozenset({os.geteuid()})
 REMEDY = "`polyfleet server status` shows whether it runs; its log is logs/server.log"
 BY_NAME = {e.__name__: e for e in (NotFound, Conflict, UserError, FleetError)}
-BY_STATUS = {404: NotFound, 409: Conflict, 503: FleetError}
+BY_STATUS = {404: NotFound, 409: Conflict, 429: FleetError, 503: FleetError}
 
 
 class Unreachable(FleetError):
@@ -117,12 +121,27 @@ class Transport:
         return answer
 
     def call(self, method: str, path: str, **options: Any) -> Any:
-        response = self._sent(method, path, **options)
-        if response.status_code == 401 and "content" not in options and self._renewed():
-            response = self._sent(method, path, **options)
-        if response.is_error:
-            raise error_from(response.status_code, response.content)
+        response = self.answer(method, path, **options)
         return response.json() if response.content else None
+
+    def answer(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """One that is no error. A server that has too much to do is asked again when it says, a few times."""
+        for tries_left in reversed(range(PATIENCE)):
+            response = self._sent(method, path, **options)
+            if response.status_code == 401 and "content" not in options and self._renewed():
+                response = self._sent(method, path, **options)
+            if not response.is_error:
+                return response
+            error = error_from(response.status_code, response.content)
+            pause_s = retry_after_s(response)
+            if pause_s is None or "content" in options or not tries_left:
+                break
+            self._pause(pause_s, error)
+        raise error
+
+    def _pause(self, pause_s: float, error: PolyfleetError) -> None:
+        """Before a request that was refused is sent again."""
+        time.sleep(pause_s)
 
     def _sent(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
@@ -208,6 +227,14 @@ def _error(body: Data, fallback: type[PolyfleetError]) -> PolyfleetError:
     if "field" in body:
         return SpecError(body["field"], body["message"].removeprefix(f"{body['field']}: "), body["remedy"])
     return BY_NAME.get(body["type"], fallback)(body["message"], body["remedy"])
+
+
+def retry_after_s(response: httpx.Response) -> float | None:
+    """After how long a refused request may be sent again: at most LONGEST_PAUSE_S. None: not by itself."""
+    text = response.headers.get("Retry-After", "")
+    if response.status_code not in (429, 503) or not text.isascii() or not text.isdigit():
+        return None
+    return min(float(text[:9]), LONGEST_PAUSE_S)
 
 
 def given(**params: Any) -> Data:

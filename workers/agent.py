@@ -67,8 +67,8 @@ class Agent:
         private_dir(self._place.node_dir)
         self._storage = Storage(self._place.storage)
         self._packages = Packages(self._place.node_dir / "packages")
-        self._checkpoints = StoredCheckpoints(self._storage)
-        self._incoming = IncomingCheckpoints(self._storage)
+        self._checkpoints = StoredCheckpoints(self._storage, self._place.pool)
+        self._incoming = IncomingCheckpoints(self._storage, self._place.pool)
         self._tools = CheckpointTools(self._storage, self._place.pool, self._readable)
         self._discover()
         self._generation = Generation(self._place.node_dir / "generation")
@@ -173,6 +173,11 @@ class Agent:
         self._generation.admit(generation)
         self._attempts.forget(job, epoch)
 
+    def remove(self, generation: int, attempts: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """The job was removed: so are records and logs of these attempts, each job and epoch. Returns those gone."""
+        self._generation.admit(generation)
+        return self._attempts.remove([(str(job), int(epoch)) for job, epoch in attempts])
+
     def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """{"data", "next", "more", "ended"}: whole lines of a rank's log from byte `offset`."""
         return self._attempts.log(job, epoch, rank, offset, limit_bytes)
@@ -243,15 +248,22 @@ class Agent:
     def checkpoints(self, prefix: str) -> list[dict[str, Any]]:
         return self._checkpoints.list(prefix)
 
-    def resolve_checkpoint(self, path: str, pool: str = "") -> str:
-        """A checkpoint's own path, or the newest one of a folder of checkpoints, or ""."""
-        return StoredCheckpoints(self._readable(pool)).step(path)
+    def resolve_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
+        """Which checkpoint is meant: `path` itself, or the newest of a folder of them. No tensor is read."""
+        return self._stored(pool).step(path)
 
     def describe_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        return StoredCheckpoints(self._readable(pool)).describe(path)
+        return self._stored(pool).describe(path)
 
-    def verify_checkpoint(self, path: str) -> dict[str, Any]:
-        return self._checkpoints.verify(path)
+    def verify_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
+        """Every byte; what is damaged is marked as such. Raises CheckpointError."""
+        return self._stored(pool).verify(path)
+
+    def damaged_checkpoints(self) -> list[dict[str, str]]:
+        return self._checkpoints.damaged()
+
+    def _stored(self, pool: str) -> StoredCheckpoints:
+        return StoredCheckpoints(self._readable(pool), pool or self._place.pool)
 
     def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
         return self._checkpoints.plan(path, kind, count)

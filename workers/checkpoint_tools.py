@@ -9,6 +9,7 @@ from typing import Any
 from cluster import places
 from cluster.errors import Conflict, NotFound, PolyfleetError, UserError, nearest
 from cluster.places import TOOLS
+from workers.pool_paths import error_in_pools, in_pools
 from workers.storage import Storage
 
 FORGET_AFTER_S = 60.0
@@ -57,8 +58,8 @@ class CheckpointTools:
             with self._lock:
                 self._running.pop(number, None)
             if running.error is not None:
-                raise running.error
-            told["result"] = _named(running.result, running.roots)
+                raise error_in_pools(running.error, running.roots)
+            told["result"] = in_pools(running.result, running.roots)
         return told
 
     def stop(self, number: str) -> None:
@@ -92,16 +93,6 @@ class CheckpointTools:
             if running.forgotten:
                 running.stop()
                 del self._running[number]
-
-
-def _named(value: Any, roots: "dict[Path, str]") -> Any:
-    """An answer with its paths as pools have them."""
-    if isinstance(value, dict):
-        return {key: _named(item, roots) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_named(item, roots) for item in value]
-    root = next((r for r in roots if isinstance(value, str) and value.startswith(f"{r}/")), None)
-    return value if root is None else f"{roots[root]}:{Path(value).relative_to(root)}"
 
 
 class _Stopped(Exception):

@@ -7,6 +7,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from cluster.errors import Conflict, NotFound
+from workers.pool_paths import told_in_pools
 from workers.storage import Storage
 
 IDLE_S = 60.0
@@ -18,8 +19,9 @@ class IncomingCheckpoints:
     what has arrived lies on disk, and the next `begin` finds it there.
     """
 
-    def __init__(self, storage: Storage):
+    def __init__(self, storage: Storage, pool: str = ""):
         self._storage = storage
+        self._roots = {storage.root: pool} if pool else {}
         self._open: dict[tuple[str, str], _Open] = {}
         self._lock = threading.Lock()
 
@@ -33,7 +35,8 @@ class IncomingCheckpoints:
         self._close_idle((folder, name))
         stack = ExitStack()
         checked = _expected(text)
-        incoming = stack.enter_context(Incoming(self._storage.make(folder), name, text, expected=checked))
+        with told_in_pools(self._roots):
+            incoming = stack.enter_context(Incoming(self._storage.make(folder), name, text, expected=checked))
         manifest = incoming.manifest
         told: dict[str, Any] = {"arrived": incoming.arrived, "missing": [], "step": manifest.step}
         told |= {"files": len(manifest.files), "bytes": manifest.size_bytes()}
@@ -58,7 +61,7 @@ class IncomingCheckpoints:
 
     def commit(self, folder: str, name: str) -> None:
         held = self._held(folder, name)
-        with held.lock:
+        with held.lock, told_in_pools(self._roots):
             held.incoming.commit()
         self.leave(folder, name)
 

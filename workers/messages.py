@@ -24,7 +24,8 @@ PHASES = ("starting", "running", "ended")
 
 FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang")
 """`unreadable`: the ranks broke a file that the node reads of them. `launch`: no rank was started. `storage`: the
-node's disk was full. `nan`: the loss was no number. `hang`: the ranks made no progress.
+node's disk was full, or no checkpoint that the job was to resume from is sound. `nan`: the loss was no number. `hang`:
+the ranks made no progress.
 """
 LONGEST_JOB = 128
 MOST_RANKS = 1 << 20

@@ -4,6 +4,7 @@ Whoever writes into the storage writes the manifests. Small ones are read here, 
 whatever they say; larger ones by a process with limits of its own, since this is the agent's.
 """
 
+import builtins
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 
 from cluster.errors import NotFound
 from workers.errors import CheckpointError
+from workers.pool_paths import in_pools, told_in_pools
 from workers.storage import Storage
 
 
 class StoredCheckpoints:
-    def __init__(self, storage: Storage):
+    """`pool` is what users call the storage: errors name places in it as POOL:PATH."""
+
+    def __init__(self, storage: Storage, pool: str = ""):
         self._storage = storage
+        self._roots = {storage.root: pool} if pool else {}
 
     def list(self, prefix: str) -> "list[dict[str, Any]]":
         """Summaries of all checkpoints below `prefix` ("" for all), `path` relative to the storage."""
@@ -25,48 +30,71 @@ class StoredCheckpoints:
         if prefix and not self._storage.exists(prefix):
             return []
         root = self._storage.resolve(prefix)
-        return [self._relative(row) for row in _read("list", {"root": str(root)}, below(root))]
+        with told_in_pools(self._roots):
+            return [self._relative(row) for row in _read("list", {"root": str(root)}, below(root))]
 
-    def step(self, path: str) -> str:
-        """`path` itself if it is a checkpoint, the newest sound one directly below it if there is any, else "".
+    def step(self, path: str) -> "dict[str, Any]":
+        """`path` itself if it is a checkpoint, else the newest one directly below it that is not known to be damaged:
+        {"path", "passed_over": [{"path", "reason"}]}, "" where there is none.
 
-        Of a folder every byte of the newest is read: one that rotted must not end the job that could go on from the one
-        before. Raises DamagedCheckpoint when there are some and none is sound.
+        Manifests and sizes are read, and no tensor: who loads it proves its bytes. Raises DamagedCheckpoint when there
+        are some and none is left.
         """
         from workers.checkpoint.format.folders import newest_first
         from workers.checkpoint.format.manifest import NAME
 
         if not self._storage.exists(path):
-            return ""
+            return {"path": "", "passed_over": []}
         folder = self._storage.resolve(path)
         if (folder / NAME).is_file():
-            return path
-        found = _read("latest", {"root": str(folder)}, newest_first(folder))
-        return f"{path}/{Path(found).name}" if found else ""
+            return {"path": path, "passed_over": []}
+        with told_in_pools(self._roots):
+            found = _read("newest", {"root": str(folder)}, newest_first(folder))
+        told: dict[str, Any] = in_pools(found, self._roots)
+        return told | {"path": f"{path}/{Path(found['path']).name}" if found["path"] else ""}
+
+    def damaged(self) -> "builtins.list[dict[str, str]]":
+        """{"path", "reason"} of all that are marked as damaged, without reading any manifest."""
+        from workers.checkpoint.disk.damage import marked_below
+
+        root = self._storage.root
+        return [{"path": str(folder.relative_to(root)), "reason": in_pools(why, self._roots)}
+                for folder, why in marked_below(root)]  # fmt: skip
 
     def describe(self, path: str) -> "dict[str, Any]":
         folder = self._storage.resolve(path)
-        return self._relative(_read("show", {"path": str(folder)}, [folder]))
+        with told_in_pools(self._roots):
+            return self._relative(_read("show", {"path": str(folder)}, [folder]))
 
     def verify(self, path: str) -> "dict[str, Any]":
-        """Every byte against its hash. Raises CheckpointError with the first thing that is wrong."""
+        """Every byte against its hash. One that is not sound is marked, and one that is loses its mark.
+
+        Raises CheckpointError with the first thing that is wrong.
+        """
+        from workers.checkpoint.disk.damage import note_verified
+
         folder = self._storage.resolve(path)
-        found = _read("check", {"path": str(folder)}, [folder])
-        if not found["ok"]:
-            raise CheckpointError(found["problems"][0], "resume from an older checkpoint, or copy this one again")
+        with told_in_pools(self._roots):
+            found = _read("check", {"path": str(folder)}, [folder])
+            note_verified(folder, found["problems"])
+            if not found["ok"]:
+                raise CheckpointError(found["problems"][0], "resume from an older checkpoint, or copy this one again")
         return self._relative(found)
 
     def plan(self, path: str, kind: str, count: int) -> "dict[str, Any]":
         """What would be converted, and what cannot follow, on devices of that kind. Raises NotFound."""
-        if self.step(path) != path:
+        if self.step(path)["path"] != path:
             raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
         folder = self._storage.resolve(path)
-        planned: dict[str, Any] = _read("plan", {"path": str(folder), "to": kind, "count": count}, [folder])
-        return planned
+        with told_in_pools(self._roots):
+            planned = _read("plan", {"path": str(folder), "to": kind, "count": count}, [folder])
+        told: dict[str, Any] = in_pools(planned, self._roots)
+        return told
 
     def _relative(self, row: "dict[str, Any]") -> "dict[str, Any]":
         path = self._storage.root.joinpath(row["path"]).relative_to(self._storage.root)
-        return row | {"path": str(path)}
+        told: dict[str, Any] = in_pools(row, self._roots)
+        return told | {"path": str(path)}
 
 
 def _read(verb: str, arguments: "dict[str, Any]", folders: Iterable[Path]) -> Any:

@@ -1,6 +1,5 @@
 """A run as its user sees it: the folder packed and sent, the run begun, followed to its end, its lines read."""
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,22 +19,22 @@ POLL_S = 1.0
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-def begin(client: "Client", request: Data, working_dir: str = "") -> Data:
-    """The run's view. Raises SpecError, NotFound before anything is sent."""
+def begin(client: "Client", request: Data, working_dir: str = "", key: str = "") -> Data:
+    """The run's view; the same `key` gives the same run. Raises SpecError, NotFound before anything is sent."""
     asked = suite.request(request)
     if not asked.entry or entry.needs_no_folder(asked.entry):
-        return client.benchmark_begin(request)
+        return client.benchmark_begin(request, key=key)
     if not working_dir and entry.in_folder(asked.entry):
         raise UserError(f"{asked.entry} is a file of a folder", "name the folder with --working-dir")
-    with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
+    with bundle.scratch() as folder:
         where = Path(working_dir or ".").expanduser().absolute()
-        package = bundle.pack(where, "benchmark", Path(folder) / "package.zip")
+        package = bundle.pack(where, "benchmark", folder / "package.zip")
         client.tell(package.told)
         entry.check(asked.entry, where)
         if asked.sample_input:
             entry.check(asked.sample_input, where, "sample_input")
         client.upload(package.sha, package.path)
-    return client.benchmark_begin(request, package.sha)
+    return client.benchmark_begin(request, package.sha, key)
 
 
 def follow(client: "Client", run: str, progress: Progress) -> Data:

@@ -69,6 +69,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Of weights, inputs and the order of turns.", min=0)] = 0,
     all_devices: Annotated[bool, typer.Option("--all-devices", help="Every device, not one of each kind.")] = False,
     priority: Annotated[int, typer.Option(help="Of the jobs that hold the nodes.")] = 0,
+    key: Annotated[str, typer.Option("--key", help="Asked again with the same key, it counts once.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and return.")] = False,
     here: Annotated[str, typer.Option(help="Measure back ends of this machine, a,b, without a fleet.")] = "",
     save: Annotated[Path | None, typer.Option(help="Write the lines to this file, too.")] = None,
@@ -87,7 +88,7 @@ def run(
     if here:
         lines = _measure_here(request, _words(here))
     else:
-        found = _measure_fleet(request, working_dir, detach, output)
+        found = _measure_fleet(request, working_dir, (key, detach), output)
         if found is None:
             return
         lines = found
@@ -106,14 +107,16 @@ def _request(patterns: list[str], **options: Any) -> dict[str, Any]:
 
 
 def _measure_fleet(
-    request: dict[str, Any], working_dir: str, detach: bool, output: Format
+    request: dict[str, Any], working_dir: str, how: tuple[str, bool], output: Format
 ) -> list[dict[str, Any]] | None:
+    """`how`: the key, "" for one of its own, and whether to return once it has begun."""
     from orchestrator.benchmark import running
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
     with connect(progress=say) as client, waiting("benchmark") as update:
-        begun = running.begin(client, request, working_dir)
+        key, detach = how
+        begun = running.begin(client, request, working_dir, key)
         if detach:
             if output is Format.TABLE:
                 write(begun["run"])

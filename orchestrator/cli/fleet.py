@@ -1,6 +1,5 @@
 """Verbs about what there is: up, down, status, inventory, backends, doctor."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,8 +60,8 @@ def _from_server() -> Data:
     from orchestrator.client import connect
 
     with connect(start=False) as client:
-        states = Counter(job["state"] for job in client.jobs(limit=10_000))
-        told: Data = {"jobs": dict(states), "health": client.health()}
+        health = client.health()
+        told: Data = {"jobs": health.pop("jobs"), "health": health}
         try:
             return told | {"fleet": client.fleet()}
         except FleetError as e:

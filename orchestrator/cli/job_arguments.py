@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
-from orchestrator.spec import JobSpec, load_job, parse_job
+from orchestrator.spec import JobSpec, load_jobs, parse_job
 from orchestrator.submission import plain
 
 Data = dict[str, Any]
@@ -27,9 +27,12 @@ class Given:
     working_dir: str = ""
 
 
-def spec_of(given: Given) -> JobSpec:
-    """The job meant. Raises UserError or SpecError."""
-    data = _from_file(given) if given.words else _without_file(given)
+def specs_of(given: Given) -> list[JobSpec]:
+    """The jobs meant. Raises UserError or SpecError."""
+    return [_changed(data, given) for data in (_from_files(given) if given.words else [_without_file(given)])]
+
+
+def _changed(data: Data, given: Given) -> JobSpec:
     if given.name:
         data["name"] = given.name
     _set_variables(data, given.env)
@@ -37,18 +40,16 @@ def spec_of(given: Given) -> JobSpec:
     return parse_job(data)
 
 
-def _from_file(given: Given) -> Data:
+def _from_files(given: Given) -> list[Data]:
     said = " ".join(given.words)
     if given.command is not None:
         raise UserError(f"a job file, {said!r}, and a command after `--`", "keep one of them")
-    if len(given.words) > 1:
-        raise UserError(f"more than one job file: {said!r}", HOW)
     if given.task or given.entry or given.working_dir:
         raise UserError(
             f"a job file, {said!r}, and --task, --entry or --working-dir",
             "write them into the file; a command goes after `--`",
         )
-    return plain(load_job(Path(given.words[0])))
+    return [plain(spec) for word in given.words for spec in load_jobs(Path(word))]
 
 
 def _without_file(given: Given) -> Data:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cluster.version import VERSION
-from orchestrator.cli import benchmark, checkpoint, completion, env, fleet, jobs, schema, server, validate
+from orchestrator.cli import benchmark, checkpoint, completion, env, fleet, jobs, node, schema, server, validate
 from orchestrator.cli.errors import EXIT_CODES, report
 
 NAME = "polyfleet"
@@ -26,13 +26,14 @@ app = typer.Typer(
 )
 VERBS: tuple[Callable[..., None], ...] = (
     *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor),
-    *(jobs.submit, jobs.jobs, jobs.show, jobs.logs, jobs.cancel, jobs.explain),
+    *(jobs.submit, jobs.jobs, jobs.show, jobs.logs, jobs.cancel, jobs.migrate, jobs.explain),
     *(validate.validate, schema.schema, completion.completion),
 )
 for verb in VERBS:
     app.command(cls=jobs.WithCommand if verb is jobs.submit else None)(verb)
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(node.app, name="node")
 app.add_typer(env.app, name="env")
 app.add_typer(server.app, name="server")
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from orchestrator.core.fold import Record
 from workers.messages import Outcome
 
+MARGIN_S = 2.0
+"""Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""
+
 
 def node_of(devices_id: str) -> str:
     """`xla-0/tpu:emulated` lies on node `xla-0`."""

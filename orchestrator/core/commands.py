@@ -12,7 +12,9 @@ class Launch:
     """Reserve, raise the fence, bring checkpoint and code, start every part. Answered by Launched or LaunchFailed.
 
     `orders` are by node rank, without the meeting point and the checkpoint to resume from; `bundles` are Ray resources
-    by node rank, reserved under the name `place`. `visited` are the pools that may hold checkpoints of the job, `known`
+    by node rank, reserved under the name `place`. `fenced`: its fence may stand at its epoch already, since we raised
+    it so; else an attempt of that epoch has run. `wait_s`: from the fence to the start, where an attempt that the log
+    does not know may still have a lease. `visited` are the pools that may hold checkpoints of the job, `known`
     is the newest one it told.
     """
 
@@ -23,6 +25,8 @@ class Launch:
     bundles: tuple[Mapping[str, float], ...]
     pool: str
     place: str
+    fenced: bool = False
+    wait_s: float = 0.0
     package: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict)
     visited: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ class Control:
     """`records` are the open jobs: not ended, or with an attempt that may still run; `lives` those attempts, by job.
 
     `drained`: node -> reason. `paused_until_s`: by job. `releasing`: places whose reservation is to go back.
+    `raised`: by job, where we last raised its fence above an attempt.
     `trouble` is why nothing can be placed, "" when it can; `joined` is
     whether we are in the fleet's cluster. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
     Monotonic seconds.
@@ -43,6 +44,7 @@ class Control:
     drained: Mapping[str, str] = field(default_factory=dict)
     paused_until_s: Mapping[str, float] = field(default_factory=dict)
     releasing: Mapping[str, Kept] = field(default_factory=dict)
+    raised: Mapping[str, int] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=Plan)
     planned_s: float = 0.0
@@ -107,6 +109,7 @@ class Draft:
         self.drained = Table(control.drained)
         self.paused_until_s = Table(control.paused_until_s)
         self.releasing = Table(control.releasing)
+        self.raised = Table(control.raised)
         self.events: list[Event] = []
         self.commands: list[Command] = []
         self.changes: dict[str, Any] = {}
@@ -122,6 +125,7 @@ class Draft:
             drained=self.drained.now,
             paused_until_s=self.paused_until_s.now,
             releasing=self.releasing.now,
+            raised=self.raised.now,
             **self.changes,
         )
 
@@ -175,5 +179,6 @@ class Draft:
         if record.job.state in TERMINAL and record.live is None:
             self.records.pop(record.job.id)
             self.paused_until_s.pop(record.job.id)
+            self.raised.pop(record.job.id)
         else:
             self.records[record.job.id] = record

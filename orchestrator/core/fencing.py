@@ -9,7 +9,7 @@ lease later, or as soon as its node itself says that nothing of it runs.
 from dataclasses import replace
 
 from orchestrator.core import ending, nodes
-from orchestrator.core.attempts import Live, Part
+from orchestrator.core.attempts import MARGIN_S, Live, Part
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Draft
 from orchestrator.core.endings import lost
@@ -20,9 +20,6 @@ SILENT_S = 6.5
 """So long after the last answer of a node its attempts are fenced. A node that ended is often back by then, and its
 attempts go on. With the lease that follows, an attempt is placed anew within 20 s.
 """
-MARGIN_S = 2.0
-"""Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""
-
 UNANSWERED_S = 3.0
 CANCELLED_S = 30.0
 """A cancelled job has no next attempt that could meet this one: its devices need not wait longer."""
@@ -73,6 +70,7 @@ def _raise(draft: Draft, live: Live, why: str) -> None:
         if not live.cut_off:
             live = replace(live, cut_off=why, cut_off_s=draft.now.s)
         draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s)
+        draft.raised[live.job] = live.epoch + 1
         draft.command(Fence(live.job, live.epoch + 1))
 
 
@@ -104,7 +102,7 @@ def fenced(draft: Draft, told: Fenced) -> None:
 
 
 def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
-    draft.event(live.job, "overtaken", live.epoch, node="", seen=stands - 1)
+    draft.event(live.job, "overtaken", live.epoch, node="", seen=stands)
     why = f"its fence stands at epoch {stands}, above this attempt"
     return replace(live, overruled=why, fence_asked_s=draft.now.s)
 

@@ -150,8 +150,8 @@ def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
 
 def _submitted(event: Event) -> Record:
     spec = event.data.get("spec", {})
-    job = from_plain(Job, {**_of_spec(spec, event.data), **event.data["job"]})
-    return Record(replace(job, number=event.seq), "submitted", seq=event.seq)
+    job = from_plain(Job, {**_of_spec(spec, event.data), **event.data["job"], "number": event.seq})
+    return Record(job, "submitted", seq=event.seq)
 
 
 def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +177,8 @@ def _noted(record: Record, event: Event) -> Record:
         candidates = tuple(from_plain(Candidate, c) for c in event.data["candidates"])
         return replace(record, job=replace(record.job, candidates=candidates, first_candidate=0))
     if event.event == "overtaken":
-        return replace(record, job=replace(record.job, floor=max(record.job.floor, int(event.data["seen"]))))
+        floor = max(record.job.floor, int(event.data["seen"]))
+        return replace(record, job=replace(record.job, floor=floor, overtaken=True))
     return _attempt_ended(record, event)
 
 
@@ -198,7 +199,8 @@ def _placed(record: Record, event: Event) -> Record:
 
 def _started(record: Record, event: Event) -> Record:
     first_s = event.time_s if record.started_s is None else record.started_s
-    return replace(_last(record, started_s=event.time_s), started_s=first_s)
+    after = replace(_last(record, started_s=event.time_s), started_s=first_s)
+    return replace(after, job=replace(after.job, overtaken=False)) if after.job.overtaken else after
 
 
 def _attempt_ended(record: Record, event: Event) -> Record:

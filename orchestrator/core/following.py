@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from orchestrator.core import ending, nodes
+from orchestrator.core import ending, membership, nodes
 from orchestrator.core.attempts import Live
 from orchestrator.core.commands import Forget, Stop, StoreReport
 from orchestrator.core.draft import Draft
@@ -23,9 +23,11 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
     if node is None or node.ray_id != beat.ray_id:
         return
     was_closed = node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > nodes.SILENT_S
+    before = node.notice
     draft.nodes[node.name] = node = _refreshed(node, beat, draft.now.s)
     if beat.facts is not None or was_closed:
         draft.change(changed=True)
+        membership.noticed(draft, node.name, before)
     for report in beat.reports:
         _report(draft, node.name, report, report.job in beat.known)
     for job, epoch in beat.epochs.items():

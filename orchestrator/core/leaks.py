@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from orchestrator.core.attempts import MARGIN_S
 from orchestrator.core.draft import Control
-from orchestrator.core.fencing import MARGIN_S
 from orchestrator.core.messages import Now
 from orchestrator.core.states import TERMINAL
 

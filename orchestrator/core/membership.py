@@ -21,10 +21,15 @@ from orchestrator.core.nodes import OWNER, Node
 MADE_AGAIN_S = 1.0
 """Between two tries to make an agent."""
 
-HUNG_S = 8.0
-"""An agent that has not answered for so long is ended and started again; its attempts do not notice."""
+HUNG_S = 5.0
+"""An agent that has not answered for so long is ended and started again. The next one is there within three seconds on
+the server's machine, before the attempts have lost their leases: they do not notice.
+"""
 
-HELLO_HUNG_S = 90.0
+ENDED_BY_US_S = 15.0
+"""So long after that the end of an agent is no failure of its node."""
+
+HELLO_HUNG_S = 60.0
 """A first greeting may wait for tools of vendors, and for the process to start."""
 
 FORGOTTEN_S = 3600.0
@@ -104,16 +109,21 @@ def _lost(draft: Draft, node: Node) -> None:
 
 
 def _noticed(draft: Draft, name: str, row: NodeSeen) -> None:
-    told = f"Ray drains it; {row.draining_s:.0f} s were left" if row.draining_s is not None else ""
-    if told and not draft.nodes[name].notice:
-        notice(draft, name, told)
+    node = draft.nodes[name]
+    told = f"Ray drains it ({row.draining_s:.0f} s were left)" if row.draining_s is not None else ""
+    if bool(told) != bool(node.drains):
+        draft.nodes[name] = replace(node, drains=told)
+        noticed(draft, name, node.notice)
 
 
-def notice(draft: Draft, name: str, why: str) -> None:
-    """The node is about to go: nothing new is placed there, and what runs saves and moves."""
-    draft.nodes[name] = replace(draft.nodes[name], notice=why)
+def noticed(draft: Draft, name: str, before: str) -> None:
+    """A node that is about to go gets nothing new, and what runs there saves and moves."""
+    why = draft.nodes[name].notice
+    if bool(why) == bool(before):
+        return
     draft.change(changed=True)
-    ending.save_all(draft, name, f"node {name} is about to go: {why}")
+    if why:
+        ending.save_all(draft, name, f"node {name} is about to go: {why}")
 
 
 def look(draft: Draft) -> None:
@@ -136,7 +146,8 @@ def _make(draft: Draft, name: str) -> None:
 
 
 def _hung(draft: Draft, node: Node) -> None:
-    limit_s = HUNG_S if node.facts else HELLO_HUNG_S
+    greets = node.facts is None or node.restarted_s > node.heard_s
+    limit_s = HELLO_HUNG_S if greets else HUNG_S
     silent_s = min(node.silent_s(draft.now.s), draft.now.s - node.restarted_s)
     if silent_s > limit_s:
         why = f"the agent of {node.name} did not answer for {silent_s:.0f} s and was started again"
@@ -158,7 +169,8 @@ def agent_died(draft: Draft, told: AgentDied) -> None:
     node = draft.nodes.get(told.node)
     if node is None or node.ray_id != told.ray_id or node.lost:
         return
-    draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
+    if draft.now.s - node.restarted_s > ENDED_BY_US_S:
+        draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
     if told.gone:
         _make(draft, node.name)
 
@@ -184,5 +196,5 @@ def resume(draft: Draft, asked: ResumeAsked) -> None:
         draft.note(OWNER + asked.node, "undrained")
         draft.drained.pop(asked.node)
     if node is not None:
-        draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0, notice="")
+        draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0)
     draft.change(changed=True)

@@ -147,7 +147,7 @@ class Launched:
 class LaunchFailed:
     """`kind` is `user` (the job ends) or `launch`. Ranks may have been started on `nodes`; on no other.
 
-    `seen`: the newest epoch that the fence or a node knows, where that is not below ours; else 0.
+    `seen`: the newest epoch that the fence or a node knows, where ours may have run already; else 0.
     """
 
     job: str

@@ -63,6 +63,7 @@ class Job:
     `first_candidate` is where the search starts: 0, or one past the candidate whose attempt ended badly (see retry.py).
     `avoid` names the nodes of an attempt that ended badly: others come first. `backend` is of its newest attempt.
     `floor`: the highest epoch that a node has seen of it, where that is above `epoch`; no epoch is ever used again.
+    `overtaken`: attempts that this log does not know have run, and none has started since.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Job:
     state: State = State.PENDING
     epoch: int = 0
     floor: int = 0
+    overtaken: bool = False
     restarts: int = 0
     interruptions: int = 0
     refusals: int = 0

@@ -40,9 +40,9 @@ class Stranger:
 @dataclass(frozen=True, slots=True)
 class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
-    its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all (another protocol),
-    `notice` why it is about to go. `same_as`: the name
-    that it was given and that another living node bears. `failures` are the newest, as (when, what). Monotonic seconds.
+    its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all
+    (another protocol), `drains` what Ray says of its end. `same_as`: the name that it was given and that another living
+    node bears. `failures` are the newest, as (when, what). Monotonic seconds.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Node:
     listed: frozenset[str] = frozenset()
     lost: str = ""
     refused: str = ""
-    notice: str = ""
+    drains: str = ""
     same_as: str = ""
     strangers: Mapping[str, Stranger] = field(default_factory=dict)
     failures: tuple[tuple[float, str], ...] = ()
@@ -65,6 +65,12 @@ class Node:
     @property
     def ready(self) -> bool:
         return self.facts is not None and not (self.lost or self.refused)
+
+    @property
+    def notice(self) -> str:
+        """Why it is about to go, as its agent or Ray tells; "" while it stays."""
+        told = self.facts.notice if self.facts else None
+        return f"{told.reason} ({told.deadline_s:.0f} s were left)" if told else self.drains
 
     @property
     def unknown(self) -> list[str]:

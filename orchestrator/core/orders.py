@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.catalogue import ray_resource
 from cluster.vocabulary import NodeFacts
-from orchestrator.core.attempts import place_of
+from orchestrator.core.attempts import MARGIN_S, place_of
 from orchestrator.core.commands import Launch
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
@@ -30,8 +30,8 @@ class Share:
     facts: NodeFacts
 
 
-def launch(record: Record, shares: list[Share]) -> Launch:
-    """The command that carries out the newest attempt of `record`."""
+def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Launch:
+    """The command that carries out the newest attempt of `record`. `fenced`: see core/commands.py."""
     job, first = record.job, shares[0].devices
     visited = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
     return Launch(
@@ -42,6 +42,8 @@ def launch(record: Record, shares: list[Share]) -> Launch:
         tuple(bundle(share) for share in shares),
         first.pool,
         place_of(record.attempts[-1].leases),
+        fenced,
+        job.recovery.lease_s + MARGIN_S if job.overtaken else 0.0,
         job.package,
         job.secrets,
         tuple(visited),

@@ -11,6 +11,9 @@ from orchestrator.core.plan import plan
 from orchestrator.core.states import WAITING
 from orchestrator.core.throughput import Throughput
 
+STARTS_AT_ONCE = 100
+"""Of one plan: with a thousand nodes a start takes some milliseconds to choose, and agents wait for answers."""
+
 PLAN_EVERY_S = 2.0
 """Also without any news: pauses end, nodes become silent, measurements come in."""
 
@@ -60,7 +63,7 @@ def place(draft: Draft, tick: Tick) -> None:
     if not (control.changed or due or tick.trouble != control.trouble or now.s - control.planned_s > PLAN_EVERY_S):
         return
     seen = snapshot(control, now, tick.throughput)
-    decided = plan(seen)
+    decided = plan(seen, most=STARTS_AT_ONCE)
     draft.change(plan=decided, planned_s=now.s, changed=False)
     if not tick.trouble:
         _apply(draft, decided, {d.id: d for d in seen.devices})
@@ -92,7 +95,7 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
         facts = draft.nodes[node_of(part.devices_id)].facts
         assert facts is not None
         shares.append(Share(devices[part.devices_id], part.numbers, facts))
-    draft.command(launch(record, shares))
+    draft.command(launch(record, shares, fenced=draft.raised.get(job) == record.job.epoch))
 
 
 def _refuse(draft: Draft, seen: Snapshot) -> None:

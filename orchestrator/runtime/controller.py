@@ -20,7 +20,7 @@ from orchestrator.core import messages as m
 from orchestrator.core.commands import Command, Refuse
 from orchestrator.core.draft import Control
 from orchestrator.core.messages import Message, Now
-from orchestrator.core.model import Event, Plan, Snapshot
+from orchestrator.core.model import Devices, Event, Plan, Snapshot
 from orchestrator.core.nodes import OWNER, drained
 from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import crash, reservations
@@ -43,7 +43,9 @@ LIMIT_S = 10.0
 
 
 class Busy(FleetError):
-    """The controller, or the store, did not get to it in time."""
+    """The controller did not get to it in time."""
+
+    retry_after_s = 2
 
 
 @dataclass(eq=False)
@@ -65,7 +67,7 @@ def now() -> Now:
 
 class Runtime(threading.Thread):
     """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed. `control` is the newest state.
-    `replaced`: the fleet began with another database.
+    `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Runtime(threading.Thread):
         self._throughput = throughput
         self.pulse = pulse or Pulse()
         self.replaced, self.trouble = False, NO_FLEET
+        self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
+        self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
         self._kept: list[Any] = []
         self._reserved_s = 0.0
@@ -206,9 +210,16 @@ class Runtime(threading.Thread):
         commands = self._steps([*self._kept, tick])
         self._kept.clear()
         self._carry(commands)
+        self._tell_devices()
         self.pulse.doing = "asking the agents"
         if not self.trouble:
             self._look()
+
+    def _tell_devices(self) -> None:
+        there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
+        if there != self._nodes_told:
+            self._nodes_told = there
+            self.seen(self.snapshot().devices)
 
     def _linked(self, told: list[tuple[Any, ...]], recorded: FleetRecord | None) -> list[Message]:
         """Our place in the fleet's Ray cluster, and what the controller has to know of it."""

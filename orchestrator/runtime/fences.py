@@ -20,6 +20,18 @@ def raise_to(job: str, epoch: int) -> int:
     return max(stands, epoch)
 
 
+@in_time("raise a fence", LIMIT_S)
+def take(job: str, epoch: int, ours: bool) -> int:
+    """For an attempt that is to start. Where that epoch or a newer one may have run already, nothing changes, and what
+    stands is returned; else 0. `ours`: the fence may stand there since we raised it.
+    """
+    stands = _read(job)
+    if stands > epoch or (stands == epoch and not ours):
+        return stands
+    _write(job, epoch)
+    return 0
+
+
 @in_time("lower a fence", LIMIT_S)
 def lower_to(job: str, epoch: int) -> int:
     """Take down a fence that stands just above `epoch`. Returns what stands."""

@@ -3,6 +3,7 @@ own; what concerns several nodes is done on all of them at once.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.packages import Packages
+from workers.errors import CheckpointError
 from workers.messages import Order
 
 LONGEST_SECRET_BYTES = 64 << 10
@@ -52,9 +54,10 @@ class Launcher:
         stands = 0
         try:
             self._reserve(asked)
-            if (stands := fences.raise_to(asked.job, asked.epoch)) > asked.epoch:
+            if stands := fences.take(asked.job, asked.epoch, asked.fenced):
                 why = f"its fence stands at epoch {stands} already"
-                return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands - 1)
+                return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
+            time.sleep(asked.wait_s)
             resumed = self._bring_checkpoint(asked)
             self._start(asked, resumed)
         except NotStarted as e:
@@ -97,16 +100,29 @@ class Launcher:
         return {name: e for name, e in zip(names, errors, strict=True) if e is not None}
 
     def _bring_checkpoint(self, asked: Launch) -> dict[str, Any] | None:
-        """The job's newest checkpoint, else the one it was told to start from, made readable in the pool it runs in."""
-        source = self._newest(asked)
-        if source is None and asked.resume_from:
-            source = self._asked_for(asked.resume_from, asked.pool)
-        if source is None or source["pool"] == asked.pool:
-            return source
-        final = f"{asked.job}/{Path(source['path']).name}"
-        reader = self._readers(source["pool"])[0]
-        self.checkpoints.move((reader, Place(source["pool"], source["path"])), asked.nodes[0], final)
-        return source | {"pool": asked.pool, "path": final}
+        """The job's newest checkpoint, else the one it was told to start from, made readable in the pool it runs in.
+
+        Its bytes are proved while they move, or by the ranks that load them. One that is damaged is marked where it
+        lies, and the one before it moves.
+        """
+        tried = set()
+        while True:
+            source = self._newest(asked)
+            if source is None and asked.resume_from:
+                source = self._asked_for(asked.resume_from, asked.pool)
+            if source is None or source["pool"] == asked.pool:
+                return source
+            final = f"{asked.job}/{Path(source['path']).name}"
+            there = Place(source["pool"], source["path"])
+            reader = self._readers(source["pool"])[0]
+            try:
+                self.checkpoints.move((reader, there), asked.nodes[0], final)
+            except CheckpointError:
+                if there in tried or self.checkpoints.is_sound(reader, there):
+                    raise
+                tried.add(there)
+                continue
+            return source | {"pool": asked.pool, "path": final}
 
     def _newest(self, asked: Launch) -> dict[str, Any] | None:
         """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported.

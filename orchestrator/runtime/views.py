@@ -8,6 +8,7 @@ from orchestrator.core import nodes
 from orchestrator.core.attempts import node_of
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.model import Job
 from orchestrator.core.nodes import Leased, Node
 from orchestrator.core.placing import devices_of
 from orchestrator.core.states import TERMINAL, State
@@ -46,6 +47,23 @@ def job_view(record: Record, metrics: dict[str, Any], why_waiting: str = "") -> 
     }
 
 
+def acknowledged(job: Job, note: str) -> dict[str, Any]:
+    """What is kept of a submission's answer: enough to give the same answer again."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "task": job.task,
+        "priority": job.priority,
+        "submitted_at": iso(job.submitted_s),
+        "reason": note or "submitted",
+    }
+
+
+def accepted_view(kept: dict[str, Any]) -> dict[str, Any]:
+    """The view of a job as it was when it was accepted; `kept` is what `acknowledged` gave."""
+    return _ACCEPTED | kept
+
+
 def attempt_view(attempt: Attempt) -> dict[str, Any]:
     return {
         "epoch": attempt.epoch,
@@ -78,7 +96,7 @@ def _state(node: Node, control: Control, now_s: float) -> str:
     """One word, and a reason where it is not ready."""
     if node.lost or node.refused:
         return f"lost: {node.lost or node.refused}"
-    if node.facts is None:
+    if node.facts is None or node.listed_s is None:
         return "starting"
     if node.name in control.drained:
         return "drained"
@@ -104,3 +122,7 @@ def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, l
         "free": sum(len(d.free) for d in devices if d.schedulable),
         "price_per_hour": spec.get("price_per_hour", 0.0),
     }
+
+
+_ACCEPTED = job_view(Record(Job("", "", "", ())), {})
+FIELDS = tuple(_ACCEPTED)

@@ -10,8 +10,11 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
+from orchestrator.limits import TooMany
 
-STATUS = ((NotFound, 404), (Conflict, 409), (UserError, 422), (FleetError, 503), (PolyfleetError, 500))
+STATUS = (
+    *((NotFound, 404), (Conflict, 409), (UserError, 422), (TooMany, 429), (FleetError, 503), (PolyfleetError, 500)),
+)
 
 
 def to_json(data: Any, ascii_only: bool = False) -> str:
@@ -57,15 +60,19 @@ def simple_error(status: int, kind: str, message: str, remedy: str = "") -> Resp
     return answer({"error": {"type": kind, "message": message, "remedy": remedy}}, status)
 
 
+def refusal(error: PolyfleetError) -> Response:
+    response = answer(error_body(error), status_of(error))
+    if (retry_after_s := getattr(error, "retry_after_s", None)) is not None:
+        response.headers["Retry-After"] = str(retry_after_s)
+    return response
+
+
 def install(app: FastAPI) -> None:
     """Every error of `app` leaves in the one shape; what we did not foresee is logged with its traceback and named."""
 
     @app.exception_handler(PolyfleetError)
     async def known(request: Request, error: PolyfleetError) -> Response:
-        response = answer(error_body(error), status_of(error))
-        if (retry_after_s := getattr(error, "retry_after_s", None)) is not None:
-            response.headers["Retry-After"] = str(retry_after_s)
-        return response
+        return refusal(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

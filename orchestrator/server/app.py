@@ -49,6 +49,7 @@ def make_app(
     app.state.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     app.state.stopping = threading.Event()
     app.state.streams = None
+    app.state.works = {}
     app.state.stop = stop or app.state.stopping.set
     for part in (server, fleet, jobs, changes, packages, checkpoints, benchmarks, schema):
         app.include_router(part.router)

@@ -1,7 +1,7 @@
 """The door at the root of the ASGI application: what is behind it, now or later, is refused unless it is let in here.
 
 In this order: a Host of this machine (421, stops DNS rebinding), the token (401), a content type no HTML form
-can send (415), a body within limits (413). Only `GET /healthz` needs no token.
+can send (415), a body within limits (413), not too many requests at a time (429). Only `GET /healthz` needs no token.
 """
 
 import hashlib
@@ -10,14 +10,19 @@ import hmac
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orchestrator.limits import MOST_IN_FLIGHT, TooManyRequests
+from orchestrator.server import answers
 from orchestrator.server.answers import simple_error
 
 PUBLIC = frozenset({("GET", "/healthz")})
 SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
 PACKAGES = "/v1/packages/"
+BULK = "/v1/jobs/bulk"
+WAITING = ("/v1/changes", "/v1/checkpoints")
 HTTP_PORT = 80
 """Clients leave it out of Host."""
 JSON_LIMIT_BYTES = 1024 * 1024
+BULK_LIMIT_BYTES = 16 * 1024 * 1024
 PACKAGE_LIMIT_BYTES = 512 * 1024 * 1024
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -31,6 +36,7 @@ Refusal = tuple[int, str, str, str]
 class Guard:
     def __init__(self, app: ASGIApp, token: str):
         self.app = app
+        self.in_flight = 0
         self._digest = hashlib.sha256(token.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,8 +47,21 @@ class Guard:
         elif (refused := self._refusal(scope)) is not None:
             status, kind, message, remedy = refused
             await simple_error(status, kind, message, remedy)(scope, receive, _with_headers(send))
-        else:
+        elif _waits(scope):
             await self.app(scope, _limited(receive, body_limit_bytes(scope)), _with_headers(send))
+        else:
+            await self._counted(scope, receive, _with_headers(send))
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One more in flight, or refused at once: a queue without an end would let everybody wait."""
+        if self.in_flight >= MOST_IN_FLIGHT:
+            await answers.refusal(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
+            return
+        self.in_flight += 1
+        try:
+            await self.app(scope, _limited(receive, body_limit_bytes(scope)), send)
+        finally:
+            self.in_flight -= 1
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         if not _host_is_ours(scope):
@@ -76,7 +95,15 @@ def _trust(scope: Scope) -> None:
         connection.trusted()
 
 
+def _waits(scope: Scope) -> bool:
+    """It may be open for long and holds no thread meanwhile; such have limits of their own."""
+    path = scope["path"]
+    return path.endswith("/stream") or path.startswith(WAITING) or (scope["method"], path) in PUBLIC
+
+
 def body_limit_bytes(scope: Scope) -> int:
+    if scope["path"] == BULK:
+        return BULK_LIMIT_BYTES
     return PACKAGE_LIMIT_BYTES if scope["path"].startswith(PACKAGES) else JSON_LIMIT_BYTES
 
 

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import FleetError, PolyfleetError, SpecError
 from cluster.untrusted import Unreadable, parse_json
+from orchestrator.limits import TooManyRequests
 from orchestrator.server.answers import error_body, status_of, to_json, unforeseen
 from orchestrator.server.facade import Data, Facade
 
@@ -29,6 +30,7 @@ LOOK_S = 0.5
 """A wait in the store ends after this, so that it follows those who have begun to wait meanwhile."""
 STREAM_THREADS = 16
 PAGE_THREADS = 64
+PATIENT_THREADS = 16
 MOST_STREAMS = 512
 LOG_POLLS_PER_S = 50
 """What idle logs share: with many, each is looked at less often than POLL_S has it."""
@@ -55,6 +57,7 @@ class Streams:
         self.open = self.logs = 0
         self._threads = anyio.CapacityLimiter(STREAM_THREADS)
         self._page_threads = anyio.CapacityLimiter(PAGE_THREADS)
+        self._patient_threads = anyio.CapacityLimiter(PATIENT_THREADS)
         self._reader_thread = anyio.CapacityLimiter(1)
         self._head = 0
         self._waiting: dict[asyncio.Future[Data], int] = {}
@@ -66,7 +69,16 @@ class Streams:
         A client that leaves does not wait for it.
         """
         threads = self._page_threads if page else self._threads
+        if page:
+            _refuse_crowd(threads)
         return await anyio.to_thread.run_sync(partial(method, *arguments), limiter=threads, abandon_on_cancel=True)
+
+    async def patient(self, method: Callable[..., T], *arguments: Any) -> T:
+        """`method`, which may take minutes, in one of a few threads: however many ask, others are answered."""
+        _refuse_crowd(self._patient_threads)
+        return await anyio.to_thread.run_sync(
+            partial(method, *arguments), limiter=self._patient_threads, abandon_on_cancel=True
+        )
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -128,6 +140,16 @@ def streams(request: Request) -> Streams:
         state.streams = Streams(state.service)
     found: Streams = state.streams
     return found
+
+
+async def patient(request: Request, method: Callable[..., T], *arguments: Any) -> T:
+    return await streams(request).patient(method, *arguments)
+
+
+def _refuse_crowd(threads: anyio.CapacityLimiter) -> None:
+    """Raises TooManyRequests where as many wait as there are threads: more would wait without an end in sight."""
+    if threads.statistics().tasks_waiting >= threads.total_tokens:
+        raise TooManyRequests(2 * int(threads.total_tokens))
 
 
 def event(name: str, data: Any) -> bytes:

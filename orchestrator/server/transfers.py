@@ -1,11 +1,7 @@
-"""What takes long: a package into the home, and work on checkpoints with its progress."""
+"""Packages on their way into the home."""
 
-import asyncio
 import hashlib
 import tempfile
-import threading
-import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +11,8 @@ from fastapi import Request
 from cluster.errors import FleetError, UserError
 from cluster.paths import private_dir
 from orchestrator.server.facade import Facade
-from orchestrator.server.streams import HEARTBEAT_S
 
 PIECE_BYTES = 1024 * 1024
-PROGRESS_EVERY_S = 0.2
 INCOMING = ".incoming-"
 
 
@@ -62,52 +56,3 @@ async def _store(request: Request, part: Any) -> str:
     store()
     part.flush()
     return digest.hexdigest()
-
-
-Progress = Callable[[int, int], None]
-Work = Callable[[Facade, Progress], Any]
-
-
-async def told_events(request: Request, work: Work) -> AsyncIterator[tuple[str, Any] | None]:
-    """Long work in a thread, told as events: `progress` now and then, at last `report`. Raises its error."""
-    service: Facade = request.app.state.service
-    loop, told, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), threading.Event()
-    last_s = 0.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last_s
-        if gone.is_set():  # raising into the service is how work nobody waits for is stopped
-            raise FleetError("the client went away, the work was stopped", "ask again")
-        if done >= total or time.monotonic() - last_s >= PROGRESS_EVERY_S:
-            last_s = time.monotonic()
-            loop.call_soon_threadsafe(told.put_nowait, ("progress", {"done_bytes": done, "total_bytes": total}))
-
-    def run() -> None:
-        item: tuple[str, Any]
-        try:
-            item = ("report", work(service, tell))
-        except Exception as e:
-            item = ("raised", e)
-        loop.call_soon_threadsafe(told.put_nowait, item)
-
-    loop.run_in_executor(None, run)
-    try:
-        async for item in _taken(told):
-            yield item
-    finally:
-        gone.set()
-
-
-async def _taken(told: "asyncio.Queue[tuple[str, Any]]") -> AsyncIterator[tuple[str, Any] | None]:
-    """Up to and with the report; None at each heartbeat without news."""
-    while True:
-        try:
-            name, data = await asyncio.wait_for(told.get(), HEARTBEAT_S)
-        except TimeoutError:
-            yield None
-            continue
-        if name == "raised":
-            raise data
-        yield name, data
-        if name == "report":
-            return

@@ -39,9 +39,12 @@ def shown(data: Data) -> Stack:
         "tensors": ", ".join(f"{count} {role}" for role, count in data["roles"].items()),
         "tied": ", ".join(f"{name} to {other}" for name, other in data["ties"].items()),
         "by": ", ".join(f"{name} {value}" for name, value in producer.items()),
+        "damaged": visible(data.get("damaged", "")),
     }
+    passed_over = [f"{one['path']} is passed over: {one['reason']}" for one in data.get("passed_over", ())]
     rows = ((dtype, held["tensors"], size(held["bytes"])) for dtype, held in data["dtypes"].items())
-    return Stack((facts(head), "", grid(("DTYPE", "TENSORS", "BYTES"), rows, empty="no tensors")))
+    table = grid(("DTYPE", "TENSORS", "BYTES"), rows, empty="no tensors")
+    return Stack((facts(head), "", table, *(["", *map(visible, passed_over)] if passed_over else [])))
 
 
 def _place(data: Data) -> str:
@@ -68,7 +71,7 @@ def verified(data: Data) -> Stack:
 
 
 def planned(data: Data) -> Stack:
-    memory, reshard, read = data["memory"], data["reshard"], data["read"]
+    memory, reshard = data["memory"], data["reshard"]
     head = {
         "step": data["step"],
         "size": size(data["bytes"]),
@@ -76,7 +79,6 @@ def planned(data: Data) -> Stack:
         "moves to": f"{data['target']['count']} × {data['target']['kind']}",
         "memory": _memory(memory),
         "shards": f"{_counted(reshard['from'], 'rank')} to {reshard['to']}; {reshard['tensors_cut']} tensors are cut",
-        "to read": f"about {duration(read['estimated_s'])}, measured on {size(read['sample_bytes'])}",
         "can move": data["ok"],
     }
     columns = ("DTYPE", "TENSORS", "BYTES", "ACTION", "TO", "MAY LOSE", "REASON")

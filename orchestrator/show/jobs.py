@@ -10,6 +10,8 @@ from orchestrator.show.text import visible
 from orchestrator.show.units import ago, between, size
 
 Data = dict[str, Any]
+COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "attempts", "reason")
+"""The fields of a job that a line of the list is made of."""
 
 
 def jobs(rows: list[Data]) -> Grid:

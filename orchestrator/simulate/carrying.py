@@ -132,7 +132,7 @@ class Carrying:
             else:
                 self.server.later(0.5, self._made, command, since_s)
         else:
-            machine.agent_up = True
+            machine.agent_up, machine.agent_gone = True, False
             self.server.tell(m.AgentMade(node, ray_id))
             self.server.follow(node, ray_id)
 
@@ -198,11 +198,12 @@ class Launching:
         if ray.away or ray.fences_away:
             self.fail("the fence cannot be written")
             return
-        if (stands := ray.fences.get(command.job, 0)) > command.epoch:
-            self.fail(f"the fence stands at {stands}", seen=stands - 1)
+        stands = ray.fences.get(command.job, 0)
+        if stands > command.epoch or (stands == command.epoch and not command.fenced):
+            self.fail(f"the fence stands at {stands}", seen=stands)
             return
         ray.fences[command.job] = command.epoch
-        self.server.later(world.rng.uniform(0.01, 0.3), self.start)
+        self.server.later(command.wait_s + world.rng.uniform(0.01, 0.3), self.start)
 
     def start(self) -> None:
         number, generation = self.world.next_launch(), self.server.generation

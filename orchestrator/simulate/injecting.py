@@ -200,7 +200,7 @@ class Injector:
         ray = self.world.ray
         for machine in self.world.machines:
             ray.left(machine)
-        ray.lose_all(keeps_fences=self.world.rng.random() < 0.5)
+        ray.lose_all(keeps_fences=bool(self.world.faults.older_backup_s) or self.world.rng.random() < 0.5)
         ray.away, ray.away_s = True, self.world.now_s
         ray.head += 1
         self.world.after(self.world.rng.choice((3.0, 20.0)), self.ray_back)

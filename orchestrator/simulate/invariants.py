@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cluster.catalogue import meets
-from orchestrator.core.attempts import node_of
-from orchestrator.core.commands import StoreReport
+from orchestrator.core.commands import Command, StoreReport
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Record, apply, ignored
 from orchestrator.core.model import Event
@@ -127,23 +126,30 @@ class Checks:
                     self.broken("I2", job.id, f"{devices_id} [{number}] is leased to {holder}")
                 self.leases[devices_id, number] = job.id
 
-    def _fits(self, event: Event, record: Record, controls: tuple[Control, Control]) -> None:
-        """`controls`: before the turn and after it. What holds in neither of them never held."""
+    def stepped(self, was: Control, events: Sequence[Event], commands: Sequence[Command], control: Control) -> None:
+        """One step: `was` and `control` are before and after it."""
+        for event in events:
+            if event.event == "placed":
+                self._fits(event, control.records[event.job], was)
+        for command in commands:
+            if isinstance(command, StoreReport):
+                self._reported(command, was)
+
+    def _fits(self, event: Event, record: Record, was: Control) -> None:
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
         counts = {len(set(numbers)) for _, numbers in attempt.leases}
         if len(attempt.leases) != want.nodes or len(counts) != 1 or not want.min_count <= min(counts) <= want.count:
             self.broken("I3", event.job, f"leases {attempt.leases} for {want}")
         for devices_id, numbers in attempt.leases:
-            name = node_of(devices_id)
-            known = [control.nodes[name].facts for control in controls if name in control.nodes]
-            if not any(f and f.pool == attempt.pool and max(numbers) < len(f.devices) for f in known):
-                self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}")
-                return
-            kind = devices_id.partition("/")[2]
+            name, _, kind = devices_id.partition("/")
+            node = was.nodes.get(name)
+            facts = node.facts if node and not node.lost else None
+            if facts is None or facts.pool != attempt.pool or max(numbers) >= len(facts.devices):
+                self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}, or is lost")
             if not any(pattern == "any" or meets(pattern, kind) for pattern in want.kinds):
                 self.broken("I10", event.job, f"{kind} is none of {want.kinds}")
-            if all(name in control.drained for control in controls):
+            if name in was.drained:
                 self.broken("I10", event.job, f"{devices_id} is drained")
 
     def _preempted(self, event: Event, victim: Record) -> None:
@@ -151,12 +157,9 @@ class Checks:
         if by is not None and by.job.priority <= victim.job.priority:
             self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
 
-    def turned(self, before: Control, control: Control, events: Sequence[Event]) -> None:
+    def turned(self, control: Control, events: Sequence[Event]) -> None:
         """The controller and the store agree on every job that this turn has moved."""
         store = self.world.store
-        for event in events:
-            if event.event == "placed":
-                self._fits(event, store.records[event.job], (before, control))
         for job in {event.job for event in events if event.event not in OF_NODES}:
             stored, held = store.records[job], control.records.get(job)
             is_open = stored.job.state not in TERMINAL or stored.live is not None
@@ -193,7 +196,7 @@ class Checks:
             if other.epoch > attempt.epoch and not other.exempt(self.world.now_s):
                 self.broken("I5", attempt.job, f"{attempt.key} commits a checkpoint while {other.key} runs")
 
-    def reported(self, command: StoreReport, held: Control) -> None:
+    def _reported(self, command: StoreReport, held: Control) -> None:
         """`held` is the controller as it was when it was told the report."""
         record = held.records.get(command.job)
         if record is None or record.job.epoch != command.epoch:

@@ -33,7 +33,7 @@ class Machine:
         self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
         self.ray_id = ""
         self.powered = True
-        self.frozen = self.agent_stopped = self.agent_up = False
+        self.frozen = self.agent_stopped = self.agent_up = self.agent_gone = False
         self.cut_in = self.cut_out = False
         self.generation = 0
         self.attempts: dict[str, Attempt] = {}
@@ -84,7 +84,7 @@ class Machine:
             devices = tuple(
                 Device(backend, self.kind, i, self.kind, total_memory_bytes=16 * GIB) for i in range(self.count)
             )
-            named = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
+            named: tuple[Any, ...] = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
             self._facts = NodeFacts(*named, 8, GIB, GIB, 0.0, GIB, 1, "/store")
         return self._facts
 

@@ -32,7 +32,7 @@ class Ray:
         self._numbered += 1
         ray_id = machine.ray_id = f"{self.world.rng.getrandbits(32):08x}{self._numbered}"
         self.by_id[ray_id] = machine
-        machine.agent_up = False
+        machine.agent_up = machine.agent_gone = False
         self.world.after(self.world.rng.uniform(0.1, 1.0), self._list, machine, ray_id)
 
     def _list(self, machine: "Machine", ray_id: str) -> None:

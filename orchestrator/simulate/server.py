@@ -1,4 +1,4 @@
-"""The server, simulated: the real `step` over an inbox, turns of one transaction each, and commands carried out after."""
+"""The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import control as core
 from orchestrator.core import messages as m
 from orchestrator.core import points
-from orchestrator.core.commands import StoreReport
+from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
-from orchestrator.core.model import Job
+from orchestrator.core.model import Event, Job
 from orchestrator.simulate.carrying import Carrying
 from orchestrator.simulate.machine import Machine
 from orchestrator.simulate.storing import NotStored
@@ -44,7 +44,7 @@ class Dead(Exception):
 
 
 class Server:
-    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents`: name -> Ray id."""
+    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents`: node -> Ray id."""
 
     def __init__(self, world: "World"):
         self.world, self.store = world, world.store
@@ -154,14 +154,15 @@ class Server:
 
     def _turn(self) -> None:
         taken, self.inbox = self.inbox, []
-        control, events, commands, now = self.control, [], [], self.now()
+        control, now = self.control, self.now()
+        events: list[Event] = []
+        commands: list[Command] = []
         for message, _ in taken:
             self.world.note(message, now.s)
             was = control
             control, told, asked = core.step(was, self._known(message, was), now)
-            for command in asked:
-                if isinstance(command, StoreReport):
-                    self.world.checks.reported(command, was)
+            if told or asked:
+                self.world.checks.stepped(was, told, asked, control)
             events += told
             commands += asked
         try:
@@ -180,8 +181,8 @@ class Server:
             self.later(AGAIN_S, self._turn)
             return
         self._turning = False
-        before, self.control = self.control, control
-        self.world.checks.turned(before, control, events)
+        self.control = control
+        self.world.checks.turned(control, events)
         for _, done in taken:
             if done:
                 done()

@@ -37,9 +37,8 @@ def settle(world: "World") -> None:
 def unsettled(world: "World") -> tuple[str, str, str] | None:
     """The first thing that is not as it has to be: which law, which job, and what."""
     control = world.server.control
-    for job in world.acked:
-        if job not in world.store.records:
-            return "I6", job, "was acknowledged and is not in the store"
+    if lost := sorted(world.acked - world.store.records.keys()):
+        return "I6", lost[0], "was acknowledged and is not in the store"
     for record in control.records.values():
         job = record.job
         if job.state in TERMINAL or job.id in control.lives:

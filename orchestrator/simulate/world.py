@@ -24,7 +24,8 @@ FAULTY = ("fault", "server")
 
 class World:
     def __init__(self, seed: int, faults: Faults | None = None, *, jobs_per_s: float | None = None):
-        self.seed, self.rng, self.clock = seed, Random(seed), Clock()
+        self.seed, self.clock = seed, Clock()
+        self.rng = Random(seed)  # noqa: S311 - a world to be had again, no secret
         self.faults = swarm(self.rng) if faults is None else faults
         self.wall_offset_s = 1.7e9
         self.scripts: dict[str, Script] = {}
@@ -112,6 +113,7 @@ class World:
         ray_id = machine.ray_id
         if machine.agent_up and not machine.frozen:
             machine.agent_down()
+            machine.agent_gone = gone
             self.after(self.rng.uniform(0.1, 1.0), self._agent_ended, machine, ray_id, gone)
 
     def _agent_ended(self, machine: Machine, ray_id: str, gone: bool) -> None:
@@ -132,8 +134,11 @@ class World:
         self.after(self._delay_s(), self._arrives, machine, ray_id, action)
 
     def _arrives(self, machine: Machine, ray_id: str, action: Callable[[], Any]) -> None:
-        if machine.ray_id == ray_id and not machine.cut_in:
-            machine.call(action)
+        if machine.ray_id != ray_id or machine.cut_in:
+            return
+        if machine.agent_gone and not self.ray.away:
+            self.from_node(machine, lambda: self.server.died(machine, ray_id, True))
+        machine.call(action)
 
     def from_node(self, machine: Machine, action: Callable[[], Any]) -> None:
         if not machine.cut_out and not self._is_lost():

@@ -20,6 +20,7 @@ from orchestrator.store.damage import Damage
 from orchestrator.store.database import ConnectionLost, Database
 from orchestrator.store.jobs import JobTable
 from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
+from orchestrator.store.rows import insert_rows
 from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
 
@@ -189,7 +190,7 @@ class Writer(threading.Thread):
             measured = [row | {"seq": self._last_line + n} for n, row in enumerate(measured, start=1)]
             for table, values in ((events, rows), (requests, answered), (reports, lines), (benchmark_lines, measured)):
                 if values:
-                    connection.execute(table.insert(), values)
+                    insert_rows(connection, table, values)
             self._table.write(connection, turn)
         self.last_report += len(lines)
         self._last_line += len(measured)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from cluster.paths import write_private
 from orchestrator.server import record
 from workers.attempt.records import replace_text
 
-SERVICE = Path(__file__).parents[1] / "orchestrator" / "recording_service.py"
 DEADLINE_S = 60.0
 
 
@@ -44,7 +42,7 @@ def test_an_upload_that_a_killed_server_was_receiving_goes_when_the_next_one_sta
     folder.mkdir()
     (folder / ".incoming-edplyiz3").write_bytes(b"half")
     (folder / f"{'1' * 64}.zip").write_bytes(b"complete")
-    command = [sys.executable, str(SERVICE), "--home", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "orchestrator.server", "--home", str(tmp_path), "--port", "0"]
     with (tmp_path / "said").open("wb") as said, subprocess.Popen(command, stderr=said) as server:
         until = time.monotonic() + DEADLINE_S
         while record.read(tmp_path) is None:

@@ -210,10 +210,11 @@ def test_an_agent_has_a_large_manifest_read_by_a_process_of_its_own(storage, tmp
     monkeypatch.setattr("workers.checkpoint.format.checks._parse", here)
     assert stored.list("")[0]["tensors"] == 1
     assert stored.describe(f"jobs/{name}")["step"] == 1
-    with pytest.raises(PolyfleetError, match="none of the 1 checkpoints"):
-        stored.step("jobs")
+    assert stored.step("jobs")["path"] == f"jobs/{name}"
     with pytest.raises(CheckpointError, match="chunk 1 of 1 is not what was saved"):
         stored.verify(f"jobs/{name}")
+    with pytest.raises(PolyfleetError, match="none of the 1 checkpoints"):
+        stored.step("jobs")
     incoming = IncomingCheckpoints(Storage(tmp_path / "other"))
     assert incoming.begin("here", name, text)["missing"] == [["a.safetensors", 0]]
     incoming.leave("here", name)

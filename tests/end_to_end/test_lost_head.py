@@ -97,16 +97,15 @@ def test_without_a_head_jobs_run_longer_than_their_lease_and_new_ones_wait(
 def test_a_head_lost_with_its_storage_is_replaced_and_nodes_adopt_what_runs(
     fleet: Orchestrator, counting, until, agent_of
 ):
-    job, end = counting(lease="30s")
+    job, end = counting(lease="60s", on_disconnect="wait")
     record, agent = fleet_record.read(), agent_of("right-0").pid
     assert record is not None
     shutil.rmtree(storage(record))
     for process in head_processes():
         process.kill()
-    until(lambda: fleet.fleet()["state"] == "up" and fleet.fleet()["address"] != record.address)
-    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
-    assert agent_of("right-0").pid != agent
-    until(lambda: not Path(record.temp_dir).exists())
+    until(lambda: fleet.fleet()["address"] != record.address and not Path(record.temp_dir).exists())
+    until(lambda: fleet.fleet()["state"] == "up" and {n["state"] for n in fleet.inventory()} == {"ready"})
+    assert not psutil.pid_exists(agent) and not Path(record.token_path).exists()
     assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(60).state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
 
@@ -114,7 +113,7 @@ def test_a_head_lost_with_its_storage_is_replaced_and_nodes_adopt_what_runs(
 def test_a_killed_raylet_is_replaced_within_a_lease_and_its_job_goes_on(
     fleet: Orchestrator, counting, until, raylet_of
 ):
-    job, end = counting(lease="30s")
+    job, end = counting(lease="60s", on_disconnect="wait")
     raylet_of("right-0").kill()
     until(lambda: ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.doctor()})
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})

@@ -1,7 +1,9 @@
-"""A real server in a thread, with a service that records, in a home of its own."""
+"""A real server in a thread with the real service, on nodes that were recorded, in a home of its own."""
 
 import importlib.util
 import os
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -17,33 +19,53 @@ import uvicorn
 from cluster import tokens
 from cluster.processes import identify
 from cluster.version import VERSION
+from orchestrator import client as http
+from orchestrator.cli.main import main
 from orchestrator.server import record, sockets
 from orchestrator.server.app import make_app
 from orchestrator.server.record import ServerRecord
 from orchestrator.server.serve import listener, server_config
+from orchestrator.service import Service
 
-RECORDING = Path(__file__).with_name("recording_service.py")
+HANG_S = 20.0
+COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]
+CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoint-v1"
+RECORDED = Path(__file__).with_name("recorded_fleet.py")
 
 
 @pytest.fixture(scope="session")
-def recording() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("recording_service", RECORDING)
-    module = sys.modules["recording_service"] = importlib.util.module_from_spec(spec)
+def recorded() -> ModuleType:
+    """The module recorded_fleet."""
+    spec = importlib.util.spec_from_file_location("recorded_fleet", RECORDED)
+    module = sys.modules["recorded_fleet"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @dataclass
 class Live:
-    """A server that answers: `http` has the token, `bare` has not."""
+    """A server that answers: `http` has the token. `fleet` is what is recorded of its nodes."""
 
     home: Path
     port: int
     socket: Path
     token: str
-    service: Any
+    service: Service
+    fleet: Any
     app: Any
     stopped: threading.Event
+
+    @property
+    def specs(self) -> list[dict]:
+        """Of all jobs that were submitted, as they were sent."""
+        return [e.data["spec"] for e in self.service.store.read(0) if e.event == "submitted"]
+
+    def ran(self, spec: dict, state: str = "SUCCEEDED") -> dict:
+        """The job once it has ended, in that state."""
+        with http.connect(self.home, start=False) as client:
+            view = client.wait(client.submit(spec)["id"], timeout_s=HANG_S)
+        assert view["state"] == state, view
+        return view
 
     @property
     def address(self) -> str:
@@ -89,22 +111,69 @@ def stage(tmp_path_factory):
 
 
 @pytest.fixture
-def live(tmp_path, recording, monkeypatch, stage):
+def live(tmp_path, recorded, monkeypatch, stage):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("POLYFLEET_HOME", str(home))
     token = tokens.read(tokens.ensure(home / "token"))
-    service, stopped = recording.RecordingService(), threading.Event()
+    fleet, stopped = recorded.RecordedFleet(home, monkeypatch), threading.Event()
+    fleet.up()
+    service = Service(home)
     stage.app = make_app(service, token, home=home, stop=stopped.set)
     own = identify(os.getpid())
     where = (stage.port, VERSION, "2026-11-20T23:14:53Z", str(stage.socket))
     record.write(home, ServerRecord(own.pid, own.created, *where))
-    yield Live(home, stage.port, stage.socket, token, service, stage.app, stopped)
+    fleet.wait_until_known(service)
+    yield Live(home, stage.port, stage.socket, token, service, fleet, stage.app, stopped)
     stage.app.state.stopping.set()
-    service.release.set()
+    service.close()
+    fleet.close()
 
 
-def wait_for(condition, deadline_s=20.0):
+@pytest.fixture
+def talking(tmp_path):
+    """A job that prints what is written into `talking.pipe`, and succeeds when that is closed."""
+    with Talking(tmp_path / "pipe") as talking:
+        yield talking
+
+
+class Talking:
+    def __init__(self, path: Path):
+        os.mkfifo(path)
+        self.spec = {"task": "run", "name": "talks", "command": ["cat", str(path)]}
+        self.file = os.open(path, os.O_RDWR)  # a reader too: opening waits for nobody
+
+    def __enter__(self) -> "Talking":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.end()
+
+    def say(self, text: str) -> None:
+        os.write(self.file, text.encode())
+
+    def end(self) -> None:
+        """The job has read all, and ends."""
+        if self.file is not None:
+            os.close(self.file)
+        self.file = None
+
+
+@pytest.fixture
+def checkpoint(live):
+    """A reference to a checkpoint in the storage of pool cpu."""
+    shutil.copytree(CHECKPOINTS, live.home / "storage" / "cpu" / "digits")
+    return "cpu:digits"
+
+
+@pytest.fixture
+def measuring(live, recorded):
+    """Benchmark runs that begin find their lines measured: over two pools, of which xla takes twice as long."""
+    with recorded.measuring(live.service):
+        yield
+
+
+def wait_for(condition, deadline_s=HANG_S):
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "not within the deadline"
@@ -114,3 +183,40 @@ def wait_for(condition, deadline_s=20.0):
 @pytest.fixture(name="wait_for")
 def wait_for_fixture():
     return wait_for
+
+
+@pytest.fixture
+def start():
+    """Start the command and leave it to the test, which ends it or has it ended."""
+    running = []
+
+    def run(*words, **options):
+        child = subprocess.Popen([*COMMAND, *words], **options)
+        running.append(child)
+        return child
+
+    yield run
+    for child in running:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """The same command in this process: a tenth of the time, for the many combinations of verb and format."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["polyfleet", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(ended.value.code or 0, *capsys.readouterr())
+
+    return run

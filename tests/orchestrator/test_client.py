@@ -1,9 +1,11 @@
 """The client finds the right server, says what went wrong, and gives errors back as the classes they were."""
 
 import hashlib
+import json
 import os
 import socket
 import threading
+import zipfile
 
 import pytest
 
@@ -46,70 +48,85 @@ def test_a_wrong_token_is_told_at_once(live):
         client.fleet()
 
 
-def test_every_verb_reaches_its_route(client, live):
+def test_every_verb_reaches_its_route(client, live, checkpoint):
     job = client.submit(RUN, key="k")
     assert client.submit(RUN, key="k")["id"] == job["id"]
+    job = client.wait(job["id"])
     assert client.jobs(["SUCCEEDED"], 5) == [job]
-    assert client.job(job["id"]) == job
+    assert client.jobs(["FAILED"]) == []
+    assert client.job("hello") == job
     assert client.plan(RUN)["would_start"]["candidate"] == 0
     assert client.explain("hello")["state"] == "SUCCEEDED"
     assert client.history("hello")[0]["event"] == "submitted"
-    assert client.reports("hello") == [{"number": 1, "step": 1, "loss": "NaN"}]
-    assert client.fleet() == live.service.fleet()
-    assert client.nodes() == live.service.nodes()
+    live.service.store.report(job["id"], 1, 1, 1.0, {"step": 1, "loss": float("nan")})
+    client.cancel(client.submit({**RUN, "name": "next"})["id"])  # durable after the report, so that is there too
+    (told,) = client.reports("hello")
+    assert (told["seq"], told["step"], told["loss"]) == (1, 1, "NaN")
+    assert [pool["pool"] for pool in client.fleet()["pools"]] == ["cpu", "ipex", "xla"]
+    assert [node["node"] for node in client.nodes()] == ["cpu-0", "ipex-0", "xla-0"]
     assert client.doctor() == []
     assert client.schema("job")["type"] == "object"
-    assert client.changes(0)["last"] == 1
+    assert client.changes(0)["events"][0]["event"] == "submitted"
     assert next(client.follow_changes(0))["event"] == "submitted"
-    assert client.checkpoints("xla", "a/")[0]["path"] == "a/digits/step-1"
-    assert client.checkpoint_show("cpu:a")["step"] == 1
-    assert client.checkpoint_plan("cpu:a", "tpu:v5e")["target"]["backend"] == "tpu"
-    assert client.checkpoint_verify("cpu:a")["ok"] is True
-    assert client.cancel("hello")["state"] == "CANCELLED"
+    assert client.checkpoints("cpu", "digits")[0]["path"] == "digits/step-00000012-adeb0f13"
+    assert client.checkpoint_show(checkpoint)["step"] == 12
+    assert client.checkpoint_plan(checkpoint, "tpu:v5e")["target"]["backend"] == "tpu"
+    assert client.checkpoint_verify(checkpoint)["ok"] is True
+    assert client.cancel("hello")["state"] == "SUCCEEDED"
     assert client.shutdown() == {"stopping": True}
 
 
+def test_the_newest_jobs_come_last(client):
+    ids = [client.submit({**RUN, "name": f"n{number}"})["id"] for number in range(4)]
+    assert [job["id"] for job in client.jobs()] == ids
+    assert [job["id"] for job in client.jobs(limit=2)] == ids[-2:]
+
+
 def test_logs_are_paged_followed_and_filtered(client, live):
-    job = client.submit(RUN)
-    live.service.lines[job["id"]] = ["one", "a\u2028b\x85c", "\u0000three"]
+    job = live.ran(RUN)
+    lines = ["one", "a\u2028b\x85c", "\u0000three"]
+    live.fleet.printed(job["id"], lines)
     page = client.logs("hello", rank=0, epoch=1)
-    assert [line["text"] for line in page["lines"]] == ["one", "a\u2028b\x85c"]
-    assert client.logs("hello", cursor=page["cursor"])["lines"][0]["text"] == "\u0000three"
-    assert [line["text"] for line in client.follow_logs("hello")] == ["one", "a\u2028b\x85c", "\u0000three"]
-    assert ("logs", "hello", 0, 1, {}) in [call[:5] for call in live.service.calls]
+    assert [(line["text"], line["stream"]) for line in page["lines"]] == [(text, "stdout") for text in lines]
+    assert (
+        client.logs("hello", cursor={"1.0": len(f"{page['lines'][0]['time']} out one\n")})["lines"] == page["lines"][1:]
+    )
+    assert client.logs("hello", cursor=page["cursor"]) == {"lines": [], "cursor": page["cursor"], "ended": True}
+    assert client.logs("hello", rank=1)["lines"] == []
+    assert [line["text"] for line in client.follow_logs("hello")] == lines
 
 
 def test_a_package_is_uploaded_only_when_the_server_lacks_it(client, live, tmp_path):
-    (tmp_path / "a.zip").write_bytes(b"PK")
-    sha = hashlib.sha256(b"PK").hexdigest()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
+        made.writestr("train.py", "def train(ctx): ...")
+    sha = hashlib.sha256((tmp_path / "a.zip").read_bytes()).hexdigest()
     client.upload(sha, tmp_path / "a.zip")
-    client.upload(sha, tmp_path / "a.zip")
-    assert [call for call in live.service.calls if call[0] == "store_package"] == [("store_package", sha)]
+    assert live.service.has_package(sha)
+    client.upload(sha, tmp_path / "absent.zip")
 
 
-def test_a_copy_gives_progress_and_report_or_its_error(client):
+def test_a_copy_gives_progress_and_report_or_its_error(client, live, checkpoint):
     told = []
-    assert (
-        client.checkpoint_copy({"source": "cpu:a", "target": "xla:b"}, lambda *n: told.append(n))["target"] == "xla:b"
-    )
-    assert told[-1] == (10, 10)
-    with pytest.raises(FleetError, match="no space left in pool full; make room"):
-        client.checkpoint_copy({"source": "cpu:a", "target": "full:b"})
+    report = client.checkpoint_copy({"source": checkpoint, "target": "xla:b"}, lambda *n: told.append(n))
+    assert report["target"] == "xla:b/step-00000012-adeb0f13"
+    assert told[-1] == (report["bytes"], report["bytes"])
+    with pytest.raises(NotFound, match="no checkpoint at cpu:absent"):
+        client.checkpoint_copy({"source": "cpu:absent", "target": "xla:b"})
 
 
-def test_waiting_ends_with_the_job_or_with_the_time(client, live):
-    job = client.submit(RUN)
-    live.service.views[job["id"]]["state"] = "RUNNING"
-    with pytest.raises(FleetError, match=r"still RUNNING after 0 s"):
-        client.wait("hello", timeout_s=0)
+def test_waiting_ends_with_the_job_or_with_the_time(client, talking):
+    job = client.submit(talking.spec)
+    with pytest.raises(FleetError, match=rf"{job['id']} is still [A-Z]+ after 0 s"):
+        client.wait(job["id"], timeout_s=0)
     seen = []
 
     def end_it(view):
+        if view["state"] == "RUNNING" and "RUNNING" not in seen:
+            talking.end()
         seen.append(view["state"])
-        live.service.views[job["id"]]["state"] = "FAILED"
 
-    assert client.wait("hello", seen=end_it)["state"] == "FAILED"
-    assert seen == ["RUNNING", "FAILED"]
+    assert client.wait(job["id"], seen=end_it)["state"] == "SUCCEEDED"
+    assert seen[-1] == "SUCCEEDED" and "RUNNING" in seen
 
 
 @pytest.mark.parametrize(
@@ -121,8 +138,9 @@ def test_waiting_ends_with_the_job_or_with_the_time(client, live):
         (lambda c: c.job("a/../../v1/version"), NotFound, "nothing is called 'a/../../v1/version'"),
         (lambda c: c.job("a?b#c"), NotFound, "no job 'a?b#c'"),
         (lambda c: list(c.follow_logs("absent")), NotFound, "no job 'absent'"),
-        (lambda c: c.checkpoint_show("nowhere:x"), NotFound, "no checkpoint at nowhere:x"),
-        (lambda c: c.submit({"broken": 1}), PolyfleetError, "the server failed: KeyError"),
+        (lambda c: c.checkpoint_show("cpu:x"), NotFound, "no checkpoint at cpu:x"),
+        (lambda c: c.checkpoint_show("nowhere:x"), SpecError, "no pool 'nowhere'"),
+        (lambda c: c.submit({"broken": 1}), SpecError, "unknown key"),
     ],
 )
 def test_an_error_keeps_its_class_and_words(client, call, kind, text):
@@ -131,11 +149,17 @@ def test_an_error_keeps_its_class_and_words(client, call, kind, text):
     assert text in caught.value.message
 
 
+def test_a_fault_of_the_server_is_told_as_such(client, live, monkeypatch):
+    monkeypatch.setattr(live.service, "nodes", lambda: {}["absent"])
+    with pytest.raises(PolyfleetError, match="the server failed: KeyError: 'absent'"):
+        client.nodes()
+
+
 def test_an_error_of_a_field_keeps_the_field(client):
     with pytest.raises(SpecError) as caught:
-        client.submit({"task": "run", "resources": {"accelerators": "tpu:v5p"}})
-    error = SpecError("resources.accelerators", "no pool has tpu:v5p", "kinds here: cpu")
-    assert (caught.value.args, str(caught.value)) == (error.args, str(error))
+        client.submit({**RUN, "resources": {"accelerators": "tpu:v5p"}})
+    assert caught.value.field == "resources"
+    assert str(caught.value).startswith("resources: no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated; ")
 
 
 @pytest.mark.parametrize(
@@ -220,11 +244,11 @@ def test_a_stream_that_breaks_is_an_error_of_the_fleet(hanging_up):
 
 
 def test_following_goes_on_with_the_next_server_where_it_stopped(live, hanging_up):
+    live.fleet.printed(live.ran(RUN)["id"], ["one", "two", "three"])
     with http.connect(start=False) as client:
-        job = client.submit(RUN)
-    live.service.lines[job["id"]] = ["one", "two", "three"]
-    told, line = [], '{"lines": [{"text": "one"}], "cursor": {"1.0": 1}}'
-    body = f"event: log\ndata: {line}\n\n"
+        first = client.logs("hello")["lines"][0]
+    told, at = [], len(f"{first['time']} out one\n")
+    body = f"event: log\ndata: {json.dumps({'lines': [first], 'cursor': {'1.0': at}})}\n\n"
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     address = hanging_up([f"{head}{len(body):x}\r\n{body}\r\n".encode()])
     with http.Client(address, live.token, live.home, told.append) as client:
@@ -234,8 +258,7 @@ def test_following_goes_on_with_the_next_server_where_it_stopped(live, hanging_u
 
 
 def test_waiting_goes_on_with_the_next_server(live, hanging_up):
-    with http.connect(start=False) as client:
-        job = client.submit(RUN)
+    job = live.ran(RUN)
     address = hanging_up([b""])
     with http.Client(address, live.token, live.home) as client:
         assert client.wait(job["id"])["state"] == "SUCCEEDED"
@@ -280,4 +303,4 @@ def test_a_proxy_of_the_environment_sees_nothing(live, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with http.connect(start=False) as client:
-        assert client.fleet()["name"] == "local"
+        assert client.fleet()["name"] == "demo"

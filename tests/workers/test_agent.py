@@ -225,7 +225,7 @@ def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, sa
     there = {"pool": "cpu", "path": "narrow"}
     number = agent.start_tool("convert", {"source": place, "root": there, "to_kind": "tpu:v5e"})
     told = result(agent, number)
-    assert told["path"] == f"cpu:narrow/{saved.name}"
+    assert told["path"].startswith("cpu:narrow/step-00000003-")
     with pytest.raises(NotFound, match="no such tool"):
         agent.tool_news(number, 0, 0.1)
     assert result(agent, agent.start_tool("verify", {"place": place}))["ok"]
@@ -250,9 +250,9 @@ def test_checkpoints_are_found_described_and_verified_by_their_path_in_the_stora
         save(agent._place.storage / "jobs/j", step, state)
     rows = agent.checkpoints("jobs")
     assert sorted(row["step"] for row in rows) == [1, 2]
-    newest = agent.resolve_checkpoint("jobs/j")
+    newest = agent.resolve_checkpoint("jobs/j")["path"]
     assert newest in [row["path"] for row in rows]
-    assert agent.resolve_checkpoint(newest) == newest
+    assert agent.resolve_checkpoint(newest)["path"] == newest
     assert agent.describe_checkpoint(newest)["step"] == 2
     assert agent.verify_checkpoint(newest)["ok"]
     assert agent.plan_checkpoint(newest, "tpu:emulated", 1)["ok"]
@@ -262,7 +262,7 @@ def test_a_damaged_checkpoint_does_not_verify(agent):
     save = pytest.importorskip("workers.checkpoint").save
     torch = pytest.importorskip("torch")
     save(agent._place.storage / "j", 1, {"model": {"w": torch.arange(4.0)}})
-    path = agent.resolve_checkpoint("j")
+    path = agent.resolve_checkpoint("j")["path"]
     shard = next((agent._place.storage / path).glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(UserError):
@@ -271,7 +271,7 @@ def test_a_damaged_checkpoint_does_not_verify(agent):
 
 def test_a_folder_without_checkpoints_has_none(agent):
     assert agent.checkpoints("nothing/here") == []
-    assert agent.resolve_checkpoint("nothing/here") == ""
+    assert agent.resolve_checkpoint("nothing/here") == {"path": "", "passed_over": []}
     with pytest.raises(NotFound):
         agent.describe_checkpoint("nothing/here")
 

@@ -148,6 +148,10 @@ def _kind(e: BaseException) -> str:
         return "nan"
     if _is_out_of_memory(e):
         return "oom"
+    from workers.checkpoint.format.manifest import DamagedCheckpoint  # here: what raises it has imported it
+
+    if isinstance(e, DamagedCheckpoint):
+        return "storage"
     full = any(isinstance(it, OSError) and is_full(it) for it in _chain(e))
     told = isinstance(e, OSError | RuntimeError | PolyfleetError) and disks.says_full(str(e))
     return "storage" if full or told else ""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from cluster import untrusted
 from cluster.untrusted import Unreadable
-from workers.attempt import beats, disks, keeper, lease, life, outcome, processes, reserve, spawn
+from workers.attempt import beats, bell, disks, keeper, lease, life, outcome, processes, reserve, spawn
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.memory import Memory
@@ -122,6 +122,7 @@ class Supervisor:
         if not self.why:
             with suppress(OSError):  # a full disk: the agent then shows it as starting
                 reserve.put(self.folder.started, f"{time.time():.3f}")
+            bell.ring(self.folder.path.parent)
 
     def _start(self, rank: dict[str, Any], group: int | None) -> None:
         """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group."""
@@ -283,6 +284,7 @@ class Supervisor:
         short = failure and replace(failure, traceback="", message=failure.message[:SHORT_TEXT])
         shorter = json.dumps(replace(done, result={}, failure=short).to_plain())
         reserve.put(self.folder.outcome, json.dumps(done.to_plain()), durable=True, shorter=shorter)
+        bell.ring(self.folder.path.parent)
 
     def _result(self) -> tuple[dict[str, Any], str]:
         """What rank 0 returned, and why it cannot be read."""

@@ -2,6 +2,9 @@
 policy. Streamed: a shard is converted while it is written, and nothing is held but a few buffers.
 """
 
+import hashlib
+import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,17 +17,20 @@ import numpy as np
 import torch
 
 from cluster.catalogue import known_kind
+from cluster.errors import Conflict
 from cluster.plain import to_plain
 from workers.checkpoint.disk.committing import write_manifest
+from workers.checkpoint.disk.damage import damage_of
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, Piece, lay_out
 from workers.checkpoint.disk.locking import only_writer
 from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
+from workers.checkpoint.format.checks import read_manifest
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.format.manifest import Manifest, Stored, TensorEntry
-from workers.checkpoint.inspect import checkpoint_folder
+from workers.checkpoint.format.manifest import NAME, Manifest, Stored, TensorEntry
+from workers.checkpoint.inspect import checkpoint_folder, outer_fault
 from workers.checkpoint.policy import Policy
 from workers.checkpoint.report import Report
 from workers.checkpoint.state import bits
@@ -47,6 +53,8 @@ def convert(
 ) -> dict[str, Any]:
     """Write a copy of checkpoint `source` below `root` and answer with the report of what changed, and its "path".
 
+    Its name has the step, and an id that follows from the source and the dtypes: asked for again, it is the same copy,
+    which is not written twice (`already_there`), and the copy of a copy, or one in other dtypes, has another name.
     `to_kind` ("tpu:v5e") decides with dtype="native"; a mapping or function decides by itself. Random states, numpy
     arrays and values stay as they are. Raises CheckpointError: DamagedCheckpoint, or a loss that `on_lossy` refuses;
     UserError for a kind that nobody lists.
@@ -61,9 +69,32 @@ def convert(
         reader.prove(reader.all_chunks(), progress)
         made.measure()
         policy.judge(report)
-        folder = Path(root) / reader.folder.name
-        described = made.write(files, Path(root), folder, kind)
-    return {"path": str(folder), "step": described.step, "bytes": described.size_bytes(), **_told(report)}
+        folder = Path(root) / _name(reader, wanted)
+        there = os.path.lexists(folder / NAME)
+        described = _found(folder, wanted) if there else made.write(files, Path(root), folder, kind)
+    return {
+        "path": str(folder),
+        "step": described.step,
+        "bytes": described.size_bytes(),
+        "already_there": there,
+        **_told(report),
+    }
+
+
+def _name(reader: Reader, wanted: dict[str, str]) -> str:
+    asked = json.dumps([reader.manifest.digest, sorted(wanted.items())]).encode()
+    return f"step-{reader.manifest.step:08}-{hashlib.sha256(asked).hexdigest()[:8]}"
+
+
+def _found(folder: Path, wanted: dict[str, str]) -> Manifest:
+    """The same conversion, done before. Raises CheckpointError where something else is there."""
+    fault = damage_of(folder) or outer_fault(folder)
+    if not fault:
+        there = read_manifest(folder)
+        if wanted == {name: entry.dtype for name, entry in there.stored().items()}:
+            return there
+        fault = "it is another checkpoint of that name"
+    raise CheckpointError(f"{folder} is already there: {fault}", "name another folder, or delete it first")
 
 
 def _wanted(policy: Policy, name: str, entry: TensorEntry) -> str:
@@ -88,8 +119,10 @@ class _Converted:
         layouts = lay_out([self._piece(name) for name in self._wanted], SHARD_BYTES)
         aside = root / f"{PART}{folder.name}"
         with only_writer(root):
-            if folder.exists():
-                raise CheckpointError(f"{folder} is already there", "name another folder, or delete it first")
+            if os.path.lexists(folder / NAME):
+                raise Conflict(f"another process has just written {folder}", "run it again: it is the same copy")
+            if folder.exists():  # of a conversion that was cut before its manifest
+                remove_checkpoint(files, folder)
             try:
                 files.make_folder(aside)
                 shards = write_shards(files, aside, layouts)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.errors import NotFound
 from cluster.plain import to_plain
+from workers.checkpoint.disk.damage import damage_of
 from workers.checkpoint.disk.pins import is_pinned
 from workers.checkpoint.disk.reader import Progress, Reader
 from workers.checkpoint.format.checks import read_manifest, tensor_bytes
@@ -43,6 +44,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "files": len(manifest.files),
         "world": manifest.world.size,
         "pinned": is_pinned(folder),
+        "damaged": damage_of(folder),
         "entries": {name: {"kind": entry.kind, "type": entry.type} for name, entry in manifest.entries.items()},
         **_contents(manifest),
     }
@@ -89,17 +91,46 @@ def latest(root: str | Path) -> Latest | None:
             return Latest(folder, found["step"], tuple(skipped))
         skipped.append(Skipped(str(folder), found["problems"][0]))
     if skipped:
-        raise DamagedCheckpoint(
-            f"none of the {len(skipped)} checkpoints in {root} is sound; the newest: {skipped[0].reason}",
-            "copy one again from its source, or name another folder to begin anew",
-        )
+        raise _none_left(Path(root), [one.reason for one in skipped])
     return None
 
 
-def newest(root: str | Path) -> str:
-    """The path of `latest`, "" where there is none."""
-    found = latest(root)
-    return str(found.path) if found else ""
+def newest(root: str | Path) -> dict[str, Any]:
+    """The newest checkpoint below `root` whose manifest holds, whose files have their sizes, and which was not found
+    damaged before: {"path", "passed_over": [{"path", "reason"}]}. "" where there is none at all. No tensor is read.
+
+    Raises DamagedCheckpoint where there are some and none is left.
+    """
+    passed_over: list[dict[str, str]] = []
+    for folder in newest_first(Path(root)):
+        fault = damage_of(folder) or outer_fault(folder)
+        if not fault:
+            return {"path": str(folder), "passed_over": passed_over}
+        passed_over.append({"path": str(folder), "reason": fault})
+    if passed_over:
+        raise _none_left(Path(root), [one["reason"] for one in passed_over])
+    return {"path": "", "passed_over": []}
+
+
+def outer_fault(folder: Path) -> str:
+    """What is wrong with a checkpoint that can be known without reading its tensors; "" for nothing."""
+    try:
+        manifest = read_manifest(folder)
+        for name, file in manifest.files.items():
+            if (found_bytes := os.lstat(folder / name).st_size) != file.bytes:
+                return f"{folder / name} has {found_bytes} bytes, {file.bytes} were saved"
+    except CheckpointError as e:
+        return e.message
+    except OSError as e:
+        return f"{e.filename} cannot be read: {e.strerror}"
+    return ""
+
+
+def _none_left(root: Path, reasons: list[str]) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"none of the {len(reasons)} checkpoints in {root} is sound; the newest: {reasons[0]}",
+        "copy one again from its source, or name another folder to begin anew",
+    )
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -115,7 +146,8 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 def _listed(folder: Path) -> dict[str, Any]:
     try:
-        return {**describe(folder), "problem": ""}
+        told = describe(folder)
+        return {**told, "problem": told["damaged"]}
     except CheckpointError as e:
         known = {"path": str(folder), "name": folder.name, "step": step_of(folder), "problem": e.message}
         return {**known, "created": "", "producer": to_plain(Producer()), "bytes": 0}

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cluster.errors import NotFound
+from workers.checkpoint.disk.proving import ProvingReader
 from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.format.folders import newest_first, step_of
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
@@ -25,7 +26,7 @@ from workers.checkpoint.state.staging import Apply, Stage
 from workers.checkpoint.state.values import check_kind, plain, stage_rng, stage_stateful, stage_tree
 from workers.errors import CheckpointError
 
-VERIFY = ("chunks", "full", "none")
+VERIFY = ("chunks", "full", "none", "once")
 ORDER = ("stateful", "module", "optimizer", "tree", "rng")
 """In which live objects are changed: foreign code, which alone may still fail, first; random state last."""
 
@@ -65,8 +66,10 @@ def load(
 
     `dtype`: "keep"; "native" converts what the device cannot hold; a mapping from dtypes or names (with `*`) to dtypes;
     or a function of name and stored dtype. `on_lossy` is "error", "warn" or "allow" for conversions that change values.
-    `verify`: "chunks" proves the hashes of all that is loaded, "full" of the whole checkpoint, "none" nothing. `rank`
-    tells the random streams of ranks apart where they are derived. Raises CheckpointError before anything live changed.
+    `verify`: "chunks" proves the hashes of all that is loaded, "full" of the whole checkpoint, "none" nothing. "once"
+    proves what "chunks" does while it fills, in one pass: where it raises, what `into` names is to be thrown away.
+    `rank` tells the random streams of ranks apart where they are derived. Raises CheckpointError, but for "once" before
+    anything live changed.
     """
     policy = Policy(dtype, supported_dtypes, on_lossy)
     if verify not in VERIFY:
@@ -98,17 +101,18 @@ def _load(
     rank: int,
     progress: Progress | None,
 ) -> Loaded:
-    with Reader(folder) as reader:
+    with (ProvingReader if verify == "once" else Reader)(folder) as reader:
         report = Report(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
         stage = Stage(reader, policy, report, torch.device(device or "cpu"))
         loading = _Loading(stage, into, rank)
         stage.rescale()
-        if verify != "none":
+        if verify in ("chunks", "full"):
             stage.prove(progress, everything=verify == "full")
         if policy.on_lossy == "error":
             stage.rehearse()
+            reader.settle()
             policy.judge(report)
-        loading.apply()
+        loading.apply(progress if verify == "once" else None)
     policy.judge(report)
     return Loaded(report.step, loading.state, report)
 
@@ -129,12 +133,16 @@ class _Loading:
         for name in self._entries:
             self._stage_entry(name)
 
-    def apply(self) -> None:
-        """New tensors first, then foreign code, which alone may still refuse, then all that is live."""
-        self._stage.fill_new()
+    def apply(self, progress: Progress | None = None) -> None:
+        """New tensors first, then foreign code, which alone may still refuse, then all that is live. What foreign code
+        gets is proved."""
+        told = _told_bytes(progress, self._stage.size_bytes())
+        self._stage.fill_new(told)
+        self._stage.reader.settle()
         for kind in ORDER:
             if kind == "module":
-                self._stage.fill_live()
+                self._stage.fill_live(told)
+                self._stage.reader.settle()
             if kind == "rng" and "xla" in self._live.device_types():
                 xla.settle()  # it moves the device's random stream, so it comes before that is set
             for apply in self._applies[kind]:
@@ -162,6 +170,18 @@ class _Loading:
             case "tree":
                 return [stage_tree(self._stage, name, live)]
         return []  # modules are staged together, for their ties
+
+
+def _told_bytes(progress: Progress | None, total: int) -> "Callable[[int], None] | None":
+    done = 0
+
+    def more(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
+        if progress is not None:
+            progress(min(done, total), total)
+
+    return None if progress is None else more
 
 
 def _settle(path: "str | os.PathLike[str]") -> None:

@@ -1,7 +1,6 @@
 """Before a checkpoint moves: what the target keeps, converts and refuses, whether it fits, and what cannot follow."""
 
 import math
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,12 @@ from typing import Any
 from cluster import catalogue
 from cluster.catalogue import EMULATED
 from cluster.errors import UserError
-from workers.checkpoint.disk.reader import Reader
-from workers.checkpoint.format.checks import tensor_bytes
-from workers.checkpoint.format.chunks import CHUNK_BYTES
+from workers.checkpoint.format.checks import read_manifest, tensor_bytes
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import RANDOM, Manifest, TensorEntry
 from workers.checkpoint.targets import Fate, fate, lacking, notes
 
 HOST_STREAMS = ("python", "numpy", "cpu")
-SAMPLE_CHUNKS = 8
-"""Read and hashed to tell how fast the rest will be: 64 MiB at most."""
 
 
 def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
@@ -26,13 +21,12 @@ def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
 
     "ok" is False where a dtype is refused or the devices are known to be too small; "memory"."fits" is `replicated`
     (each device holds all), `sharded`, `no` or `unknown`; "cannot_follow" has a sentence for each thing that stays
-    behind; "read" is measured on a sample, here and now. Raises UserError for an unknown kind.
+    behind. Only the manifest is read. Raises UserError for an unknown kind.
     """
     if count < 1:
         raise UserError(f"count is {count}", "plan for at least one device")
     kind = catalogue.known_kind(to)
-    with Reader(Path(path)) as reader:
-        manifest, read = reader.manifest, _sample(reader)
+    manifest = read_manifest(Path(path))
     lacks = lacking(kind)
     fates = {name: fate(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
     dtypes = _dtypes(manifest, fates, kind)
@@ -47,7 +41,6 @@ def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
         "dtypes": dtypes,
         "memory": memory,
         "reshard": _reshard(manifest, count),
-        "read": read,
         "random": random,
         "cannot_follow": _left_behind(dtypes, memory, random),
     }
@@ -107,20 +100,6 @@ def _device_bytes(kind: str) -> int | None:
 def _reshard(manifest: Manifest, count: int) -> dict[str, Any]:
     cut = [name for name, tensor in manifest.stored().items() if len(tensor.shards) > 1]
     return {"from": manifest.world.size, "mesh": list(manifest.world.mesh), "to": count, "tensors_cut": len(cut)}
-
-
-def _sample(reader: Reader) -> dict[str, Any]:
-    """How fast this machine reads and hashes this checkpoint: warm or cold, as it lies now."""
-    chunks = list(reader.all_chunks())[:SAMPLE_CHUNKS]
-    size_bytes = sum(
-        min(CHUNK_BYTES, reader.manifest.files[file].bytes - index * CHUNK_BYTES) for file, index in chunks
-    )
-    started_s = time.perf_counter()
-    reader.prove(chunks)
-    taken_s = time.perf_counter() - started_s
-    rate = size_bytes / taken_s if size_bytes else 0.0
-    whole_s = reader.manifest.size_bytes() / rate if rate else 0.0
-    return {"sample_bytes": size_bytes, "bytes_per_s": rate, "estimated_s": whole_s}
 
 
 def _random(manifest: Manifest, device_type: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ VERBS = {
     "list": "inspect:list_checkpoints",
     "show": "inspect:describe",
     "check": "inspect:verify",
-    "latest": "inspect:newest",
+    "newest": "inspect:newest",
     "incoming": "transfer.incoming:expected",
     "verify": "transfer.copying:verify_at",
     "plan": "planning:plan",
@@ -47,7 +47,7 @@ VERBS = {
 }
 LONG = ("verify", "check", "diff", "convert", "copy", "import", "export")
 """These tell their progress."""
-MANIFESTS = ("list", "show", "plan", "check", "latest", "incoming")
+MANIFESTS = ("list", "show", "plan", "check", "newest", "incoming")
 """These read manifests only, so memory and time have a limit that suits the largest."""
 BOUNDED = ("import", *MANIFESTS)
 """These run with the limits of cluster/sandbox.py. The others read all bytes of checkpoints, however long it takes."""
@@ -175,8 +175,8 @@ def confine(verb: str, arguments: dict[str, Any]) -> bool:
         import_module(f"workers.checkpoint.{VERBS[verb].partition(':')[0]}")
         sandbox.bound()
     if verb in MANIFESTS:
-        # A quarter, since text is read into less than ten times its size. Two of them read all bytes, too.
-        sandbox.expect(metadata_bytes=LARGEST_BYTES // 4, data_bytes=1 << 44 if verb in ("check", "latest") else 0)
+        # A quarter, since text is read into less than ten times its size. One of them reads all bytes, too.
+        sandbox.expect(metadata_bytes=LARGEST_BYTES // 4, data_bytes=1 << 44 if verb == "check" else 0)
     return offline
 
 

@@ -4,18 +4,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import PolyfleetError, UserError
 from workers.backends.parts.precision import every_dtype
 from workers.backends.parts.random_state import derived_seed
-from workers.checkpoint import Saved, load
+from workers.checkpoint import DamagedCheckpoint, Loaded, Saved, load
 from workers.checkpoint.background import SHARED
 from workers.checkpoint.finite import refuse_nan
 from workers.checkpoint.format.manifest import RANDOM
 from workers.checkpoint.saving import Prepared
 from workers.checkpoint.state.together import cut_among_ranks
 from workers.errors import NotFinite
+from workers.tasks.resuming import choices, newest_sound
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +43,8 @@ class Checkpoints:
         self._root = root
         self.resume_from = resume_from
         self._keep = keep
+        self._restored = False
+        self._spoiled: DamagedCheckpoint | None = None
         self.saved = 0
         self.blocked_s = 0.0
 
@@ -52,6 +56,7 @@ class Checkpoints:
         Every rank calls it. Rank 0 writes, or each its part of what is cut among the ranks. Raises UserError without a
         folder, CheckpointError on trouble, also with the save before. `asynchronous=False` returns once it is durable.
         """
+        self._refuse_spoiled()
         if not self._root:
             raise UserError("this job has no checkpoint folder", "give it checkpoint: {} in its specification")
         if RANDOM in state:
@@ -78,6 +83,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until what was saved last is durable. Every rank calls it. Raises CheckpointError where it could not be."""
+        self._refuse_spoiled()
         error = None
         with self._context.beats.pause():
             try:
@@ -92,6 +98,11 @@ class Checkpoints:
         """Until what was saved last is durable, or was not to be. Of this rank alone."""
         if self._root:
             SHARED.settle(self._root)
+
+    def _refuse_spoiled(self) -> None:
+        """Also at the end of an attempt whose code went on after a load that failed amid it."""
+        if self._spoiled is not None:
+            raise self._spoiled
 
     def _begin(self, step: int, everything: dict[str, Any]) -> "str | PolyfleetError":
         """An error of ours is returned: the other ranks wait, and must hear of it rather than hang."""
@@ -138,6 +149,10 @@ class Checkpoints:
         Dtypes become what the device has natively; a loss is refused. A CPU keeps those it emulates, too. Random state
         is exact on the same type of device with the same number of ranks, else derived from seed, rank and step, as the
         report says.
+
+        Every rank calls it. Bytes are proved while they are loaded. Of the job's own checkpoints the newest sound one
+        is taken, the same on all ranks, and `report["skipped"]` has those that are damaged. Where none is sound it
+        raises CheckpointError; nothing can be saved then, since what was to be filled may hold anything.
         """
         if not self.resume_from:
             return None
@@ -146,13 +161,33 @@ class Checkpoints:
 
     def _restore(self, into: dict[str, Any]) -> Restored:
         backend = self._context.backend
-        loaded = load(self.resume_from, into=into, dtype="native", supported_dtypes=_held(backend))
+        loaded = self._loaded(into)
         backend.synchronize()
         how = self._restore_random(loaded.state.get(RANDOM), loaded.step)
         self._context.last_step = loaded.step
         report = loaded.report.as_dict() | {"random": {"all": how}}
         self._context.events.write("note", resumed_step=loaded.step, resumed_from=self.resume_from, random=how)
         return Restored(loaded.step, loaded.state.get("extra") or {}, report)
+
+    def _loaded(self, into: dict[str, Any]) -> Loaded:
+        """What is restored in several calls comes from one checkpoint."""
+        backend, ranks = self._context.backend, self._context.ranks
+        folder = Path(self.resume_from)
+        SHARED.settle(folder)
+        found = [folder] if self._restored else choices(folder, Path(self._root) if self._root else None)
+        names = ranks.from_first([str(path.relative_to(folder.parent)) for path in found])
+
+        def from_path(path: Path) -> Loaded:
+            held = _held(backend)
+            return load(path, into=into, dtype="native", supported_dtypes=held, verify="once")
+
+        try:
+            loaded = newest_sound([folder.parent / name for name in names], from_path, ranks)
+        except DamagedCheckpoint as e:
+            self._spoiled = e
+            raise
+        self.resume_from, self._restored = loaded.report.path, True
+        return loaded
 
     def _restore_random(self, saved: dict[str, Any] | None, step: int) -> str:
         context = self._context

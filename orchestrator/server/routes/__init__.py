@@ -2,7 +2,7 @@
 
 from typing import Annotated, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 
 from orchestrator.server.facade import Facade
 
@@ -11,4 +11,13 @@ def service_of(request: Request) -> Facade:
     return cast(Facade, request.app.state.service)
 
 
+def key_of(
+    idempotency_key: Annotated[
+        str, Header(max_length=200, description="asked again with the same key and body, it counts once")
+    ] = "",
+) -> str:
+    return idempotency_key
+
+
 Service = Annotated[Facade, Depends(service_of)]
+Key = Annotated[str, Depends(key_of)]

@@ -5,16 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from orchestrator.server.answers import answer
-from orchestrator.server.routes import Service
+from orchestrator.server.routes import Key, Service
 from orchestrator.server.routes.bodies import LARGEST, BenchmarkOrder
 
 router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
 
 
 @router.post("", status_code=201)
-def begin(body: BenchmarkOrder, service: Service) -> Response:
+def begin(body: BenchmarkOrder, service: Service, key: Key) -> Response:
     """Start a run: a job for each node it measures. Once this answers, it is durable."""
-    return answer(service.benchmark_begin(body.request, body.package), 201)
+    return answer(service.benchmark_begin(body.request, body.package, key), 201)
 
 
 @router.get("")

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from orchestrator.limits import MOST_BULK
+
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
 LARGEST = 2**63 - 1
@@ -51,6 +53,19 @@ class Submission(Body):
     package: str = Field(
         default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded package, or nothing"
     )
+
+
+class Submissions(Body):
+    jobs: list[Submission] = Field(min_length=1, max_length=MOST_BULK, description="each as for `POST /v1/jobs`")
+
+
+class Migration(Body):
+    to: str = Field(min_length=1, max_length=200, description="a pool, a kind such as `tpu:v5e`, or a back end")
+
+
+class Drain(Body):
+    now: bool = Field(default=False, description="its attempts save and move at once; else they may end there")
+    reason: str = Field(default="", max_length=500)
 
 
 class BenchmarkOrder(Body):

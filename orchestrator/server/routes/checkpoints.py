@@ -6,51 +6,57 @@ from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.server.answers import answer
 from orchestrator.server.facade import Facade
-from orchestrator.server.routes import Service
+from orchestrator.server.routes import Key, service_of
 from orchestrator.server.routes.bodies import CheckpointRef, CopyOrder, ToolOrder
-from orchestrator.server.streams import events
-from orchestrator.server.transfers import Progress, told_events
+from orchestrator.server.streams import events, patient
+from orchestrator.server.works import Progress, told_once
 
+READING = ("verify", "diff")
+"""They change nothing: asked again, they look again."""
 router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
 
 @router.get("")
-def checkpoints(service: Service, pool: str = "", prefix: str = "") -> Response:
+async def checkpoints(request: Request, pool: str = "", prefix: str = "") -> Response:
     """Summaries of the checkpoints below `prefix`, of one pool or of all."""
-    return answer(service.checkpoints(pool, prefix))
+    return answer(await patient(request, service_of(request).checkpoints, pool, prefix))
 
 
 @router.get("/show")
-def show(ref: str, service: Service) -> Response:
+async def show(ref: str, request: Request) -> Response:
     """One checkpoint's manifest in short: producer, step, tensors, bytes."""
-    return answer(service.checkpoint_show(ref))
+    return answer(await patient(request, service_of(request).checkpoint_show, ref))
 
 
 @router.get("/plan")
-def plan(ref: str, to_kind: str, service: Service, count: Annotated[int, Query(ge=1, le=1_000_000)] = 1) -> Response:
+async def plan(
+    ref: str, to_kind: str, request: Request, count: Annotated[int, Query(ge=1, le=1_000_000)] = 1
+) -> Response:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether it fits."""
-    return answer(service.checkpoint_plan(ref, to_kind, count))
+    return answer(await patient(request, service_of(request).checkpoint_plan, ref, to_kind, count))
 
 
 @router.post("/verify")
-def verify(body: CheckpointRef, service: Service) -> Response:
+async def verify(body: CheckpointRef, request: Request) -> Response:
     """Read every byte and compare with the manifest's hashes."""
-    return answer(service.checkpoint_verify(body.ref))
+    return answer(await patient(request, service_of(request).checkpoint_verify, body.ref))
 
 
 @router.post("/copy")
-async def copy(body: CopyOrder, request: Request) -> Response:
+async def copy(body: CopyOrder, request: Request, key: Key) -> Response:
     """Events: `progress` {done_bytes, total_bytes}, then `report` or `error`. Closing the connection ends it."""
 
     def work(service: Facade, tell: Progress) -> Any:
         return service.checkpoint_copy(body.model_dump(), tell)
 
-    return events(request, told_events(request, work))
+    return events(request, told_once(request, key, ["copy", body.model_dump()], work))
 
 
 @router.post("/tools/{verb}")
-async def tool(verb: str, body: ToolOrder, request: Request) -> Response:
+async def tool(verb: str, body: ToolOrder, request: Request, key: Key) -> Response:
     """verify, diff, convert, prune, pin, import or export, on a node of the pool. Events as for a copy."""
-    return events(
-        request, told_events(request, lambda service, tell: service.checkpoint_tool(verb, body.arguments, tell))
-    )
+
+    def work(service: Facade, tell: Progress) -> Any:
+        return service.checkpoint_tool(verb, body.arguments, tell)
+
+    return events(request, told_once(request, key if verb not in READING else "", [verb, body.arguments], work))

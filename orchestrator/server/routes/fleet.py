@@ -1,9 +1,10 @@
-"""What there is: the fleet, its nodes, what is wrong with them."""
+"""What there is: the fleet, its nodes, what is wrong with them; taking a node out of use and back."""
 
 from fastapi import APIRouter, Response
 
 from orchestrator.server.answers import answer
 from orchestrator.server.routes import Service
+from orchestrator.server.routes.bodies import Drain
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 
@@ -18,6 +19,18 @@ def fleet(service: Service) -> Response:
 def nodes(service: Service) -> Response:
     """Every node with its facts, its devices and who leases them."""
     return answer(service.nodes())
+
+
+@router.post("/nodes/{node}/drain")
+def drain(node: str, body: Drain, service: Service) -> Response:
+    """Place nothing on a node any more; with `now` its attempts save and move as well."""
+    return answer(service.node_drain(node, body.now, body.reason))
+
+
+@router.post("/nodes/{node}/resume")
+def resume(node: str, service: Service) -> Response:
+    """Place jobs on it again: one that was drained, or that failed too often."""
+    return answer(service.node_resume(node))
 
 
 @router.get("/doctor")

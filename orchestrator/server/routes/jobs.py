@@ -1,14 +1,16 @@
-"""Jobs: submit, look, cancel, explain, logs."""
+"""Jobs: submit, look, cancel, migrate, explain, logs."""
 
 from typing import Annotated
-from uuid import uuid4
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
+from cluster.errors import SpecError, nearest
 from orchestrator.core.states import State
+from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.runtime.views import FIELDS
 from orchestrator.server.answers import answer
-from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import LARGEST, Question, Submission
+from orchestrator.server.routes import Key, Service
+from orchestrator.server.routes.bodies import LARGEST, Migration, Question, Submission, Submissions
 from orchestrator.server.streams import Logs, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -21,12 +23,24 @@ Tail = Annotated[
 Cursor = Annotated[str, Query(max_length=4096, description="go on where this `cursor`, as JSON, ended")]
 
 
+Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="submitted then or later, seconds since 1970")]
+Before = Annotated[int | None, Query(ge=0, le=LARGEST, description="go on where the page before ended: see `Link`")]
+Fields = Annotated[str, Query(max_length=1000, description="only these of each job, a,b; by default all")]
+
+
 @router.post("/jobs", status_code=201)
-def submit(
-    body: Submission, service: Service, idempotency_key: Annotated[str, Header(max_length=200)] = ""
-) -> Response:
-    """Accept a job; once this answers, it is durable. The same key with the same body gives the same job."""
-    return answer(service.submit(body.spec, body.package, idempotency_key or uuid4().hex), 201)
+def submit(body: Submission, service: Service, key: Key) -> Response:
+    """Accept a job; once this answers, it is durable. The same key with the same body gives the same answer.
+
+    No fleet need be up: the job is then checked against the devices seen last, and its `reason` says that it waits.
+    """
+    return answer(service.submit(body.spec, body.package, key), 201)
+
+
+@router.post("/jobs/bulk", status_code=201)
+def submit_many(body: Submissions, service: Service, key: Key) -> Response:
+    """Accept up to 1,000 jobs, all of them or none: {"jobs": [{"id", "name"}], "note"}, in the order given."""
+    return answer(service.submit_many([(job.spec, job.package) for job in body.jobs], key), 201)
 
 
 @router.post("/plan")
@@ -37,12 +51,31 @@ def plan(body: Question, service: Service) -> Response:
 
 @router.get("/jobs")
 def jobs(
+    request: Request,
     service: Service,
     state: Annotated[list[State] | None, Query(description="only jobs in these states")] = None,
+    name: Annotated[str, Query(max_length=200, description="only jobs of this name")] = "",
+    since: Since = 0.0,
+    before: Before = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    fields: Fields = "",
 ) -> Response:
-    """The newest jobs, the newest of them last."""
-    return answer(service.jobs([str(s) for s in state] if state else None, limit))
+    """The newest jobs, the newest of them last. Where there are older ones, `Link: <...>; rel="next"` leads to them."""
+    chosen = tuple(dict.fromkeys(("id", *_fields(fields)))) if fields else ()
+    wanted = JobsWanted(tuple(map(str, state or ())), name, since, before, limit, chosen)
+    found = service.jobs(wanted)
+    response = answer(found.rows)
+    if found.before is not None:
+        older = request.url.include_query_params(before=found.before)
+        response.headers["Link"] = f'<{older.path}?{older.query}>; rel="next"'
+    return response
+
+
+def _fields(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in FIELDS]:
+        raise SpecError("fields", f"a job has no field {unknown[0]!r}", nearest(unknown[0], FIELDS))
+    return names
 
 
 @router.get("/jobs/{ref}")
@@ -55,6 +88,12 @@ def job(ref: str, service: Service) -> Response:
 def cancel(ref: str, service: Service) -> Response:
     """End it. A job that has already ended stays as it is."""
     return answer(service.cancel(ref))
+
+
+@router.post("/jobs/{ref}/migrate")
+def migrate(ref: str, body: Migration, service: Service) -> Response:
+    """Move a job to other devices: it saves, stops, and goes on there from its checkpoint."""
+    return answer(service.migrate(ref, body.to))
 
 
 @router.get("/jobs/{ref}/explain")

@@ -3,11 +3,8 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
-
-from orchestrator.cli.main import main
 
 COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]
 
@@ -30,40 +27,3 @@ def polyfleet(tmp_path):
         return done
 
     return run
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def here(monkeypatch, capsys):
-    """The same command in this process: a tenth of the time, for the many combinations of verb and format."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["polyfleet", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def start():
-    """Start it and leave it to the test, which ends it or has it ended."""
-    running = []
-
-    def run(*words, **options):
-        child = subprocess.Popen([*COMMAND, *words], **options)
-        running.append(child)
-        return child
-
-    yield run
-    for child in running:
-        if child.poll() is None:
-            child.kill()
-        child.communicate()

@@ -1,12 +1,11 @@
 """How a command ends when it cannot do what it was asked: words, exit code, never a traceback."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
-
-from cluster.errors import FleetError
 
 
 def test_an_unknown_option_or_verb_is_exit_code_2(polyfleet):
@@ -23,18 +22,15 @@ def test_an_unknown_option_or_verb_is_exit_code_2(polyfleet):
 
 
 def test_a_missing_job_is_exit_code_2(here, live):
-    for verb in ("show", "logs", "cancel", "explain"):
-        done = here(verb, "absent")
+    for words in (["show"], ["logs"], ["cancel"], ["explain"], ["migrate", "--to", "cpu"]):
+        done = here(words[0], "absent", *words[1:])
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "error: no job 'absent'\n  `polyfleet jobs` lists them\n"
+        assert done.stderr == "error: no job 'absent'\n  valid: none\n"
 
 
 def test_a_fleet_that_cannot_serve_is_exit_code_3(here, live):
-    def down():
-        raise FleetError("no fleet is up", "run `polyfleet up` first")
-
-    live.service.nodes = down
-    done = here("inventory")
+    live.fleet.down(live.service)
+    done = here("submit", "--dry-run", "--", "true")
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "error: no fleet is up\n  run `polyfleet up` first\n")
 
 
@@ -65,16 +61,16 @@ def test_what_nobody_foresaw_is_one_line_and_a_log_with_the_traceback(here, live
     assert log.parent == live.home / "logs"
 
 
-def test_a_fault_of_the_server_is_told_as_such(here, live):
-    live.service.jobs = lambda states, limit: {}[0]
+def test_a_fault_of_the_server_is_told_as_such(here, live, monkeypatch):
+    monkeypatch.setattr(live.service, "jobs", lambda wanted: {}[0])
     done = here("jobs")
     assert done.returncode == 1
     assert done.stderr.startswith("error: the server failed: KeyError: 0\n")
 
 
 def test_a_reader_that_goes_away_is_no_error(command, live, here):
-    here("submit", "--task", "run", "-n", "long", "--", "true")
-    live.service.lines["long-000000"] = [f"{n} {'x' * 200}" for n in range(5000)]
+    job = live.ran({"task": "run", "name": "long", "command": "true"})
+    live.fleet.printed(job["id"], [f"{n} {'x' * 200}" for n in range(5000)])
     line = f"{' '.join(command)} logs long | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [f"0 {'x' * 200}", "141"]
@@ -91,10 +87,7 @@ def test_without_a_server_status_starts_none(here, tmp_path, monkeypatch):
 
 
 def test_status_of_a_server_without_a_fleet_says_what_to_do(here, live):
-    def down():
-        raise FleetError("no fleet is up", "run `polyfleet up` first")
-
-    live.service.fleet = down
+    live.fleet.down(live.service)
     done = here("status")
     assert (done.returncode, "no fleet is up; run `polyfleet up` first" in done.stdout) == (0, True)
 
@@ -129,7 +122,7 @@ def test_environments_are_named_in_errors(here, tmp_path, monkeypatch):
     assert here("env", "remove", "absent").returncode == 2
 
 
-def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path):
+def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path, measuring):
     (tmp_path / "m.py").write_text("def make(): ...")
     done = here("benchmark", "run", "m.py:make", "--working-dir", str(tmp_path), "--rounds", "3", "--no-train")
     assert (done.returncode, done.stderr) == (0, "")
@@ -138,7 +131,9 @@ def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path):
     assert "0.50× ▼" in lines[1]
     told = json.loads(here("benchmark", "run", "mlp", "-o", "json").stdout)
     assert told["cells"][1]["versus"]["verdict"] == "SLOWER"
-    assert here("benchmark", "run", "mlp", "--detach").stdout == "bench-000002\n"
+    detached = here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout
+    assert re.fullmatch("bench-[0-9a-f]{6}\n", detached)
+    assert here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout == detached
     for words, sentence in (
         (("mpl",), "did you mean 'mlp'"),
         (("mlp", "--precision", "fp33"), "precisions"),

@@ -72,8 +72,10 @@ def test_without_a_verb_it_prints_the_help(polyfleet):
 
 def test_help_documents_every_verb_and_the_exit_codes(polyfleet):
     text = polyfleet("--help").stdout
-    verbs = "up down status inventory backends doctor submit jobs show logs cancel explain benchmark checkpoint"
-    assert [verb for verb in f"{verbs} schema env server completion".split() if f"\n  {verb} " not in text] == []
+    verbs = "up down status inventory backends doctor submit jobs show logs cancel migrate explain benchmark"
+    assert [
+        verb for verb in f"{verbs} checkpoint node schema env server completion".split() if f"\n  {verb} " not in text
+    ] == []
     assert "Exit codes" in text
     assert " 130 " in text
 

@@ -1,10 +1,14 @@
 """Submitting, waiting and following from the command line; the exit code tells how it ended."""
 
 import json
+import re
 import signal
 import subprocess
 
 import pytest
+
+from orchestrator import client as http
+from orchestrator.runtime.jobs_page import JobsWanted
 
 JOB = """
 name: from-file
@@ -24,18 +28,15 @@ def file(tmp_path):
     return path
 
 
-def submitted(live):
-    return [call[1] for call in live.service.calls if call[0] == "submit"]
-
-
 def test_a_file_is_submitted_with_the_folder_beside_it(here, live, file, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     done = here("submit", str(file))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "from-file-000000\n", "")
-    (spec,) = submitted(live)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch("from-file-[0-9a-f]{6}\n", done.stdout)
+    (spec,) = live.specs
     assert (spec["entry"], spec["working_dir"]) == ("train.py", str(tmp_path / "code"))
-    assert len(live.service.packages) == 1
+    assert len(list((live.home / "packages").glob("*.zip"))) == 1
 
 
 def test_the_command_line_wins_over_the_file(here, live, file):
@@ -49,24 +50,24 @@ def test_the_command_line_wins_over_the_file(here, live, file):
         "--env",
         "A=b=c",
         "--accelerators",
-        "nvidia:H100:8",
+        "cpu:1",
         "--pool",
-        "p",
+        "ipex",
     )
-    (spec,) = submitted(live)
+    (spec,) = live.specs
     assert (spec["name"], spec["env"]) == ("other", {"LR": "0.2", "A": "b=c"})
-    assert spec["resources"] == {"accelerators": "nvidia:H100:8", "pool": "p"}
+    assert spec["resources"] == {"accelerators": "cpu:1", "pool": "ipex"}
 
 
 def test_what_candidates_say_of_pool_and_variables_gives_way_too(here, live, file):
     file.write_text(
         JOB.replace(
-            'accelerators: "cpu:1"', "any_of: [{accelerators: cpu, pool: a, env: {LR: 9}}, {accelerators: tpu}]"
+            'accelerators: "cpu:1"', "any_of: [{accelerators: cpu, pool: cpu, env: {LR: 9}}, {accelerators: tpu}]"
         )
     )
-    here("submit", str(file), "--env", "LR=0.2", "--pool", "b")
-    (spec,) = submitted(live)
-    assert spec["resources"]["pool"] == "b"
+    here("submit", str(file), "--env", "LR=0.2", "--pool", "xla")
+    (spec,) = live.specs
+    assert spec["resources"]["pool"] == "xla"
     assert [c.get("pool") for c in spec["resources"]["any_of"]] == [None, None]
     assert spec["resources"]["any_of"][0]["env"] == {}
 
@@ -87,7 +88,7 @@ def test_a_command_needs_no_file(here, live):
         "--flag",
     )
     assert done.returncode == 0
-    assert submitted(live) == [
+    assert live.specs == [
         {
             "task": "run",
             "name": "cmd",
@@ -100,35 +101,80 @@ def test_a_command_needs_no_file(here, live):
 def test_an_entry_needs_no_file_either(here, live, file, tmp_path):
     done = here("submit", "--task", "train", "--entry", "train.py:train", "--working-dir", str(tmp_path / "code"))
     assert done.returncode == 0
-    assert submitted(live)[0]["entry"] == "train.py:train"
+    assert live.specs[0]["entry"] == "train.py:train"
 
 
 def test_a_dry_run_shows_the_plan_and_submits_nothing(here, live, file):
     done = here("submit", str(file), "--dry-run")
-    assert (done.returncode, submitted(live)) == (0, [])
+    assert (done.returncode, live.specs) == (0, [])
     assert "would start as candidate 1 on cpu-0/cpu [0]" in done.stdout
     assert json.loads(here("submit", str(file), "--dry-run", "-o", "json").stdout)["would_start"]["candidate"] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "state"), [("fine", 0, "SUCCEEDED"), ("fail", 1, "FAILED"), ("stop", 4, "CANCELLED")]
-)
-def test_waiting_exits_as_the_job_ended(here, live, name, code, state):
-    done = here("submit", "--wait", "--task", "run", "-n", name, "-o", "json", "--", "true")
-    assert (done.returncode, json.loads(done.stdout)["state"]) == (code, state)
+@pytest.mark.parametrize(("line", "code", "state"), [("true", 0, "SUCCEEDED"), ("echo no >&2; exit 3", 1, "FAILED")])
+def test_waiting_exits_as_the_job_ended(here, live, line, code, state):
+    done = here("submit", "--wait", "--task", "run", "-n", "job", "-o", "json", "--", "sh", "-c", line)
+    view = json.loads(done.stdout)
+    assert (done.returncode, view["state"]) == (code, state)
     said = done.stderr.splitlines()
-    assert said[0] == f"submitted {name}-000000"
-    assert said[1:2] == ([] if code == 0 else [f"{name}-000000: {state}"])
+    assert said[0] == f"submitted {view['id']}"
+    assert said[1:2] == ([] if code == 0 else [f"{view['id']}: {state}"])
+
+
+def test_waiting_for_a_job_that_is_cancelled_is_exit_code_4(live, start, wait_for):
+    child = start("submit", "--wait", "-n", "long", "--", "sleep", "60", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: live.specs)
+    with http.connect(start=False) as client:
+        client.cancel("long")
+    out, _ = child.communicate(timeout=20)
+    assert (child.returncode, b"CANCELLED" in out) == (4, True)
 
 
 def test_following_prints_the_log_and_then_how_it_ended(here, live):
-    done = here("submit", "-f", "--task", "run", "-n", "fail", "--", "false")
+    done = here("submit", "-f", "-n", "fail", "--", "sh", "-c", "echo hello from fail; exit 3")
     assert (done.returncode, done.stdout) == (1, "hello from fail\n")
+    (job,) = live.service.jobs(JobsWanted()).rows
     assert done.stderr.splitlines() == [
-        "submitted fail-000000",
-        "fail-000000: FAILED",
-        "  rank 0 on node cpu-0 (user, exit code 1): ValueError: no",
+        f"submitted {job['id']}",
+        f"{job['id']}: FAILED",
+        f"  rank 0 on node cpu-0 (user, exit code 3): {job['reason']}",
     ]
+
+
+def test_several_jobs_are_submitted_together_or_not_at_all(here, live, file, tmp_path):
+    several = tmp_path / "several.yaml"
+    several.write_text("name: one\ncommand: 'true'\n---\nname: two\ncommand: 'true'\nresources: {pool: xla}\n")
+    done = here("submit", str(several), str(file), str(file), "--wait", "--env", "A=b")
+    assert [line.rpartition("-")[0] for line in done.stdout.splitlines()] == ["one", "two", "from-file", "from-file"]
+    assert [spec["env"]["A"] for spec in live.specs] == ["b"] * 4
+    assert len(list((live.home / "packages").glob("*.zip"))) == 1
+    several.write_text("name: one\ncommand: 'true'\n---\ncommand: 'true'\nresources: {accelerators: 'tpu:v5p'}\n")
+    done = here("submit", str(several))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: jobs.1.resources: no pool has tpu:v5p; kinds here: cpu")
+    assert len(live.specs) == 4
+    several.write_text("command: 'true'\n---\nentri: x.py\n")
+    assert "several.yaml, job 2)" in here("submit", str(several)).stderr
+
+
+def test_a_key_makes_a_submission_count_once(here, live):
+    words = ("submit", "--key", "mine", "-n", "once", "-o", "json", "--", "true")
+    first = here(*words)
+    assert first.returncode == 0
+    assert here(*words).stdout == first.stdout
+    assert len(live.specs) == 1
+    other = here("submit", "--key", "mine", "-n", "other", "--", "true")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "the idempotency key 'mine' was used with another request" in other.stderr
+
+
+def test_without_a_fleet_a_job_is_accepted_and_says_that_it_waits(here, live):
+    live.fleet.down(live.service)
+    done = here("submit", "-n", "waits", "--", "true")
+    assert (done.returncode, done.stdout.startswith("waits-")) == (0, True)
+    assert ": no fleet is up; the job waits, checked against the fleet of 2" in done.stderr
+    refused = here("submit", "--accelerators", "tpu:v5p", "--", "true")
+    assert (refused.returncode, "no pool has tpu:v5p; kinds here: cpu" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +182,9 @@ def test_following_prints_the_log_and_then_how_it_ended(here, live):
     [
         ([], "error: no job file\n  give one job file, or a command: `polyfleet submit"),
         (["--"], "error: no command\n  give one job file, or a command: `polyfleet submit"),
-        (["a.yaml", "b.yaml"], "error: more than one job file: 'a.yaml b.yaml'"),
+        (["a.yaml", "job.yaml"], "error: a.yaml: No such file or directory"),
         (["job.yaml", "--", "x"], "error: a job file, 'job.yaml', and a command after `--`\n  keep one of them"),
+        (["job.yaml", "job.yaml", "-f"], "error: --follow and 2 jobs\n  follow one of them with"),
         (["--task", "run", "x"], "error: a job file, 'x', and --task, --entry or --working-dir\n"),
         (["absent.yaml"], "error: absent.yaml: No such file or directory\n  name a YAML file"),
         (["--task", "run"], "error: no command"),
@@ -147,14 +194,14 @@ def test_following_prints_the_log_and_then_how_it_ended(here, live):
         (["job.yaml", "--env", "LR"], "error: --env 'LR' is not K=V"),
         (["job.yaml", "--env", "RAY_X=1"], "error: env: RAY_X is set by Polyfleet itself"),
         (["job.yaml", "--accelerators", "nvidiaa"], "error: resources.accelerators: unknown accelerator 'nvidiaa'"),
-        (["--task", "run", "--accelerators", "tpu:v5p", "--", "x"], "no pool has tpu:v5p\n  kinds here: cpu"),
+        (["--task", "run", "--accelerators", "tpu:v5p", "--", "x"], "no pool has tpu:v5p; kinds here: cpu"),
         (["--task", "train", "--entry", "train.py", "--working-dir", "absent"], "absent does not exist"),
         (["--entry", "train.py"], "error: working_dir: is required: train.py is a file in it"),
         (["--entry", "tain.py", "--working-dir", "code"], "tain.py in {code}\n  did you mean 'train.py'? valid: "),
         (["--entry", "train.py:tain", "--working-dir", "code"], "train.py has no function 'tain'\n  did you mean"),
         (["--", "\udce9"], "error: not UTF-8 text: "),
     ],
-    ids=range(19),
+    ids=range(20),
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_a_remedy_with_exit_code_2(
     here, live, file, tmp_path, monkeypatch, words, message
@@ -165,7 +212,7 @@ def test_bad_input_is_one_sentence_and_a_remedy_with_exit_code_2(
     assert message.replace("{code}", str(tmp_path / "code")) in done.stderr
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
-    assert live.service.views == {}
+    assert live.specs == []
 
 
 @pytest.mark.parametrize(
@@ -201,31 +248,12 @@ def test_a_folder_with_a_module_named_like_ours_is_refused(here, live, file, tmp
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(start, live, wait_for):
-    live.service.lines["long-000000"] = []
-    view = live.service.submit
-
-    def running(spec, package, key):
-        return view(spec, package, key) | live.service.views["long-000000"].update(state="RUNNING") or {
-            "id": "long-000000"
-        }
-
-    live.service.submit = lambda *a: (view(*a), live.service.views["long-000000"].update(state="RUNNING"))[0]
-    child = start(
-        "submit",
-        "--wait",
-        "--task",
-        "run",
-        "-n",
-        "long",
-        "--",
-        "sleep",
-        "9",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    wait_for(lambda: sum(call[0] == "job" for call in live.service.calls) > 2)
+    words = ("submit", "--wait", "-n", "long", "--", "sleep", "60")
+    child = start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: [job["state"] for job in live.service.jobs(JobsWanted()).rows] == ["RUNNING"])
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=20)
     assert (child.returncode, out) == (130, b"")
-    assert "long-000000 goes on; `polyfleet logs -f long-000000` follows it" in err.decode()
-    assert live.service.views["long-000000"]["state"] == "RUNNING"
+    (job,) = live.service.jobs(JobsWanted()).rows
+    assert f"{job['id']} goes on; `polyfleet logs -f {job['id']}` follows it" in err.decode()
+    assert job["state"] == "RUNNING"

@@ -38,11 +38,11 @@ class Words:
     def job(self, name, *candidates, count=1, **more):
         return Job(name, name, "train", candidates or (self.want(count=count),), **more)
 
-    def running(self, job, *leases, priority=0, started_s=0.0, **more):
-        return Running(job, priority, started_s, leases, **more)
+    def running(self, job, *leases, priority=0, order=0, **more):
+        return Running(job, priority, order, leases, **more)
 
-    def snapshot(self, devices, jobs, running=(), now_s=100.0):
-        return Snapshot(now_s, tuple(devices), tuple(jobs), tuple(running))
+    def snapshot(self, devices, jobs, running=(), now_s=100.0, **more):
+        return Snapshot(now_s, tuple(devices), tuple(jobs), tuple(running), wall_s=now_s, **more)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from orchestrator.server.record import ServerRecord
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-COMMAND = (sys.executable, str(Path(__file__).parents[1] / "recording_service.py"))
+COMMAND = (sys.executable, "-m", "orchestrator.server")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def home(tmp_path):
 
 
 def start(home, port=0):
-    return daemon.start(home, port, command=COMMAND)
+    return daemon.start(home, port)
 
 
 def answers(server, token):
@@ -76,7 +76,7 @@ def test_a_signal_ends_it_cleanly(home, number, wait_for):
     server = start(home)
     os.kill(server.pid, number)
     wait_for(lambda: not alive(server.process))
-    assert (home / "closed").read_text() == "yes"
+    assert not (home / "polyfleet.db-wal").exists()  # the store was closed, not left
     assert not (home / "server.json").exists()
     assert "Traceback" not in daemon.log_path(home).read_text()
 
@@ -89,7 +89,7 @@ def test_shutdown_by_request_ends_it_and_its_streams(home, wait_for):
             assert client.post("/v1/shutdown", json={}).status_code == 202
             assert b"event" not in b"".join(response.iter_raw())
         wait_for(lambda: not alive(server.process))
-    assert (home / "closed").exists()
+    assert not (home / "polyfleet.db-wal").exists()
 
 
 def test_stop_says_whether_there_was_one(home):

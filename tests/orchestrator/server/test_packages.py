@@ -1,6 +1,9 @@
 """A package is stored under its own hash or not at all."""
 
 import hashlib
+import io
+import os
+import zipfile
 
 import pytest
 
@@ -8,21 +11,23 @@ ZIP = {"Content-Type": "application/zip"}
 
 
 def test_a_package_is_sent_once_and_known_afterwards(live):
-    data = b"PK" + bytes(3_000_000)
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as made:
+        made.writestr("data", os.urandom(3_000_000))
+    data = written.getvalue()
     sha = hashlib.sha256(data).hexdigest()
     with live.http as client:
         assert client.head(f"/v1/packages/{sha}").status_code == 404
         assert client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).json() == {"package": sha}
         assert client.head(f"/v1/packages/{sha}").status_code == 200
-    assert live.service.packages[sha] == data
-    assert list((live.home / "packages").iterdir()) == []
+    assert live.service.packages.path(sha).read_bytes() == data
+    assert sorted(path.suffix for path in (live.home / "packages").iterdir()) == [".names", ".zip"]
 
 
 def test_a_package_that_is_not_what_its_name_says_is_refused(live):
     with live.http as client:
         answer = client.put(f"/v1/packages/{'0' * 64}", content=b"other", headers=ZIP)
     assert (answer.status_code, answer.json()["error"]["type"]) == (422, "UserError")
-    assert live.service.packages == {}
     assert list((live.home / "packages").iterdir()) == []
 
 
@@ -51,4 +56,3 @@ def test_a_half_sent_package_leaves_nothing(live, wait_for):
         raw.sendall(head.encode() + bytes(2_000_000))
         wait_for(lambda: folder.exists() and list(folder.iterdir()))
     wait_for(lambda: not list(folder.iterdir()))
-    assert live.service.packages == {}

@@ -14,8 +14,9 @@ def test_a_submitted_job_is_created_once_per_key(live):
     with live.http as client:
         first = client.post("/v1/jobs", json={"spec": RUN}, headers={"Idempotency-Key": "k"})
         again = client.post("/v1/jobs", json={"spec": RUN}, headers={"Idempotency-Key": "k"})
-    assert (first.status_code, first.json()["state"], first.json()["id"]) == (201, "SUCCEEDED", again.json()["id"])
-    assert live.service.calls[0] == ("submit", RUN, "", "k")
+    assert (first.status_code, first.json()["state"]) == (201, "PENDING")
+    assert again.json() == first.json()
+    assert live.specs == [RUN]
 
 
 def test_without_a_key_each_submission_is_its_own(live):
@@ -24,43 +25,43 @@ def test_without_a_key_each_submission_is_its_own(live):
     assert len(ids) == 2
 
 
-def test_reading_routes_answer_with_what_the_service_knows(live):
+def test_reading_routes_answer_with_what_the_service_knows(live, checkpoint):
+    job = live.ran(RUN)
     with live.http as client:
-        job = client.post("/v1/jobs", json={"spec": RUN}).json()
         version = client.get("/v1/version").json()
         assert (version["version"], version["home"], version["protocol"]) == (VERSION, str(live.home), PROTOCOL)
-        assert client.get("/v1/fleet").json() == live.service.fleet()
-        assert client.get("/v1/nodes").json() == live.service.nodes()
+        assert [pool["pool"] for pool in client.get("/v1/fleet").json()["pools"]] == ["cpu", "ipex", "xla"]
+        assert [node["node"] for node in client.get("/v1/nodes").json()] == ["cpu-0", "ipex-0", "xla-0"]
         assert client.get("/v1/doctor").json() == []
         assert client.get("/v1/jobs", params={"state": ["SUCCEEDED"], "limit": 5}).json() == [job]
         assert client.get("/v1/jobs/hello").json() == job
         assert client.get("/v1/jobs/hello/explain").json()["state"] == "SUCCEEDED"
         assert client.get("/v1/jobs/hello/history").json()[0]["event"] == "submitted"
         assert client.post("/v1/plan", json={"spec": RUN}).json()["would_start"]["candidate"] == 0
-        assert client.get("/v1/changes", params={"after": 0}).json()["last"] == 1
-        assert (
-            client.get("/v1/checkpoints", params={"pool": "cpu", "prefix": "a/"}).json()[0]["path"] == "a/digits/step-1"
-        )
-        assert client.get("/v1/checkpoints/show", params={"ref": "cpu:x"}).json()["step"] == 1
-        planned = client.get("/v1/checkpoints/plan", params={"ref": "cpu:x", "to_kind": "tpu:v5e"}).json()
+        assert client.get("/v1/changes", params={"after": 0}).json()["events"][0]["event"] == "submitted"
+        (found,) = client.get("/v1/checkpoints", params={"pool": "cpu", "prefix": "digits"}).json()
+        assert found["path"] == "digits/step-00000012-adeb0f13"
+        assert client.get("/v1/checkpoints/show", params={"ref": checkpoint}).json()["step"] == 12
+        planned = client.get("/v1/checkpoints/plan", params={"ref": checkpoint, "to_kind": "tpu:v5e"}).json()
         assert planned["target"] == {"backend": "tpu", "kind": "tpu:v5e", "count": 1}
-        assert client.post("/v1/checkpoints/verify", json={"ref": "cpu:x"}).json()["ok"] is True
-        assert client.post("/v1/jobs/hello/cancel", json={}).json()["state"] == "CANCELLED"
+        assert client.post("/v1/checkpoints/verify", json={"ref": checkpoint}).json()["ok"] is True
+        assert client.post("/v1/jobs/hello/cancel", json={}).json()["state"] == "SUCCEEDED"
 
 
 def test_numbers_that_json_has_not_are_words(live):
+    job = live.ran(RUN)
+    live.service.store.report(job["id"], 1, 1, 1.0, {"step": 1, "loss": float("nan")})
+    live.ran(RUN)  # its events are durable after the report
     with live.http as client:
-        client.post("/v1/jobs", json={"spec": RUN})
-        assert json.loads(client.get("/v1/jobs/hello/reports").content, parse_constant=pytest.fail) == [
-            {"number": 1, "step": 1, "loss": "NaN"}
-        ]
+        (told,) = json.loads(client.get(f"/v1/jobs/{job['id']}/reports").content, parse_constant=pytest.fail)
+    assert (told["seq"], told["step"], told["loss"]) == (1, 1, "NaN")
 
 
-def test_half_a_surrogate_pair_in_a_log_still_leaves_as_utf8(live):
+def test_what_is_no_text_in_a_log_still_leaves_as_utf8(live):
+    job = live.ran(RUN)
+    live.fleet.printed(job["id"], ["a\ud800b"])
     with live.http as client:
-        job = client.post("/v1/jobs", json={"spec": RUN}).json()
-        live.service.lines[job["id"]] = ["a\ud800b"]
-        assert client.get("/v1/jobs/hello/logs").json()["lines"][0]["text"] == "a?b"
+        assert client.get("/v1/jobs/hello/logs").json()["lines"][0]["text"] == "a\ufffd\ufffd\ufffdb"
 
 
 @pytest.mark.parametrize(
@@ -79,13 +80,16 @@ def test_half_a_surrogate_pair_in_a_log_still_leaves_as_utf8(live):
         ("POST", "/v1/jobs", {"spec": RUN, "package": "../../etc/passwd"}, 422, "SpecError"),
         ("POST", "/v1/jobs", {"spec": []}, 422, "SpecError"),
         ("POST", "/v1/jobs", [], 422, "SpecError"),
-        ("POST", "/v1/jobs", {"spec": {"task": "run", "resources": {"accelerators": "tpu:v5p"}}}, 422, "SpecError"),
-        ("POST", "/v1/jobs", {"spec": {"broken": 1}}, 500, "InternalError"),
+        ("POST", "/v1/jobs", {"spec": RUN | {"resources": {"accelerators": "tpu:v5p"}}}, 422, "SpecError"),
+        ("POST", "/v1/jobs", {"spec": {"broken": 1}}, 422, "SpecError"),
+        ("GET", "/v1/doctor", None, 500, "InternalError"),
         ("PUT", "/v1/packages/abc", None, 422, "SpecError"),
         ("GET", "/v1/packages/..%2f..%2ftoken", None, 404, "NotFound"),
     ],
 )
-def test_every_error_has_the_one_shape(live, method, path, body, status, kind):
+def test_every_error_has_the_one_shape(live, monkeypatch, method, path, body, status, kind):
+    monkeypatch.setattr(live.service, "doctor", lambda: {}["absent"])
+    live.ran(RUN)
     with live.http as client:
         headers = {"Content-Type": "application/zip"} if method == "PUT" else {}
         answer = (
@@ -102,12 +106,12 @@ def test_every_error_has_the_one_shape(live, method, path, body, status, kind):
 
 def test_an_error_names_the_field(live):
     with live.http as client:
-        answer = client.post("/v1/jobs", json={"spec": {"task": "run", "resources": {"accelerators": "tpu:v5p"}}})
+        answer = client.post("/v1/jobs", json={"spec": RUN | {"resources": {"accelerators": "tpu:v5p"}}})
     assert answer.json()["error"] == {
         "type": "SpecError",
-        "field": "resources.accelerators",
-        "message": "resources.accelerators: no pool has tpu:v5p",
-        "remedy": "kinds here: cpu",
+        "field": "resources",
+        "message": "resources: no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated",
+        "remedy": "`polyfleet inventory` shows what is here",
     }
 
 
@@ -136,7 +140,7 @@ def test_a_bomb_is_refused_and_never_an_internal_error(live, body):
     with live.http as client:
         answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text[:200]
-    assert live.service.calls == []
+    assert live.specs == []
 
 
 @pytest.mark.parametrize(

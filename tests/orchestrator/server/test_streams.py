@@ -21,9 +21,8 @@ def events(response):
 
 
 def submit(live, lines):
-    with live.http as client:
-        job = client.post("/v1/jobs", json={"spec": RUN}).json()
-    live.service.lines[job["id"]] = lines
+    job = live.ran(RUN)
+    live.fleet.printed(job["id"], lines)
     return job["id"]
 
 
@@ -31,13 +30,22 @@ def texts(lines):
     return [line["text"] for line in lines]
 
 
+@pytest.fixture
+def running(live, talking, wait_for):
+    """A job that runs and prints what the test tells it to."""
+    with live.http as client:
+        job = client.post("/v1/jobs", json={"spec": talking.spec}).json()["id"]
+        wait_for(lambda: client.get(f"/v1/jobs/{job}").json()["state"] == "RUNNING")
+    return job
+
+
 def test_a_log_is_paged_with_its_cursor(live):
     submit(live, ["one", "two", "three"])
     with live.http as client:
         first = client.get("/v1/jobs/hello/logs").json()
         second = client.get("/v1/jobs/hello/logs", params={"cursor": json.dumps(first["cursor"])}).json()
-    assert (texts(first["lines"]), first["ended"]) == (["one", "two"], False)
-    assert (texts(second["lines"]), second["ended"]) == (["three"], True)
+    assert (texts(first["lines"]), first["ended"]) == (["one", "two", "three"], False)
+    assert (texts(second["lines"]), second["ended"]) == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -49,17 +57,17 @@ def test_the_tail_is_the_last_lines(live, tail, expected):
         assert texts(client.get("/v1/jobs/hello/logs", params={"tail": tail}).json()["lines"]) == expected
 
 
-def test_a_followed_log_ends_with_its_job(live, wait_for):
-    job_id = submit(live, ["one", "two", "three"])
-    live.service.views[job_id]["state"] = "RUNNING"
-    with live.http as client, client.stream("GET", "/v1/jobs/hello/logs/stream") as response:
+def test_a_followed_log_ends_with_its_job(live, running, talking):
+    talking.say("one\n")
+    with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
         got = events(response)
-        assert texts(next(got)[1]["lines"]) == ["one", "two"]
-        assert texts(next(got)[1]["lines"]) == ["three"]
-        live.service.lines[job_id].append("four")
-        assert texts(next(got)[1]["lines"]) == ["four"]
-        live.service.views[job_id]["state"] = "SUCCEEDED"
-        assert list(got) == [("end", {"state": "SUCCEEDED"})]
+        assert texts(next(got)[1]["lines"]) == ["one"]
+        talking.say("two\nthree\n")
+        lines = texts(next(got)[1]["lines"])
+        talking.end()
+        rest = list(got)
+    assert lines + [text for name, data in rest if name == "log" for text in texts(data["lines"])] == ["two", "three"]
+    assert rest[-1] == ("end", {"state": "SUCCEEDED"})
 
 
 def test_following_may_begin_with_the_tail(live):
@@ -70,31 +78,20 @@ def test_following_may_begin_with_the_tail(live):
     assert got[-1] == ("end", {"state": "SUCCEEDED"})
 
 
-def test_a_client_that_leaves_ends_its_stream(live, wait_for):
-    job_id = submit(live, [])
-    live.service.views[job_id]["state"] = "RUNNING"
-    with live.http as client, client.stream("GET", "/v1/jobs/hello/logs/stream") as response:
+def test_a_client_that_leaves_ends_its_stream(live, running, wait_for):
+    with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
         next(response.iter_raw())
-    seen = []
-
-    def quiet():
-        seen.append(len(live.service.calls))
-        return len(seen) > 250 and seen[-1] == seen[-200]
-
-    wait_for(quiet)
+        wait_for(lambda: (live.app.state.streams.open, live.app.state.streams.logs) == (1, 1))
+    wait_for(lambda: (live.app.state.streams.open, live.app.state.streams.logs) == (0, 0))
 
 
-def test_a_stream_ends_when_the_server_does(live):
-    job_id = submit(live, [])
-    live.service.views[job_id]["state"] = "RUNNING"
-    with live.http as client, client.stream("GET", "/v1/jobs/hello/logs/stream") as response:
+def test_a_stream_ends_when_the_server_does(live, running):
+    with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
         live.app.state.stopping.set()
         assert list(events(response)) == []
 
 
-def test_many_open_streams_do_not_keep_others_waiting(live):
-    job_id = submit(live, [])
-    live.service.views[job_id]["state"] = "RUNNING"
+def test_many_open_streams_do_not_keep_others_waiting(live, running):
     with live.http as client:
         streams = [client.stream("GET", "/v1/changes/stream", params={"after": 1}) for _ in range(60)]
         for stream in streams:
@@ -112,9 +109,9 @@ def test_a_quiet_stream_says_that_it_is_alive(live, monkeypatch):
         assert [next(lines) for _ in range(4)] == [": connected", "", ": still here", ""]
 
 
-def test_a_stream_that_fails_says_so_as_its_last_event(live):
+def test_a_stream_that_fails_says_so_as_its_last_event(live, monkeypatch):
     submit(live, ["one"])
-    live.service.logs = lambda *_: {}["absent"]
+    monkeypatch.setattr(live.service, "logs", lambda *_: {}["absent"])
     with live.http as client, client.stream("GET", "/v1/jobs/hello/logs/stream") as response:
         name, error = next(events(response))
     assert (name, error["type"], error["message"]) == (
@@ -125,45 +122,46 @@ def test_a_stream_that_fails_says_so_as_its_last_event(live):
 
 
 def test_changes_come_as_they_happen(live):
+    live.ran(RUN)
     with live.http as client, client.stream("GET", "/v1/changes/stream") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         name, data = next(events(response))
     assert (name, data["event"]) == ("change", "submitted")
 
 
-def copy(client, target):
-    return client.stream("POST", "/v1/checkpoints/copy", json={"source": "cpu:a", "target": target})
+def copy(client, source, target):
+    return client.stream("POST", "/v1/checkpoints/copy", json={"source": source, "target": target})
 
 
-def test_a_copy_tells_its_progress_and_ends_with_the_report(live):
-    with live.http as client, copy(client, "xla:b") as response:
+def test_a_copy_tells_its_progress_and_ends_with_the_report(live, checkpoint):
+    with live.http as client, copy(client, checkpoint, "xla:b") as response:
         got = list(events(response))
-    assert got[-1][0] == "report"
-    assert got[-1][1]["target"] == "xla:b"
-    assert ("progress", {"done_bytes": 10, "total_bytes": 10}) in got
+    name, report = got[-1]
+    assert (name, report["target"]) == ("report", "xla:b/step-00000012-adeb0f13")
+    assert ("progress", {"done_bytes": report["bytes"], "total_bytes": report["bytes"]}) in got
 
 
 def test_a_copy_that_fails_ends_with_the_error(live):
-    with live.http as client, copy(client, "full:b") as response:
-        assert list(events(response)) == [
-            (
-                "error",
-                {"type": "FleetError", "message": "no space left in pool full", "remedy": "make room", "status": 503},
-            )
-        ]
+    with live.http as client, copy(client, "cpu:absent", "xla:b") as response:
+        ((name, error),) = events(response)
+    assert (name, error["type"], error["status"]) == ("error", "NotFound", 404)
+    assert error["message"] == "no checkpoint at cpu:absent"
 
 
-def test_a_copy_nobody_waits_for_is_stopped(live):
-    ended, whole = threading.Event(), live.service.checkpoint_copy
+def test_a_copy_nobody_waits_for_is_stopped(live, checkpoint, monkeypatch):
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def noticing(*arguments):
+    def slow(order, progress):
+        progress(1, 10)
+        begun.set()
         try:
-            return whole(*arguments)
+            while not go_on.wait(0.01):
+                progress(1, 10)
         finally:
             ended.set()
 
-    live.service.checkpoint_copy = noticing
-    with live.http as client, copy(client, "slow:b") as response:
+    monkeypatch.setattr(live.service, "checkpoint_copy", slow)
+    with live.http as client, copy(client, checkpoint, "xla:b") as response:
         next(events(response))
     assert ended.wait(10)
-    assert not live.service.release.is_set()
+    assert not go_on.is_set()

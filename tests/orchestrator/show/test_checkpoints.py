@@ -16,7 +16,6 @@ PLAN = {
     ],
     "memory": {"needed_bytes": 4 << 20, "device_bytes": 16 << 30, "fits": "sharded"},
     "reshard": {"from": 2, "mesh": [2], "to": 1, "tensors_cut": 3},
-    "read": {"sample_bytes": 5 << 20, "bytes_per_s": 1e9, "estimated_s": 0.005},
     "cannot_follow": ["random numbers of xla: derived: saved on cpu"],
 }  # fmt: skip
 
@@ -32,7 +31,7 @@ def test_a_plan_is_a_table_of_dtypes_and_names_what_cannot_go_on():
     assert lines(planned(PLAN)) == [
         *("step 7", "size 5.0 MiB", "saved on cpu", "moves to 1 × tpu:emulated"),
         *("memory 4.0 MiB needed, 16.0 GiB per device: fits when sharded", "shards 2 ranks to 1; 3 tensors are cut"),
-        *("to read about 5 ms, measured on 5.0 MiB", "can move yes", ""),
+        *("can move yes", ""),
         "DTYPE TENSORS BYTES ACTION TO MAY LOSE REASON",
         "float64 2 4.0 MiB convert float32 yes no float64 there",
         *("", "random numbers of xla: derived: saved on cpu"),

@@ -30,7 +30,7 @@ import time
 def train(ctx):
     for step in range(1, 10):
         ctx.report(step=step, loss=0.5)
-    until = time.monotonic() + 6
+    until = time.monotonic() + 5
     while time.monotonic() < until:
         one()
         two()
@@ -82,7 +82,7 @@ def is_rank(pid, node):
 
 
 def test_a_command_without_output_and_cpu_time_hangs_where_its_job_says_so(node):
-    node.start(command=("sh", "-c", "echo hello; exec sleep 600"), hang_after_s=2.0)
+    node.start(command=("sh", "-c", "echo hello; exec sleep 600"), hang_after_s=1.0)
     failure = node.outcome()["failure"]
     assert failure["kind"] == "hang"
     assert failure["message"].startswith("no rank printed anything or used CPU time for ")
@@ -91,7 +91,7 @@ def test_a_command_without_output_and_cpu_time_hangs_where_its_job_says_so(node)
 
 @pytest.mark.parametrize("busy", ["while :; do echo x; sleep 0.2; done", "while :; do :; done"])
 def test_a_command_that_prints_or_computes_does_not_hang(node, busy):
-    node.start(command=("sh", "-c", f"({busy}) & sleep 5; kill $!"), hang_after_s=2.0)
+    node.start(command=("sh", "-c", f"({busy}) & sleep 3; kill $!"), hang_after_s=1.0)
     assert node.outcome()["state"] == "succeeded"
 
 
@@ -102,8 +102,9 @@ def test_a_command_may_be_silent_for_as_long_as_it_likes_unless_told_otherwise(n
 
 
 @pytest.fixture
-def watched(node):
+def watched(node, monkeypatch):
     """watched(hang_after_s) watches this process as rank 0 of a training, whose beats the test writes."""
+    monkeypatch.setattr(stalls, "SAMPLE_S", 0.1)
     node.folder().shared.mkdir(parents=True)
     return lambda hang_after_s=0.0: stalls.Stalls(node.folder(), "train", hang_after_s)
 

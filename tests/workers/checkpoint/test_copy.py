@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from cluster.errors import Conflict, NotFound, UserError
-from workers.checkpoint import DamagedCheckpoint, copy, list_checkpoints, load, save, verify
+from workers.checkpoint import DamagedCheckpoint, copy, describe, list_checkpoints, load, pin, save, verify
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.format.folders import below, step_of
 from workers.checkpoint.tools import run_in_child
+from workers.checkpoint.transfer import stores
 from workers.checkpoint.transfer.copying import verify_at
 from workers.checkpoint.transfer.incoming import Incoming
 from workers.checkpoint.transfer.remote import FETCHED_AGE_S
@@ -153,6 +154,20 @@ def test_a_damaged_source_is_named_and_nothing_appears(source, tmp_path):
     assert verify_at(source)["problems"]
 
 
+def test_a_copy_that_rotted_is_marked_and_made_good_by_copying_again(source, tmp_path):
+    there = Path(copy(source, tmp_path / "target")["target"])
+    pin(there)
+    with next(there.glob("*.safetensors")).open("r+b") as file:
+        file.seek((8 << 20) + 7)
+        file.write(b"?")
+    assert not run_in_child("verify", {"place": str(there)})["ok"]
+    assert "chunk 2 of 2 is not what was saved" in describe(there)["damaged"]
+    again = copy(source, tmp_path / "target")
+    assert not again["already_there"] and again["travelled_bytes"] < again["bytes"]  # the first chunk was sound
+    assert verify(there)["ok"]
+    assert (describe(there)["damaged"], describe(there)["pinned"]) == ("", True)
+
+
 def test_another_checkpoint_of_the_same_name_is_not_overwritten(source, tmp_path):
     there = save(tmp_path / "other", 1, {"t": 1}).path
     (tmp_path / "target").mkdir()
@@ -168,6 +183,13 @@ def test_two_copies_of_one_checkpoint_do_not_meet(source, tmp_path):
     copy(source, tmp_path / "target")
 
 
+@pytest.fixture
+def memory(monkeypatch):
+    """fsspec's store in memory, which only tests may name."""
+    monkeypatch.setattr(stores, "IN_MEMORY", ("memory",))
+
+
+@pytest.mark.usefixtures("memory")
 def test_an_object_store_gets_the_manifest_last_and_gives_it_back(source, tmp_path):
     import fsspec
 
@@ -208,7 +230,8 @@ def test_an_object_store_gets_the_manifest_last_and_gives_it_back(source, tmp_pa
         ("simplecache::s3://b/x", "has the scheme 'simplecache::s3'"),
         ("ssh://host/x", "has the scheme 'ssh'"),
         ("s3://key@bucket/x", "is no plain place in a store"),
-        ("memory://a/../b", "is no plain place in a store"),
+        ("s3://bucket/../b", "is no plain place in a store"),
+        ("memory://bucket/x", "has the scheme 'memory', not an object store's"),
     ],
 )
 def test_only_plain_places_in_known_stores_are_read_or_written(place, said, source):
@@ -249,6 +272,7 @@ def test_a_copy_whose_reader_is_killed_ends_and_can_go_on(source, tmp_path):
     assert same(source, tmp_path / "target" / source.name)
 
 
+@pytest.mark.usefixtures("memory")
 def test_a_save_goes_straight_into_an_object_store_and_is_loaded_from_there(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
     root = "memory://saves/run"
@@ -272,6 +296,7 @@ def test_a_save_goes_straight_into_an_object_store_and_is_loaded_from_there(tmp_
     assert background.result().path == background.path
 
 
+@pytest.mark.usefixtures("memory")
 def test_a_save_into_a_store_that_fails_leaves_no_checkpoint(monkeypatch):
     from workers.checkpoint.transfer.stores import Objects
 

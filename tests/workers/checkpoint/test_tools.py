@@ -1,5 +1,7 @@
 """diff, convert, prune and pin, on checkpoints a person would have."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -72,8 +74,20 @@ def test_conversion_for_a_kind_writes_what_it_computes_with_and_reports_it(tied,
     assert loaded.state["model"]["head.weight"] is loaded.state["model"]["embedding.weight"]
     assert loaded.state["extra"]["n"] == 3
     assert verify(told["path"])["ok"]
-    with pytest.raises(CheckpointError, match="is already there"):
-        convert(source, tmp_path / "b", to_kind="tpu:v5e", on_lossy="allow")
+    again = convert(source, tmp_path / "b", to_kind="tpu:v5e", on_lossy="allow")
+    assert (told["already_there"], again) == (False, told | {"already_there": True})
+
+
+def test_what_was_converted_can_be_converted_again_into_the_same_folder(tmp_path):
+    source = save(tmp_path / "a", 1, {"t": torch.ones(3, dtype=torch.float64)}).path
+    once = convert(source, tmp_path / "b", dtype={"float64": "float32"})
+    twice = convert(once["path"], tmp_path / "b", dtype={"float32": "bfloat16"})
+    other = convert(source, tmp_path / "b", dtype={"float64": "float16"})
+    found = {path: str(load(path).state["t"].dtype) for path in (once["path"], twice["path"], other["path"])}
+    assert list(found.values()) == ["torch.float32", "torch.bfloat16", "torch.float16"]
+    Path(once["path"], "MANIFEST.json").unlink()  # as a conversion that was cut leaves it
+    assert convert(source, tmp_path / "b", dtype={"float64": "float32"})["path"] == once["path"]
+    assert len(list_checkpoints(tmp_path / "b")) == 3
 
 
 def test_conversion_by_a_mapping_widens_large_tensors_exactly(tmp_path):

@@ -68,6 +68,7 @@ def test_a_summary_says_who_saved_it_and_what_is_in_it(saved):
         "files": 1,
         "world": 1,
         "pinned": False,
+        "damaged": "",
         "entries": {
             "model": {"kind": "module", "type": "Tied"},
             "extra": {"kind": "tree", "type": ""},

@@ -1,14 +1,24 @@
 import copy
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import workers
 from cluster.errors import UserError
 from workers import backends
-from workers.checkpoint import load, plan
+from workers.attempt.child import describe
+from workers.checkpoint import DamagedCheckpoint, load, plan
+from workers.checkpoint.disk.damage import damage_of
 from workers.errors import CheckpointError
 from workers.tasks.context import Context
+from workers.tasks.resuming import choices
 
 
 def context(root, resume_from="", **given):
@@ -126,3 +136,113 @@ def test_a_plan_says_that_random_numbers_go_on_only_on_the_same_type_of_device(t
     assert here["random"] == {"rank 0": "continued"}
     assert there["random"] == {"rank 0": "seeded anew: saved on cpu, the target draws on xla"}
     assert sum(line["tensors"] for line in there["dtypes"]) == 2
+
+
+def saved(root, steps):
+    """Checkpoints of a job, whose weights are their step."""
+    ctx = context(root)
+    for number in steps:
+        model = nn.Linear(2, 2)
+        nn.init.constant_(model.weight, number)
+        path = Path(ctx.checkpoint.save(number, {"model": model}, asynchronous=False))
+    return sorted(path.parent.glob("step-*"))
+
+
+def rotten(folder):
+    [shard] = folder.glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+
+def test_a_job_resumes_from_the_newest_checkpoint_that_is_sound_and_marks_the_others(tmp_path, capsys):
+    folders = saved(tmp_path, (1, 2, 3))
+    rotten(folders[1])
+    rotten(folders[2])
+    ctx, model = context(tmp_path, resume_from=str(folders[2])), nn.Linear(2, 2)
+    restored = ctx.checkpoint.restore({"model": model})
+    assert (restored.step, model.weight.unique().tolist()) == (1, [1.0])
+    assert [one["path"] for one in restored.report["skipped"]] == [str(folders[2]), str(folders[1])]
+    assert "chunk 1 of 1 is not what was saved" in damage_of(folders[2]) and damage_of(folders[1])
+    assert f"polyfleet: {folders[2].name} is damaged and is not resumed from" in capsys.readouterr().err
+    later = Path(ctx.checkpoint.save(2, {"model": model}, asynchronous=False))
+    third = context(tmp_path, resume_from=str(folders[2]))  # it was placed before the mark was seen
+    assert choices(Path(third.checkpoint.resume_from), tmp_path) == [folders[2], later, folders[0]]
+
+
+def test_where_none_is_sound_it_is_an_error_and_what_was_filled_is_never_saved(tmp_path):
+    folders = saved(tmp_path, (1, 2))
+    for folder in folders:
+        rotten(folder)
+    ctx, model = context(tmp_path, resume_from=str(folders[1])), nn.Linear(2, 2)
+    told = r"shard-00001.safetensors: chunk 1 of 1 is not what was saved .*; so are 1 before it"
+    with pytest.raises(DamagedCheckpoint, match=told) as error:
+        ctx.checkpoint.restore({"model": model})
+    assert describe(error.value, 0)["kind"] == "storage"
+    for go_on in (lambda: ctx.checkpoint.save(3, {"model": model}), ctx.checkpoint.wait):
+        with pytest.raises(DamagedCheckpoint):
+            go_on()
+
+
+def test_in_place_of_a_checkpoint_that_a_user_named_nothing_else_is_loaded(tmp_path):
+    folders = saved(tmp_path / "other", (1, 2))
+    rotten(folders[1])
+    with pytest.raises(DamagedCheckpoint):
+        context(tmp_path / "mine", resume_from=str(folders[1])).checkpoint.restore({"model": nn.Linear(2, 2)})
+    whole = context(tmp_path / "mine", resume_from=str(folders[1].parent))
+    assert whole.checkpoint.restore({"model": nn.Linear(2, 2)}).step == 1
+
+
+def test_what_is_restored_in_two_calls_comes_from_one_checkpoint(tmp_path):
+    ctx = context(tmp_path)
+    for number in (1, 2):
+        state = {"model": nn.Linear(2, 2), "more": {"t": torch.zeros(3 << 20)}}
+        path = Path(ctx.checkpoint.save(number, state, asynchronous=False))
+    again = context(tmp_path, resume_from=str(path))
+    assert again.checkpoint.restore({"model": nn.Linear(2, 2)}).step == 2
+    rotten(path)  # in the other entry
+    with pytest.raises(DamagedCheckpoint):
+        again.checkpoint.restore({"more": {}})
+
+
+GANG = """
+import os, sys
+from pathlib import Path
+from torch import nn
+from workers import backends
+from workers.tasks.context import Context
+from workers.tasks.resuming import choices
+
+root, path = sys.argv[1:]
+rank = int(os.environ["RANK"])
+ctx = Context(backends.create("cpu"), rank=rank, world_size=2, checkpoint_root=root, resume_from=path)
+with ctx.running():
+    if ctx.rank == 1:  # its own disk has lost a bit, that of rank 0 has not
+        copy = Path(root).with_name("of-rank-1")
+        ctx.checkpoint._root, ctx.checkpoint.resume_from = str(copy), str(copy / Path(path).name)
+    model = nn.Linear(2, 2)
+    restored = ctx.checkpoint.restore({"model": model})
+    print(ctx.rank, restored.step, model.weight.unique().tolist(), Path(ctx.checkpoint.resume_from).name)
+"""
+
+
+def test_all_ranks_resume_from_the_same_checkpoint_where_one_of_them_finds_damage(tmp_path):
+    folders = saved(tmp_path / "of-rank-0", (1, 2))
+    shutil.copytree(tmp_path / "of-rank-0", tmp_path / "of-rank-1")
+    rotten(tmp_path / "of-rank-1" / folders[1].name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    code = {"PYTHONPATH": str(Path(workers.__file__).parents[1])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", GANG, str(tmp_path / "of-rank-0"), str(folders[1])],
+            env=os.environ | meet | code | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert told == [f"{rank} 1 [1.0] {folders[0].name}\n" for rank in range(2)]
+    assert damage_of(tmp_path / "of-rank-1" / folders[1].name)
+    assert not damage_of(folders[1])  # there it is sound

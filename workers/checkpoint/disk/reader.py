@@ -1,7 +1,8 @@
 """Verified reading: chunks are proved against their hashes first, and only then is anything handed out.
 
 Two passes over the page cache cost less than one copy of the checkpoint in memory, which is what it would otherwise
-take to leave a live model untouched when the last chunk turns out to be damaged.
+take to leave a live model untouched when the last chunk turns out to be damaged. Where it may be touched, one pass is
+enough: proving.py.
 """
 
 import os
@@ -87,6 +88,9 @@ class Reader:
         """Fill `out` from `offset` on, without a look at hashes: `prove` comes first."""
         read_at(self.folder / file, self.descriptor(file), offset, out)
 
+    def settle(self) -> None:
+        """Prove what was read: see proving.py. Here that came first."""
+
     def descriptor(self, file: str) -> int:
         with self._lock:
             if file not in self._descriptors:
@@ -127,15 +131,28 @@ class Reader:
                 return None
         except DamagedCheckpoint as e:
             return e
+        return self.damaged(chunk)
+
+    def damaged(self, chunk: Chunk) -> DamagedCheckpoint:
+        """The error for a chunk whose hash is another."""
+        file, index = chunk
+        entry = self.manifest.files[file]
+        start, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, entry.bytes)
         return DamagedCheckpoint(
             f"{self.folder / file}: chunk {index + 1} of {len(entry.xxh3_128)} is not what was saved"
             f" (bytes {start} to {end}: {self._inside(file, start, end)})"
         )
 
-    def _hash_of(self, file: str, start: int, end: int) -> str:
+    @staticmethod
+    def scratch() -> memoryview:
+        """AT_ONCE_BYTES of this thread, for bytes that are only hashed."""
         if not hasattr(_scratch, "buffer"):
             _scratch.buffer = memoryview(bytearray(AT_ONCE_BYTES))
-        buffer, digest = _scratch.buffer, xxhash.xxh3_128()
+        buffer: memoryview = _scratch.buffer
+        return buffer
+
+    def _hash_of(self, file: str, start: int, end: int) -> str:
+        buffer, digest = self.scratch(), xxhash.xxh3_128()
         for at in range(start, end, AT_ONCE_BYTES):
             part = buffer[: min(AT_ONCE_BYTES, end - at)]
             self.read_into(file, at, part)

@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+from workers.checkpoint.disk.damage import damage_of
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.pins import is_pinned
 from workers.checkpoint.disk.reader import Reader
@@ -86,7 +87,7 @@ def superfluous(others: list[Path], keep: int) -> list[Path]:
             continue
         if kept >= keep:
             doomed.append(folder)
-        elif is_complete(folder):
+        elif is_complete(folder) and not damage_of(folder):
             kept += 1
     return doomed
 

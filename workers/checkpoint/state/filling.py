@@ -15,6 +15,7 @@ import torch
 from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.format.boxes import Box, whole
 from workers.checkpoint.format.checks import box_of
+from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import Stored
 from workers.checkpoint.report import Change
@@ -22,7 +23,6 @@ from workers.checkpoint.state import bits, xla
 from workers.checkpoint.state.convert import may_lose, put
 
 THREADS = 2
-AT_ONCE_BYTES = 8 << 20
 BUFFER_BYTES = 2 << 20
 SETTLE_BYTES = 256 << 20
 """Of XLA tensors whose transfer may be pending: they hold host memory until it is done."""
@@ -56,7 +56,9 @@ class Rows:
 
 
 def fill(reader: Reader, fills: Iterable[Fill], progress: Progress | None = None) -> dict[str, Change]:
-    """Carry out all; answers what conversions changed, by stored name. The chunks were proved before."""
+    """Carry out all; answers what conversions changed, by stored name. The chunks were proved before, or the reader's
+    `settle` proves them after."""
+    fills = sorted(fills, key=lambda one: _place(reader, one))
     ways: dict[Callable[..., None], list[Fill]] = {_fill_straight: [], _fill_rows: [], _fill_whole: []}
     for one in fills:
         ways[_way(reader, one)].append(one)
@@ -135,22 +137,40 @@ def _way(reader: Reader, one: Fill) -> Callable[..., None]:
     return _fill_straight if same and plain and one.part(entry.shape) == box_of(entry, entry.shards[0]) else _fill_rows
 
 
+def _place(reader: Reader, one: Fill) -> tuple[str, int]:
+    """Files are read from their beginning to their end."""
+    entry = reader.entry(one.name)
+    return (entry.shards[0].file, entry.shards[0].offset) if entry.shards else ("", 0)
+
+
+Part = tuple[Fill, str, int, memoryview]
+
+
 def _fill_straight(reader: Reader, fills: list[Fill], told: Told) -> None:
-    def read(part: tuple[Fill, str, int, memoryview]) -> tuple[Fill, int]:
-        reader.read_into(*part[1:])
-        return part[0], len(part[3])
+    def read(parts: list[Part]) -> list[Part]:
+        for part in parts:
+            reader.read_into(*part[1:])
+        return parts
 
-    parts = list(_parts(reader, fills))
+    chunks = _by_chunk(reader, fills)
     with ThreadPoolExecutor(THREADS, "read") as pool:
-        for one, size_bytes in pool.map(read, parts) if len(parts) > 1 else map(read, parts):
-            told(one, Change(), size_bytes)
+        for parts in pool.map(read, chunks) if len(chunks) > 1 else map(read, chunks):
+            for one, _, _, data in parts:
+                told(one, Change(), len(data))
 
 
-def _parts(reader: Reader, fills: list[Fill]) -> Iterator[tuple[Fill, str, int, memoryview]]:
+def _by_chunk(reader: Reader, fills: list[Fill]) -> list[list[Part]]:
+    """What is read of each chunk, in order: one thread reads all of it, which a hash takes in order, too."""
+    chunks: dict[tuple[str, int], list[Part]] = {}
     for one in fills:
         stored, data = reader.entry(one.name).shards[0], bits.byte_view(bits.movable(one.target))
-        for at in range(0, len(data), AT_ONCE_BYTES):
-            yield one, stored.file, stored.offset + at, data[at : at + AT_ONCE_BYTES]
+        at = 0
+        while at < len(data):
+            index = (stored.offset + at) // CHUNK_BYTES
+            end = min(len(data), (index + 1) * CHUNK_BYTES - stored.offset)
+            chunks.setdefault((stored.file, index), []).append((one, stored.file, stored.offset + at, data[at:end]))
+            at = end
+    return list(chunks.values())
 
 
 def _fill_rows(reader: Reader, fills: list[Fill], told: Told, rehearse: bool = False) -> None:

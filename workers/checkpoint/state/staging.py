@@ -131,6 +131,10 @@ class Stage:
         chunks = {chunk for name in names for chunk in self.reader.chunks_of(name)}
         self.reader.prove(self.reader.all_chunks() if everything else chunks, progress)
 
+    def size_bytes(self) -> int:
+        """Of all that will be filled."""
+        return sum(one.target.nbytes for one in (*self._new, *self._live))
+
     def rehearse(self) -> None:
         """Count what conversions would change, into the report, and change nothing."""
         self._tell(rehearse(self.reader, (*self._new, *self._live)))

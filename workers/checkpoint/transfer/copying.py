@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from workers.checkpoint.disk.damage import note_verified
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.reader import Chunk
 from workers.checkpoint.format.checks import parse_manifest
@@ -52,7 +53,8 @@ def copy(
 
 
 def verify_at(place: str | Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Like workers.checkpoint.verify, for a path or a URI: every byte is read from there."""
+    """Like workers.checkpoint.verify, for a path or a URI: every byte is read from there. In a folder, one that is not
+    sound is marked, and one that is loses its mark."""
     found, _ = chosen(store(place))
     manifest = parse_manifest(manifest_text(found), f"{found.where}/{NAME}")
     told = Told(manifest.size_bytes(), progress)
@@ -61,6 +63,8 @@ def verify_at(place: str | Path, progress: Progress | None = None) -> dict[str, 
         told.more(_size(manifest, chunk))
         if isinstance(data, CheckpointError):
             problems.append(data.message)
+    if isinstance(found, Folder):
+        note_verified(found.path, problems)
     return {
         "path": found.where,
         "step": manifest.step,

@@ -17,7 +17,9 @@ from typing import Any, Self
 
 from cluster.errors import Conflict
 from cluster.untrusted import Unreadable, opened, read_bytes
+from workers.checkpoint.disk.damage import note_verified
 from workers.checkpoint.disk.files import Files, write_file
+from workers.checkpoint.disk.pins import is_pinned, pin
 from workers.checkpoint.disk.reader import Chunk, read_at
 from workers.checkpoint.disk.retention import INCOMING, first_fault
 from workers.checkpoint.format.checks import open_regular, parse_manifest, read_json, read_manifest
@@ -96,20 +98,32 @@ class Incoming:
         self._descriptors, self._lock = {}, -1
 
     def _has_arrived(self) -> bool:
-        """Whether it has arrived before. Raises DamagedCheckpoint where what is there is not sound, or another."""
+        """Whether it has arrived before. The same checkpoint with damaged bytes is marked, and replaced by this copy.
+
+        Raises DamagedCheckpoint where another one is there, or nobody can tell which.
+        """
         if not os.path.lexists(self.final / NAME):
             return False
-        if fault := self._fault_there():
+        if not self._is_the_same():
+            fault = first_fault(self.final) or "it is another checkpoint of that name"
             raise DamagedCheckpoint(f"{self.final} is there already: {fault}", "delete it, or name another folder")
-        return True
+        fault = self._fault_there()
+        note_verified(self.final, [fault] if fault else [])
+        return not fault
+
+    def _is_the_same(self) -> bool:
+        """A large manifest is not parsed again: this one has been."""
+        try:
+            if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
+                return bool(read_json(self.final)["digest"] == self.manifest.digest)
+            return read_bytes(self.final / NAME, LARGEST_BYTES) == self.text
+        except (CheckpointError, Unreadable, FileNotFoundError):
+            return False
 
     def _fault_there(self) -> str:
-        other = "it is another checkpoint of that name"
         if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
-            return first_fault(self.final) or ("" if read_json(self.final)["digest"] == self.manifest.digest else other)
-        try:  # a large one is not read again: this one has been
-            if read_bytes(self.final / NAME, LARGEST_BYTES) != self.text:
-                return other
+            return first_fault(self.final)
+        try:
             for file, index in self._all():
                 data = memoryview(bytearray(self._size((file, index))))
                 with opened(self.final / file) as descriptor:
@@ -151,6 +165,7 @@ class Incoming:
                     f"{self.folder / chunk[0]} does not read back as it was written", "is the disk sound?"
                 )
         self._files.sync_folder(self.folder)
+        pinned = is_pinned(self.final)
         if self.final.exists():
             self._clear(self.final)
         self._files.rename(self.folder, self.final)
@@ -158,11 +173,14 @@ class Incoming:
         part = self.final / f".{NAME}.part"
         write_file(self._files, part, self.text)
         self._files.rename(part, self.final / NAME)
+        if pinned:
+            pin(self.final)
         self._files.sync_folder(self.final)
 
     def _clear(self, folder: Path) -> None:
-        """What an earlier commit left, cut between its two renames."""
-        for path in folder.iterdir():
+        """What an earlier commit left, cut between its two renames; or a damaged copy: manifest first, so that what is
+        half deleted is no checkpoint."""
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != NAME):
             self._files.remove(path)
         self._files.remove_folder(folder)
 

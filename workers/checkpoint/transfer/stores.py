@@ -17,8 +17,8 @@ from workers.errors import CheckpointError
 OBJECT_STORES = {
     "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "memory": "fsspec",
 }  # fmt: skip
-IN_MEMORY = ("memory",)
-"""A store that ends with its process; nobody names it from afar."""
+IN_MEMORY: tuple[str, ...] = ()
+"""Schemes of stores that end with their process: only tests have one, nobody may name it."""
 BLOCK_BYTES = 16 << 20
 
 

@@ -1,0 +1,42 @@
+"""`polyfleet node …`: take a node out of use and put it back."""
+
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Format, Output, emit, say
+
+app = typer.Typer(help="Take nodes out of use, and back.", no_args_is_help=True, rich_markup_mode=None)
+Node = Annotated[str, typer.Argument(help="As `polyfleet inventory` names it.", metavar="NODE")]
+Data = dict[str, Any]
+
+
+@app.command()
+def drain(
+    node: Node,
+    now: Annotated[
+        bool, typer.Option("--now", help="Its attempts save and move; without it they may end there.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Shown with the node until it is resumed.")] = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Place nothing on a node any more, as before maintenance."""
+    from orchestrator.client import connect
+
+    with connect(progress=say) as client:
+        _tell(client.node_drain(node, now, reason), output)
+
+
+@app.command()
+def resume(node: Node, output: Output = Format.TABLE) -> None:
+    """Place jobs on a node again: one that was drained, or that failed too often."""
+    from orchestrator.client import connect
+
+    with connect(progress=say) as client:
+        _tell(client.node_resume(node), output)
+
+
+def _tell(view: Data, output: Format) -> None:
+    from orchestrator.show.grid import Stack
+
+    emit(view, output, lambda view: Stack((f"{view['node']}: {view['state']}",)))

@@ -1,0 +1,118 @@
+"""Jobs on their way into the store: known keys answer first, then what is new is checked and becomes durable."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cluster.errors import SpecError
+from orchestrator import entry
+from orchestrator.benchmark import throughput
+from orchestrator.bundle import refuse_our_names
+from orchestrator.checkpoints import Checkpoints
+from orchestrator.core.explain import never
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Devices, Event
+from orchestrator.limits import TooManyJobs, most_waiting
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.launch import resolve_secrets
+from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.views import acknowledged
+from orchestrator.spec import JobSpec, parse_job
+from orchestrator.store import Answer, EventStore
+
+Data = dict[str, Any]
+Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]
+COUNT_EVERY_S = 1.0
+
+
+class Submissions:
+    """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or "". `stored`
+    gets the events of what was accepted; `count` tells how many jobs have not ended.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        store: EventStore,
+        packages: Packages,
+        checkpoints: Checkpoints,
+        seen: Seen,
+        stored: Callable[[list[Event]], None],
+        count: Callable[[], int],
+    ):
+        self._jobs, self._store, self._packages, self._checkpoints = jobs, store, packages, checkpoints
+        self._seen, self._stored, self._count = seen, stored, count
+        self._most = most_waiting()
+        self._waiting, self._counted_s = 0, float("-inf")
+
+    def one(self, spec: Data, package: str, key: str) -> Data:
+        """What `acknowledged` keeps of it."""
+
+        def accept() -> Answer:
+            self._refuse_too_many(1)
+            event, kept = self._accepted(spec, package, "", *self._seen())
+            return Answer(kept, (event,), 201)
+
+        return self._store.once(key, digest([spec, package]) if key else "", accept, self._stored)
+
+    def many(self, jobs: list[tuple[Data, str]], key: str) -> Data:
+        """Of specs with their packages: {"jobs": [{"id", "name"}], "note"}. The field of an error begins with `jobs.N`,
+        N counting from 0.
+        """
+
+        def accept() -> Answer:
+            self._refuse_too_many(len(jobs))
+            devices, note = self._seen()
+            accepted = [self._accepted(*job, f"jobs.{n}", devices, note) for n, job in enumerate(jobs)]
+            rows = [{"id": kept["id"], "name": kept["name"]} for _, kept in accepted]
+            return Answer({"jobs": rows, "note": note}, [event for event, _ in accepted], 201)
+
+        return self._store.once(key, digest(jobs) if key else "", accept, self._stored)
+
+    def _accepted(
+        self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, note: str
+    ) -> tuple[Event, Data]:
+        try:
+            checked = self._acceptable(spec, package, devices, bool(note))
+        except SpecError as e:
+            if not place:
+                raise
+            message = e.message.removeprefix(f"{e.field}: ")
+            raise SpecError(".".join(filter(None, (place, e.field))), message, e.remedy) from None
+        job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
+        job = replace(job, workload=job.workload or throughput.of_package(package), package=package)
+        return submitted(job, spec, job.submitted_s), acknowledged(job, note)
+
+    def _acceptable(self, spec: Data, package: str, devices: tuple[Devices, ...] | None, waits: bool) -> JobSpec:
+        """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has.
+
+        `waits`: no node can be asked now.
+        """
+        checked = parse_job(spec)
+        if not package and entry.in_folder(checked.entry):
+            remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
+            raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
+        if package:
+            refuse_our_names(self._packages.names(package), checked.task)
+        resolve_secrets(checked.secrets)
+        if ":" in checked.checkpoint.resume_from and not waits:
+            self._checkpoints.show(checked.checkpoint.resume_from)
+        if devices is not None and (impossible := never(checked.to_job("new", 0.0), devices)):
+            raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
+        return checked
+
+    def _refuse_too_many(self, more: int) -> None:
+        """Counted once a second: the limit protects the server, and need not be exact."""
+        if time.monotonic() - self._counted_s > COUNT_EVERY_S:
+            self._waiting, self._counted_s = self._count(), time.monotonic()
+        if self._waiting + more > self._most:
+            raise TooManyJobs(self._waiting, self._most)
+        self._waiting += more
+
+
+def digest(body: Any) -> str:
+    """Of a request's body, whatever the order of the keys in it."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,169 @@
+"""What is submitted is checked against the devices seen last; known keys answer first; limits say when to come back."""
+
+import json
+
+import pytest
+
+from cluster.errors import Conflict, SpecError, UserError
+from orchestrator import client as http
+from orchestrator import limits
+from orchestrator.core.fold import apply, submitted
+from orchestrator.limits import TooManyJobs
+from orchestrator.runtime.known import KnownDevices
+from orchestrator.runtime.views import accepted_view, acknowledged, job_view
+from orchestrator.service import Service
+from orchestrator.spec import parse_job
+
+RUN = {"task": "run", "command": "true", "name": "hello"}
+ON_TPU = {**RUN, "resources": {"accelerators": "tpu:emulated"}}
+ON_V5P = {**RUN, "resources": {"accelerators": "tpu:v5p"}}
+
+
+@pytest.fixture
+def next_server(live):
+    """The service of this home as the next server makes it, once `live` has ended; no fleet is up then."""
+    made = []
+
+    def start():
+        live.fleet.down(live.service)
+        live.service.close()
+        made.append(Service(live.home))
+        return made[0]
+
+    yield start
+    for service in made:
+        service.close()
+
+
+def test_the_next_server_knows_the_devices_seen_last_also_without_a_fleet(live, next_server):
+    service = next_server()
+    view = service.submit(ON_TPU, "", "")
+    assert view["state"] == "PENDING"
+    assert view["reason"].startswith("no fleet is up; the job waits, checked against the fleet of 20")
+    with pytest.raises(SpecError, match="no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated"):
+        service.submit(ON_V5P, "", "")
+    assert [job["id"] for job in service.jobs(_all()).rows] == [view["id"]]
+
+
+def test_where_no_fleet_was_ever_seen_everything_waits_with_words(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
+    service = Service(tmp_path)
+    view = service.submit(ON_V5P, "", "")
+    said = "no fleet is up; the job waits, and what it asks for is checked once a fleet is up"
+    assert (view["state"], view["reason"]) == ("PENDING", said)
+    service.close()
+
+
+def test_an_inventory_that_cannot_be_read_is_none(tmp_path, caplog):
+    for text in ("", "{", "[]", '{"seen_s": 1, "devices": [{"id": 1}]}', '{"devices": []}'):
+        (tmp_path / "inventory.json").write_text(text)
+        assert KnownDevices(tmp_path / "inventory.json").newest is None
+        assert "is written anew with the next fleet" in caplog.text
+        caplog.clear()
+
+
+def test_a_fleet_that_loses_a_node_is_still_known(live, wait_for):
+    def known():
+        path = live.home / "inventory.json"
+        return [d["id"] for d in json.loads(path.read_text())["devices"]] if path.exists() else []
+
+    devices = ["cpu-0/cpu", "ipex-0/cpu:ipex", "xla-0/tpu:emulated"]
+    wait_for(lambda: known() == devices)
+    live.fleet.lose(live.service, "xla-0")
+    assert live.service.submit(ON_TPU, "", "")["state"] == "PENDING"
+    assert known() == devices
+
+
+def test_a_known_key_answers_before_anything_is_checked(live, next_server, monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    body = {**ON_TPU, "secrets": {"TOKEN": "env:SECRET"}}
+    first = live.service.submit(body, "", "k")
+    monkeypatch.delenv("SECRET")
+    service = next_server()
+    (live.home / "inventory.json").write_text(json.dumps({"seen_s": 1.0, "devices": []}))
+    assert service.submit(body, "", "k") == first
+    assert service.submit(json.loads(json.dumps(body, sort_keys=True)), "", "k") == first
+    with pytest.raises(Conflict, match="was used with another request"):
+        service.submit(ON_V5P, "", "k")
+
+
+def test_an_accepted_job_looks_as_its_view_does(live):
+    job = parse_job(RUN).to_job("hello-1", 12.5)
+    kept = json.loads(json.dumps(acknowledged(job, "")))
+    record = apply(None, submitted(job, RUN, 12.5))
+    assert accepted_view(kept) == job_view(record, {})
+
+
+def _all():
+    from orchestrator.runtime.jobs_page import JobsWanted
+
+    return JobsWanted()
+
+
+def test_too_many_waiting_jobs_are_refused_with_when_to_come_back(live, monkeypatch):
+    monkeypatch.setattr(live.service._submissions, "_most", 3)
+    live.fleet.hold(live.service)
+    with live.http as client:
+        for _ in range(3):
+            assert client.post("/v1/jobs", json={"spec": RUN}).status_code == 201
+        refused = client.post("/v1/jobs", json={"spec": RUN})
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "30")
+    assert refused.json()["error"]["message"] == "3 jobs wait already, and at most 3 may"
+    assert len(live.specs) == 3
+
+
+@pytest.mark.parametrize(("text", "most"), [("", limits.MOST_WAITING), ("7", 7), ("0", 0)])
+def test_how_many_may_wait_is_a_setting(text, most):
+    assert limits.most_waiting({limits.SWITCH: text}) == most
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "1.5", "١"])
+def test_a_setting_that_is_no_number_is_named(text):
+    with pytest.raises(UserError, match=r"POLYFLEET_MOST_WAITING=.* is not a number of jobs; write a number"):
+        limits.most_waiting({limits.SWITCH: text})
+
+
+def test_errors_of_limits_survive_being_sent():
+    error = TooManyJobs(5, 3)
+    assert str(TooManyJobs(*error.args)) == str(error)
+
+
+def test_jobs_are_listed_by_pages_with_chosen_fields(live):
+    live.fleet.hold(live.service)
+    with http.connect(start=False) as client:
+        ids = [row["id"] for row in client.submit_many([{"spec": RUN}] * 25)["jobs"]]
+        pages = list(client.job_pages(fields=("state",), page=10))
+    assert [[row["id"] for row in page] for page in pages] == [ids[15:], ids[5:15], ids[:5]]
+    assert pages[0][0] == {"id": ids[15], "state": "PENDING"}
+    with live.http as direct:
+        first = direct.get("/v1/jobs", params={"limit": 10, "fields": "id,name"})
+        assert first.json()[-1] == {"id": ids[-1], "name": "hello"}
+        older = direct.get(first.links["next"]["url"])
+        assert [row["id"] for row in older.json()] == ids[5:15]
+        last = direct.get(older.links["next"]["url"])
+        assert ([row["id"] for row in last.json()], last.links) == (ids[:5], {})
+        assert direct.get("/v1/jobs", params={"since": 4e9}).json() == []
+        wrong = direct.get("/v1/jobs", params={"fields": "sate"})
+        assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "fields")
+
+
+def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
+    for number in range(3):
+        job = live.ran({**RUN, "name": f"n{number}"})["id"]
+        live.service.store.report(job, 1, number, 1.0, {"step": number})
+    live.ran(RUN)
+    live.service.jobs_table._metrics.clear()  # as in a server that has just started
+    asked = []
+    monkeypatch.setattr(live.service.store, "last_report", lambda job: asked.append(job))
+    assert [job["metrics"] for job in live.service.jobs(_all()).rows] == [{"step": n} for n in range(3)] + [{}]
+    assert asked == []
+
+
+def test_bulk_is_all_or_nothing_and_limited(live):
+    with http.connect(start=False) as client:
+        with pytest.raises(SpecError) as wrong:
+            client.submit_many([{"spec": RUN}, {"spec": ON_V5P}])
+        assert wrong.value.field == "jobs.1.resources"
+        with pytest.raises(SpecError, match="at most 1000 items"):
+            client.submit_many([{"spec": RUN}] * 1001)
+    assert live.specs == []
