@@ -186,11 +186,10 @@ class RecordedFleet:
         _until(service, lambda: (agent := service.agents.get(node)) is not None and agent.facts == wanted)
 
     def wait_until_known(self, service: Service) -> None:
-        """Until every node has told its facts."""
-        everyone = {f["node"] for f in self.facts.values()}
-        _until(
-            service, lambda: everyone <= {name for name, _ in service.agents.ready()} and not service.runtime.trouble
-        )
+        """Until every node has told its facts, and what runs there."""
+        _until(service, lambda: not service.runtime.trouble)
+        _until(service, lambda: len(service.runtime.snapshot().devices) == len(self.facts))
+        _until(service, lambda: all(devices.schedulable for devices in service.runtime.snapshot().devices))
 
     def hold(self, service: Service) -> None:
         """From now on jobs wait: the fleet's record says that it is stopping."""
