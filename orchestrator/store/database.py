@@ -13,7 +13,7 @@ from cluster.errors import FleetError, UserError
 from orchestrator.store import copies, postgresql, schema, sqlite
 
 FORMS = "write sqlite:////absolute/path.db or postgresql://user@host/database"
-READ_AGAIN_S = 1.0
+READ_AGAIN_S = 3.0
 POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 
 
