@@ -103,9 +103,7 @@ class Orchestrator:
         """What would happen to `job` now; nothing is submitted."""
         return Facts(submission.plan(self._client, job), show_jobs.plan)
 
-    def jobs(
-        self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
-    ) -> Rows:
+    def jobs(self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0) -> Rows:
         """The newest `limit` jobs, the newest last. `since_s`: submitted then or later, seconds since 1970."""
         return Rows(self._client.jobs(states, limit, name=name, since_s=since_s), show_jobs.jobs)
 

@@ -239,8 +239,7 @@ class EventStore:
     def _known(self, key: str) -> Row[Any] | None:
         if key in self._writer.doubtful:
             return None
-        with self._database.reading() as connection:
-            return connection.execute(select(requests).where(requests.c.key == key)).first()
+        return self._database.first(select(requests).where(requests.c.key == key))
 
     def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
         """None that is not acknowledged, even where the database shows one."""

@@ -180,10 +180,15 @@ def test_what_the_user_says_of_a_kind_of_failure_replaces_the_default(w, action,
 
 
 def test_a_kind_that_is_to_fail_ends_the_job_with_that_reason(w):
-    decided = after(running(w, max_restarts=9, on_events={"oom": "fail"}), Ended("failed", 0, "oom", "peak 9 GiB", (-9,)))
+    decided = after(
+        running(w, max_restarts=9, on_events={"oom": "fail"}), Ended("failed", 0, "oom", "peak 9 GiB", (-9,))
+    )
     assert (decided.event, decided.reason) == ("failed", "peak 9 GiB; recovery.on_events says fail for oom")
 
 
 def test_a_job_that_is_to_stop_when_it_is_cut_off_ends_with_its_node(w):
     decided = after(running(w, on_disconnect="stop"), Ended("lost", 0, "lost", "node a has not answered for 7 s"))
-    assert (decided.event, decided.reason) == ("failed", "node a has not answered for 7 s; recovery.on_disconnect is stop")
+    assert (decided.event, decided.reason) == (
+        "failed",
+        "node a has not answered for 7 s; recovery.on_disconnect is stop",
+    )
