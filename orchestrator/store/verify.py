@@ -95,8 +95,10 @@ def _read(connection: Connection, table: Table, checked: Checked) -> None:
 
 
 def _wrong(table: Table, row: Row[Any]) -> Iterator[str]:
+    check = ROW_CHECKS.get(table.name)
     try:
-        ROW_CHECKS.get(table.name, lambda row: None)(row)
+        if check is not None:
+            check(row)
     except Damaged as e:
         owner = readable(getattr(row, "job", getattr(row, "run", getattr(row, "key", "?"))))
         event = readable(getattr(row, "event", getattr(row, "line", table.name)))

@@ -185,7 +185,7 @@ LONG = [pytest.param(call, marks=pytest.mark.chaos) for call in ("pwrite64", "fd
 def test_kill_9_at_any_step_leaves_the_old_database_or_the_new_one(tmp_path, kill_at, call):
     """The process is killed as it makes its first, second, third … call of a kind, until it makes no more of them."""
     before = after = 0
-    for number in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 30, 40, 50, 70, 100):
+    for number in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 30, 40, 50, 70, 100, 150, 220, 320, 500):
         path = tmp_path / str(number) / "polyfleet.db"
         path.parent.mkdir()
         make_old(path)

@@ -37,9 +37,9 @@ def upgrade() -> None:
     )
     op.create_index("jobs_by_state", "jobs", ["state", "number"])
     op.create_index("jobs_by_name", "jobs", ["name", "state", "number"])
-    is_open, ended = {"sqlite_where": sa.text("open = 1")}, {"sqlite_where": ~jobs.c.open}
-    op.create_index("jobs_open", "jobs", ["open", "number"], **is_open, postgresql_where=jobs.c.open)
-    op.create_index("jobs_ended", "jobs", ["ended"], **ended, postgresql_where=~jobs.c.open)
+    is_open = jobs.c.open
+    op.create_index("jobs_open", "jobs", ["open", "number"], sqlite_where=sa.text("open = 1"), postgresql_where=is_open)
+    op.create_index("jobs_ended", "jobs", ["ended"], sqlite_where=~is_open, postgresql_where=~is_open)
     op.create_table(
         "counters",
         sa.Column("name", sa.String(64), primary_key=True),
