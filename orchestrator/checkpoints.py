@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cluster import places
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError, nearest
 from cluster.places import Place
+from cluster.vocabulary import Finding
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MANIFEST = "MANIFEST.json"
 LARGEST_MANIFEST_BYTES = 256 << 20
 VERIFY_S = 3600.0
 TOOL_NEWS_S = 2.0
+REPAIR = "copy it again from its source, or delete it; `polyfleet checkpoint verify` takes the mark off a sound one"
 Progress = Callable[[int, int], None]
 
 
@@ -57,14 +59,16 @@ class Checkpoints:
         verified = self._agents.call(node, "verify_checkpoint", reference.path, reference.pool, timeout_s=VERIFY_S)
         return {"pool": reference.pool, **verified}
 
-    def damaged(self) -> "builtins.list[dict[str, str]]":
-        """{"pool", "node", "path", "reason"} of all checkpoints that were found damaged and stay where they are."""
-        rows: builtins.list[dict[str, str]] = []
+    def findings(self) -> "builtins.list[tuple[str, Finding]]":
+        """(node, finding) of all checkpoints that were found damaged and stay where they are, for `doctor`."""
+        found = []
         for pool in sorted({a.facts.pool for _, a in self._agents.ready() if a.facts}):
-            node = self._node_of(pool)
-            found = self._agents.call(node, "damaged_checkpoints")
-            rows += [{"pool": pool, "node": node, **row} for row in found]
-        return rows
+            with suppress(FleetError):  # a node that does not answer is a finding of its own
+                node = self._node_of(pool)
+                for row in self._agents.call(node, "damaged_checkpoints"):
+                    told = f"is damaged, and nothing resumes from it: {row['reason']}"
+                    found.append((node, Finding("warning", f"checkpoint {pool}:{row['path']}", told, REPAIR)))
+        return found
 
     def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
         """What `count` devices of `kind` would keep, convert or refuse, and whether it fits."""

@@ -168,7 +168,8 @@ class Client(Transport):
         page: int = 1000,
     ) -> Iterator[list[Data]]:
         """All of them, page by page, the newest page first; within a page the newest is last."""
-        path, params = "/v1/jobs", _wanted(states, page, name, since_s, fields)
+        path: str = "/v1/jobs"
+        params: Data | None = _wanted(states, page, name, since_s, fields)
         while path:
             response = self.answer("GET", path, params=params)
             yield response.json()
@@ -367,7 +368,7 @@ class Client(Transport):
                         return report
                     if progress and name == "progress":
                         progress(data["done_bytes"], data["total_bytes"])
-                gone = BrokenConnection("the server stopped before the work was finished", REMEDY)
+                gone: Unreachable = BrokenConnection("the server stopped before the work was finished", REMEDY)
             except Unreachable as e:
                 gone = e
             self._again(gone, key, tries_left)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 
 from cluster.catalogue import aliases, backend_name, is_backend, spelled, vendors, words
 from cluster.errors import UserError
@@ -86,6 +87,7 @@ def hang_after_s(value: object) -> float:
     return found
 
 
+@lru_cache(1024)
 def _one(text: str) -> Wanted:
     parts = [part.strip() for part in text.split(":")]
     number = parts.pop() if len(parts) > 1 and COUNT.fullmatch(parts[-1]) else ""

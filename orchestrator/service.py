@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster import fleet_record
 from cluster.errors import FleetError, SpecError, UserError
+from cluster.fleet_record import FleetRecord
 from cluster.plain import to_plain
 from orchestrator import checkpoint_moves
 from orchestrator.benchmark import throughput
@@ -21,11 +22,12 @@ from orchestrator.core.model import Devices, Event, Job
 from orchestrator.core.nodes import leased
 from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.resources import accelerators
-from orchestrator.runtime import jobs_page, repair
+from orchestrator.runtime import housekeeping, jobs_page, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.controller import Runtime, now
 from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.housekeeping import Housekeeping
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
 from orchestrator.runtime.known import KnownDevices
@@ -38,7 +40,8 @@ from orchestrator.runtime.submissions import Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
-from orchestrator.store import Answer, EventStore
+from orchestrator.store import Answer
+from orchestrator.store.setting import open_store
 
 NO_FLEET = "run `polyfleet up` first"
 FIRST_NODES_WAIT_S = 20.0
@@ -62,7 +65,7 @@ class Service:
     """One per server process. `home` holds the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
-        self.store = EventStore(f"sqlite:///{home / 'polyfleet.db'}")
+        self.store = open_store(home)
         self.jobs_table = Jobs(self.store)
         self.packages = Packages(home / "packages")
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -73,20 +76,25 @@ class Service:
         self._rates = throughput.Rates(self.store.benchmarks)
         self._known = KnownDevices(home / "inventory.json")
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
-        self.runtime.seen = self._known.look
+        self.runtime.seen = self._look
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
-        self._submissions = Submissions(*parts, self._devices, self._stored)
+        self._submissions = Submissions(*parts, self._devices, self._stored, lambda: len(self.runtime.control.records))
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
         self._settled = ""
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
+        keep_s = housekeeping.keep_jobs_s()
+        forget = housekeeping.forget_on(self.agents)
+        self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._distrust)
         self.runtime.start()
         self._benchmarks.take_up()
+        self._housekeeping.start()
         if self._repair:
             self._repair.start()
 
     def close(self) -> None:
+        self._housekeeping.close()
         if self._repair:
             self._repair.close()
         self._benchmarks.close()
@@ -103,14 +111,17 @@ class Service:
         """Specs with their packages, all of them or none: {"jobs": [{"id", "name"}], "note"}"""
         return self._submissions.many(jobs, key)
 
+    def _distrust(self, job: str, why: str) -> None:
+        self.runtime.post(CancelAsked(job, f"its history in the job store is damaged: {why}"))
+
     def _stored(self, events: list[Event]) -> None:
         self.runtime.post(Submitted(tuple(record for e in events if (record := self.jobs_table.get(e.job)))))
 
     def _devices(self) -> tuple[tuple[Devices, ...] | None, str]:
         """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""
         self._settle(SUBMIT_WAIT_S)
-        trouble, known = self.runtime.trouble, self._known.newest
-        if known is None:
+        trouble, known, fleet = self.runtime.trouble, self._known.newest, self.runtime.fleet
+        if known is None or (fleet is not None and not self._complete(fleet)):
             return None, f"{trouble or NOT_YET}; the job waits, and what it asks for is checked once a fleet is up"
         waits = f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else ""
         return known.devices, waits
@@ -139,12 +150,24 @@ class Service:
                 return
             if RAY.blocked():
                 return  # what has not shown itself by now does not within a moment
-            known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
-            if known and known >= {p.node for p in fleet.living() if p.role == "worker"}:
+            if self._complete(fleet):
                 self._known.look(self.runtime.snapshot().devices)
                 self._settled = fleet.address
                 return
             time.sleep(0.05)
+
+    def _complete(self, fleet: FleetRecord) -> bool:
+        """Every node of the fleet has told what it has, or is lost."""
+        if self._settled == fleet.address:
+            return True
+        known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
+        return bool(known) and known >= {p.node for p in fleet.living() if p.role == "worker"}
+
+    def _look(self, devices: tuple[Devices, ...]) -> None:
+        """Half of a fleet is not its inventory."""
+        fleet = self.runtime.fleet
+        if fleet is not None and self._complete(fleet):
+            self._known.look(devices)
 
     def job(self, ref: str) -> dict[str, Any]:
         return self._view(self.jobs_table.find(ref))
@@ -276,7 +299,8 @@ class Service:
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
-        return [{"node": name, **to_plain(finding)} for name, finding in [*told, *self._watched.findings()]]
+        told += [*self._watched.findings(), *self._checkpoints.findings()]
+        return [{"node": name, **to_plain(finding)} for name, finding in told]
 
     def health(self) -> dict[str, Any]:
         """The server's own state, as seen now from outside its controller's thread."""

@@ -5,6 +5,7 @@ A spec keeps what was written (strings such as `nvidia:H100:8` or `5m`), so that
 """
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -218,8 +219,12 @@ def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
 
 
 def _is_set(part: Model, field: str) -> bool:
-    info = type(part).model_fields.get(field)
-    return info is not None and getattr(part, field) != info.get_default(call_default_factory=True, validated_data={})
+    return field in part.model_fields_set and bool(getattr(part, field) != _default(type(part), field))
+
+
+@cache
+def _default(kind: type[Model], field: str) -> Any:
+    return kind.model_fields[field].get_default(call_default_factory=True, validated_data={})
 
 
 def _instead(task: str) -> str:

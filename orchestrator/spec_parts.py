@@ -113,7 +113,7 @@ class Resources(Shape):
 
     def alternatives(self) -> Iterator[tuple[CandidateSpec, Wanted]]:
         """Every candidate with the devices it wants: a list or mapping of accelerators makes several of one."""
-        for candidate in self.ordered or self.any_of or (CandidateSpec(),):
+        for candidate in self.ordered or self.any_of or (_PLAIN,):
             for wanted in _wanted(candidate, self):
                 yield candidate, wanted
 
@@ -197,6 +197,9 @@ class CheckpointSpec(Model):
 
     resume_from: f.ResumeFrom = ""
     """Start from this checkpoint: POOL:PATH, or PATH in the pool the job runs in."""
+
+
+_PLAIN = CandidateSpec()
 
 
 def _wanted(own: CandidateSpec, base: Resources) -> tuple[Wanted, ...]:

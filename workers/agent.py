@@ -173,6 +173,11 @@ class Agent:
         self._generation.admit(generation)
         self._attempts.forget(job, epoch)
 
+    def remove(self, generation: int, attempts: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """The job was removed: so are records and logs of these attempts, each job and epoch. Returns those gone."""
+        self._generation.admit(generation)
+        return self._attempts.remove([(str(job), int(epoch)) for job, epoch in attempts])
+
     def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """{"data", "next", "more", "ended"}: whole lines of a rank's log from byte `offset`."""
         return self._attempts.log(job, epoch, rank, offset, limit_bytes)

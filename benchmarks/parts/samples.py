@@ -21,6 +21,9 @@ class Samples:
     def add(self, case: str, seconds: float) -> None:
         self._seconds[case].append(seconds)
 
+    def clear(self) -> None:
+        self._seconds.clear()
+
     @contextmanager
     def timing(self, case: str) -> Iterator[None]:
         """An error inside leaves no sample."""

@@ -89,12 +89,12 @@ def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, holds: bool, tru
     classes = {run.classes.get(run.cells[k]["host"], "quiet") for run in (old, new)}
     verdict = statistics.verdict(ratio, noise, holds, "unusable" not in classes)
     quiet = classes == {"quiet"}
-    note = ""
+    note, before_s = "", old.summaries[k]["undisturbed_s"]
     if verdict is Verdict.SLOWER and not quiet and not trust_shared:
         verdict, note = Verdict.INCONCLUSIVE, "slower, on a host that was not quiet: measure both again there"
     return {
         **_names(k), "status": MEASURED, **asdict(ratio), "noise": noise, "verdict": str(verdict), "note": note,
-        "before_s": old.summaries[k]["call_s"]["median"], "after_s": new.summaries[k]["call_s"]["median"],
+        "before_s": before_s, "after_s": before_s / ratio.ratio,
     }  # fmt: skip
 
 

@@ -21,7 +21,10 @@ Data = dict[str, Any]
 
 
 def results(lines: Iterable[Data]) -> Data:
-    """{"run", "request", "columns", "cells", "hosts", "state", …}; a cell measured twice counts as it was last."""
+    """{"run", "request", "columns", "cells", "hosts", "state", …}; a cell measured twice counts as it was last.
+
+    A cell's `time_s` is what its ratio is of: the reference's `time_s` over it is the ratio.
+    """
     lines = list(lines)
     begun = next((line for line in lines if line["line"] == "begun"), {})
     ended = next((line for line in reversed(lines) if line["line"] == "ended"), None)
@@ -31,6 +34,8 @@ def results(lines: Iterable[Data]) -> Data:
     known = sorted(raw.values(), key=lambda c: order.get(c["column"], len(order)))
     cells = {cell["id"]: _summary(cell, columns.get(cell["column"], {})) for cell in known}
     _compare(known, cells, columns)
+    for cell in cells.values():
+        cell["time_s"] = _time_s(cell, cells)
     _limits(cells, columns)
     return {
         "schema": SCHEMA,
@@ -149,6 +154,18 @@ def _compare(known: list[Data], cells: dict[str, Data], columns: dict[str, Data]
             "noise": noise,
             "verdict": str(statistics.verdict(ratio, noise, holds, _usable(cell) and _usable(other))),
         }
+
+
+def _time_s(cell: Data, cells: dict[str, Data]) -> float | None:
+    """Of a call, by the quickest parts. Where a cell is compared, rounds in which all was slow drop out: the ratio is
+    that of rounds side by side, and the time is the reference's divided by it."""
+    if not cell["call_s"]:
+        return None
+    versus = cell.get("versus")
+    if versus is None:
+        return float(cell["undisturbed_s"])
+    reference_s = _time_s(cells[versus["reference"]], cells)
+    return None if reference_s is None else float(reference_s / versus["ratio"])
 
 
 def _usable(cell: Data) -> bool:

@@ -150,8 +150,8 @@ def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
 
 def _submitted(event: Event) -> Record:
     spec = event.data.get("spec", {})
-    job = from_plain(Job, {**_of_spec(spec, event.data), **event.data["job"]})
-    return Record(replace(job, number=event.seq), "submitted", seq=event.seq)
+    job = from_plain(Job, {**_of_spec(spec, event.data), **event.data["job"], "number": event.seq})
+    return Record(job, "submitted", seq=event.seq)
 
 
 def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:

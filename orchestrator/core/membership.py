@@ -21,10 +21,15 @@ from orchestrator.core.nodes import OWNER, Node
 MADE_AGAIN_S = 1.0
 """Between two tries to make an agent."""
 
-HUNG_S = 8.0
-"""An agent that has not answered for so long is ended and started again; its attempts do not notice."""
+HUNG_S = 5.0
+"""An agent that has not answered for so long is ended and started again. The next one is there within three seconds on
+the server's machine, before the attempts have lost their leases: they do not notice.
+"""
 
-HELLO_HUNG_S = 90.0
+ENDED_BY_US_S = 15.0
+"""So long after that the end of an agent is no failure of its node."""
+
+HELLO_HUNG_S = 60.0
 """A first greeting may wait for tools of vendors, and for the process to start."""
 
 FORGOTTEN_S = 3600.0
@@ -141,7 +146,8 @@ def _make(draft: Draft, name: str) -> None:
 
 
 def _hung(draft: Draft, node: Node) -> None:
-    limit_s = HUNG_S if node.facts else HELLO_HUNG_S
+    greets = node.facts is None or node.restarted_s > node.heard_s
+    limit_s = HELLO_HUNG_S if greets else HUNG_S
     silent_s = min(node.silent_s(draft.now.s), draft.now.s - node.restarted_s)
     if silent_s > limit_s:
         why = f"the agent of {node.name} did not answer for {silent_s:.0f} s and was started again"
@@ -163,7 +169,8 @@ def agent_died(draft: Draft, told: AgentDied) -> None:
     node = draft.nodes.get(told.node)
     if node is None or node.ray_id != told.ray_id or node.lost:
         return
-    draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
+    if draft.now.s - node.restarted_s > ENDED_BY_US_S:
+        draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
     if told.gone:
         _make(draft, node.name)
 

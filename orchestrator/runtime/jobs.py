@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.errors import FleetError, NotFound, nearest
-from orchestrator.core.fold import Record, submitted
+from orchestrator.core.fold import Record
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import WAITING
-from orchestrator.store import Answer, EventStore
+from orchestrator.store import EventStore
 from orchestrator.store.jobs import MANY, Page
 from orchestrator.store.ledger import NotCounted
 
@@ -22,6 +22,8 @@ CHECKED_AT_ONCE = 100
 
 class NotStored(FleetError):
     """The job store cannot take anything now: a full disk, a database that is gone. Later it may."""
+
+    retry_after_s = 5
 
 
 class Jobs:
@@ -62,28 +64,6 @@ class Jobs:
         except NotCounted as e:
             return e.why
         return ""
-
-    def accept(
-        self,
-        key: str,
-        digest: str,
-        new: Sequence[tuple[Job, dict[str, Any]]],
-        stored: Callable[[list[Event]], None] = lambda _: None,
-    ) -> list[str]:
-        """Submit all of `new` (job without an id, its spec), or none: their ids, durable.
-
-        The same key and digest give the ids of the first time; with another digest the key is a Conflict. `stored` gets
-        the events of jobs that are new before anybody else can know their ids.
-        """
-        body = self._store.once(key, digest, lambda: self._submitted(new), stored)
-        ids: list[str] = body["ids"] if "ids" in body else [body["id"]]  # one alone, as older versions stored it
-        return ids
-
-    def _submitted(self, new: Sequence[tuple[Job, dict[str, Any]]]) -> Answer:
-        named = [(replace(job, id=self.new_id(job.name)), spec) for job, spec in new]
-        events = tuple(submitted(job, spec, job.submitted_s) for job, spec in named)
-        ids = [job.id for job, _ in named]
-        return Answer({"id": ids[0]} if len(ids) == 1 else {"ids": ids}, events, 201)
 
     # -- what may not be trusted, and what is too old
 
@@ -154,6 +134,10 @@ class Jobs:
                 if job not in self._metrics:
                     self._remember(job, metrics)
         return page
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs are in which state."""
+        return self._table.counts()
 
     def measured(self, job_id: str, metrics: dict[str, Any]) -> None:
         """Remember the newest report of a job."""

@@ -124,5 +124,5 @@ def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, l
     }
 
 
-_ACCEPTED = job_view(Record(Job("", "", "", ()), {}), {})
+_ACCEPTED = job_view(Record(Job("", "", "", ())), {})
 FIELDS = tuple(_ACCEPTED)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 WORDS = {"unsupported": "unsupported", "failed": "failed", "wrong": "WRONG", "lost": "lost", "skipped": "not measured"}
+TIMES = "times are those of the quickest parts; × is the first column's time over this one's"
 SIGNS = {"FASTER": "▲", "SLOWER": "▼", "SAME": "=", "INCONCLUSIVE": "?"}
 
 
@@ -93,7 +94,7 @@ def _tile(cell: Data | None) -> Tile:
         return Tile("", dim=True)
     if cell["call_s"] is None:
         return Tile(WORDS.get(cell["status"], str(cell["status"])), dim=True, bad=cell["status"] in ("wrong", "failed"))
-    taken = duration(cell["call_s"]["median"])
+    taken = duration(cell["time_s"])
     versus = cell.get("versus")
     if not versus:
         return Tile(taken)
@@ -113,7 +114,7 @@ def _trust(results: Data) -> list[str]:
             f"the same measured twice differed by at most {max(noises):.1%}, in the middle {_middle(noises):.1%}"
         )
     if any(c.get("versus") for c in results["cells"]):
-        told.append("× the first column's time over this one's; ▲ faster ▼ slower = same ? inconclusive")
+        told.append(f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive")
     return told
 
 

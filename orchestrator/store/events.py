@@ -5,7 +5,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -239,8 +239,7 @@ class EventStore:
     def _known(self, key: str) -> Row[Any] | None:
         if key in self._writer.doubtful:
             return None
-        with self._database.reading() as connection:
-            return connection.execute(select(requests).where(requests.c.key == key)).first()
+        return self._database.first(select(requests).where(requests.c.key == key))
 
     def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
         """None that is not acknowledged, even where the database shows one."""
@@ -275,7 +274,8 @@ def _work(new: Sequence[Event], strict: bool) -> Work:
     folded is what will be read: numbers that JSON has not are words by then.
     """
     rows = [_row(event) for event in new]
-    return Work([replace(e, data=decode(row["data"])) for e, row in zip(new, rows, strict=True)], rows, strict)
+    as_read = [Event(e.job, e.event, e.epoch, e.time_s, decode(row["data"])) for e, row in zip(new, rows, strict=True)]
+    return Work(as_read, rows, strict)
 
 
 def _row(event: Event) -> Data:

@@ -14,6 +14,7 @@ from orchestrator.core.states import State
 from orchestrator.store import folding, records
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, readable
 from orchestrator.store.ledger import Ledger, Turn
+from orchestrator.store.rows import insert_rows
 from orchestrator.store.schema import jobs, removals, reports
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class JobTable:
         """The rows of a transaction."""
         rows = [(job, folding.values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
         if new := [row for job, row in rows if job in turn.numbers]:
-            connection.execute(jobs.insert(), new)
+            insert_rows(connection, jobs, new)
         changed = [(job, row) for job, row in rows if job not in turn.numbers]
         if changed:
             kept = [{"of": job} | {k: v for k, v in row.items() if k not in FIXED} for job, row in changed]

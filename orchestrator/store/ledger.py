@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.errors import PolyfleetError
@@ -138,4 +138,4 @@ class Ledger:
 
 
 def numbered(events: Iterable[Event], first: int) -> Iterator[Event]:
-    return (replace(event, seq=seq) for seq, event in enumerate(events, first))
+    return (Event(e.job, e.event, e.epoch, e.time_s, e.data, seq) for seq, e in enumerate(events, first))

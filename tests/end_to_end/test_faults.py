@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from cluster import fleet_record
 from orchestrator import Orchestrator, RunJob, TrainJob, client
@@ -122,8 +123,12 @@ def test_two_at_once_bring_up_one_fleet(fleet: Orchestrator, fleet_file: Path, c
     assert fleet_record.read() == before
 
 
-def test_a_rotten_newest_checkpoint_is_passed_over(fleet: Orchestrator, training, home: Path, until, processes_of):
-    job = fleet.submit(TrainJob(**training, resources={"pool": "right"}))
+@pytest.mark.parametrize("resumes_in", ["right", "left"])
+def test_a_rotten_newest_checkpoint_is_passed_over(
+    fleet: Orchestrator, training, home: Path, until, processes_of, cli, resumes_in: str
+):
+    """Where the job ran, found by its ranks as they load it; in another pool, as it is copied there."""
+    job = fleet.submit(TrainJob(**training, resources={"ordered": [{"pool": "right"}, {"pool": resumes_in}]}))
     until(lambda: len(list((home / "storage" / "right" / job.id).glob("step-*/MANIFEST.json"))) >= 2)
     [rank] = [p for p in processes_of(job.id) if "workers.attempt.child" in p.cmdline()]
     rank.suspend()
@@ -134,6 +139,12 @@ def test_a_rotten_newest_checkpoint_is_passed_over(fleet: Orchestrator, training
     shard.write_bytes(data)
     rank.kill()
     assert job.result(60)["returned"]["first"] == int(before.name.split("-")[1])
+    assert job.view["attempts"][-1]["pool"] == resumes_in
+    shown = json.loads(cli("checkpoint", "show", f"right:{job.id}/{newest.name}", "-o", "json").stdout)
+    assert f"right:{job.id}/{newest.name}/{shard.name}: chunk 1 of 1 is not what was saved" in shown["damaged"]
+    assert f"checkpoint right:{job.id}/{newest.name}" in cli("doctor").stdout
+    said = f"{newest.name} is damaged and is not resumed from"
+    assert (said in cli("logs", job.id).stdout) == (resumes_in == "right")
 
 
 def test_down_leaves_no_process_of_ours(fleet: Orchestrator, home: Path, until, cli, processes_of):

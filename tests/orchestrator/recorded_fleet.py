@@ -25,6 +25,7 @@ from cluster.vocabulary import NodeFacts
 from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Event
 from orchestrator.runtime import actors, fences, reservations
+from orchestrator.runtime.engine import RAY
 from orchestrator.service import Service
 from workers.agent import Agent
 from workers.attempt.records import Folder
@@ -198,7 +199,14 @@ class RecordedFleet:
         fleet_record.write(replace(recorded, state="stopping"))
         _until(service, lambda: service.runtime.trouble)
 
-    def close(self) -> None:
+    def close(self, service: Service) -> None:
+        """Of a service that is closed: threads it has left must not reach the real Ray once that is put back. Asked for
+        anything, Ray would start a cluster here, or end this process where it finds none.
+        """
+        service.agents.call = _gone  # type: ignore[method-assign]
+        end = time.monotonic() + HANG_S
+        while RAY._calls and time.monotonic() < end:
+            time.sleep(0.002)
         for actor in self._by_id.values():
             actor.agent.stop_all()
             actor.threads.shutdown(wait=False)
@@ -209,6 +217,10 @@ class RecordedFleet:
         log.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{STAMP} out {line}\n" for line in lines)
         log.write_bytes(text.encode("utf-8", "surrogatepass"))
+
+
+def _gone(node: str, method: str, *_: Any, **__: Any) -> Any:
+    raise FleetError(f"node {node}: the test has ended")
 
 
 def _until(service: Service, truth: Callable[[], Any]) -> None:

@@ -91,7 +91,7 @@ def test_a_folder_travels_with_its_job(o, live, tmp_path, monkeypatch):
     (spec,) = live.specs
     assert spec["working_dir"] == str(tmp_path / "code")
     (archive,) = (live.home / "packages").glob("*.zip")
-    assert job.history()[0]["data"] == {"package": archive.stem}
+    assert live.service.jobs_table[job.id].job.package == archive.stem
 
 
 def test_a_missing_folder_is_refused_before_anything_is_sent(o, live, tmp_path):

@@ -62,12 +62,16 @@ def test_an_inventory_that_cannot_be_read_is_none(tmp_path, caplog):
         caplog.clear()
 
 
-def test_a_fleet_that_loses_its_nodes_is_still_known(live):
-    before = json.loads((live.home / "inventory.json").read_text())
-    assert [d["id"] for d in before["devices"]] == ["cpu-0/cpu", "ipex-0/cpu:ipex", "xla-0/tpu:emulated"]
+def test_a_fleet_that_loses_a_node_is_still_known(live, wait_for):
+    def known():
+        path = live.home / "inventory.json"
+        return [d["id"] for d in json.loads(path.read_text())["devices"]] if path.exists() else []
+
+    devices = ["cpu-0/cpu", "ipex-0/cpu:ipex", "xla-0/tpu:emulated"]
+    wait_for(lambda: known() == devices)
     live.fleet.lose(live.service, "xla-0")
     assert live.service.submit(ON_TPU, "", "")["state"] == "PENDING"
-    assert json.loads((live.home / "inventory.json").read_text()) == before
+    assert known() == devices
 
 
 def test_a_known_key_answers_before_anything_is_checked(live, next_server, monkeypatch):
@@ -86,7 +90,7 @@ def test_a_known_key_answers_before_anything_is_checked(live, next_server, monke
 def test_an_accepted_job_looks_as_its_view_does(live):
     job = parse_job(RUN).to_job("hello-1", 12.5)
     kept = json.loads(json.dumps(acknowledged(job, "")))
-    record = apply(None, submitted(job, RUN, "", 12.5))
+    record = apply(None, submitted(job, RUN, 12.5))
     assert accepted_view(kept) == job_view(record, {})
 
 
@@ -133,14 +137,14 @@ def test_jobs_are_listed_by_pages_with_chosen_fields(live):
     assert pages[0][0] == {"id": ids[15], "state": "PENDING"}
     with live.http as direct:
         first = direct.get("/v1/jobs", params={"limit": 10, "fields": "id,name"})
-        assert first.headers["Link"] == f'</v1/jobs?limit=10&fields=id%2Cname&before={ids[15]}>; rel="next"'
-        older = direct.get(first.headers["Link"].partition(">")[0].removeprefix("<"))
+        assert first.json()[-1] == {"id": ids[-1], "name": "hello"}
+        older = direct.get(first.links["next"]["url"])
         assert [row["id"] for row in older.json()] == ids[5:15]
-        last = direct.get("/v1/jobs", params={"before": ids[3], "since": 1.0})
-        assert ([row["id"] for row in last.json()], "Link" in last.headers) == (ids[:3], False)
+        last = direct.get(older.links["next"]["url"])
+        assert ([row["id"] for row in last.json()], last.links) == (ids[:5], {})
+        assert direct.get("/v1/jobs", params={"since": 4e9}).json() == []
         wrong = direct.get("/v1/jobs", params={"fields": "sate"})
         assert (wrong.status_code, wrong.json()["error"]["field"]) == (422, "fields")
-        assert direct.get("/v1/jobs", params={"before": "absent"}).status_code == 404
 
 
 def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
@@ -148,7 +152,7 @@ def test_a_list_asks_the_store_once_for_all_reports(live, monkeypatch):
         job = live.ran({**RUN, "name": f"n{number}"})["id"]
         live.service.store.report(job, 1, number, 1.0, {"step": number})
     live.ran(RUN)
-    live.service.jobs_table._metrics.clear()
+    live.service.jobs_table._metrics.clear()  # as in a server that has just started
     asked = []
     monkeypatch.setattr(live.service.store, "last_report", lambda job: asked.append(job))
     assert [job["metrics"] for job in live.service.jobs(_all()).rows] == [{"step": n} for n in range(3)] + [{}]

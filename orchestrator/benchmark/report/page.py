@@ -69,17 +69,18 @@ def _tile(cell: Data | None) -> Data:
     if cell["call_s"] is None:
         return {"text": WORDS.get(cell["status"], cell["status"]), "title": cell["reason"], "class": cell["status"],
                 "strength": 0, "time": ""}  # fmt: skip
-    call = cell["call_s"]
-    title = f"{duration(call['median'])} [{duration(call['low'])}, {duration(call['high'])}], {cell['rounds']} rounds"
+    call, time = cell["call_s"], duration(cell["time_s"])
+    title = f"median {duration(call['median'])} [{duration(call['low'])}, {duration(call['high'])}]"
+    title += f", {cell['rounds']} rounds"
     versus = cell.get("versus")
     if not versus:
-        return {"text": "", "title": title, "class": "reference", "strength": 0, "time": duration(call["median"])}
+        return {"text": "", "title": title, "class": "reference", "strength": 0, "time": time}
     strength = min(abs(versus["ratio"] if versus["ratio"] > 1 else 1 / versus["ratio"]) - 1, 3.0) / 3
     title += f"; {versus['ratio']:.3f}× [{versus['low']:.3f}, {versus['high']:.3f}], {versus['verdict'].lower()}"
     title += f", noise {versus['noise']:.1%}, p = {versus['p']:.2g}"
     return {
         "text": f"{versus['ratio']:.2f}× {SIGNS[versus['verdict']]}", "title": title,
-        "class": VERDICTS[versus["verdict"]], "strength": round(15 + 55 * strength), "time": duration(call["median"]),
+        "class": VERDICTS[versus["verdict"]], "strength": round(15 + 55 * strength), "time": time,
     }  # fmt: skip
 
 

@@ -5,9 +5,10 @@ import io
 from typing import Any
 
 from orchestrator.benchmark.report import page, words
+from orchestrator.show.benchmark import TIMES
 
 Data = dict[str, Any]
-FIELDS = ("case", "precision", "level", "regime", "column", "kind", "pool", "status", "reason", "rounds",
+FIELDS = ("case", "precision", "level", "regime", "column", "kind", "pool", "status", "reason", "rounds", "time_s",
           "first_call_s", "compile_s", "items_per_s", "flops_per_s", "bytes_per_s", "of_peak_flops", "of_own_flops",
           "of_own_bytes",
           "peak_memory_bytes", "joules_per_item", "price_per_million", "noise")  # fmt: skip
@@ -27,7 +28,7 @@ def markdown(results: Data) -> str:
     for row in page.heat(results):
         tiles = [" ".join(filter(None, (tile["time"], tile["text"]))) for tile in row["tiles"]]
         told.append("| " + " | ".join([_cell(row["case"]), *map(_cell, tiles)]) + " |")
-    told += ["", "× is the first column's time over this one's; ▲ faster ▼ slower = same ? inconclusive.", ""]
+    told += ["", f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive.", ""]
     return "\n".join(told)
 
 

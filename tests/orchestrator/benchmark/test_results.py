@@ -5,12 +5,15 @@ import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from orchestrator.benchmark import export
+from orchestrator.benchmark.history import compare
 from orchestrator.benchmark.report import page, text, words
 from orchestrator.benchmark.results import merged, results
+from orchestrator.benchmark.running import read_lines
 from orchestrator.show.benchmark import report
 
 CASE = {"workload": "matmul", "family": "operation", "mode": "forward", "item": "call", "items": 1}
@@ -177,3 +180,54 @@ def test_two_devices_of_one_kind_and_software_are_called_twins():
     found = results(lines)
     assert found["cells"][1]["versus"]["twins"] is True
     assert "devices are compared, not back ends" in words.strip(found)[1]["sentence"]
+
+
+RECORDED = Path(__file__).parents[2] / "data" / "benchmark-run.jsonl"
+SHOWN = re.compile(r"(?P<time>[0-9.]+) (?P<unit>µs|ms|s)(?:  ?(?P<ratio>[0-9.]+)× .)?")
+SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def shown(tile):
+    """(seconds, half of their last digit, the ratio or None) of a tile."""
+    match = SHOWN.fullmatch(tile)
+    assert match, tile
+    unit = SECONDS[match["unit"]]
+    last = 10 ** -len(match["time"].partition(".")[2]) * unit / 2
+    return float(match["time"]) * unit, last, match["ratio"] and float(match["ratio"])
+
+
+def tables():
+    """What a run shows on each surface, by case: the tiles of its ways, the reference first."""
+    told = results(read_lines(RECORDED))
+    in_text = [tiles for _, tiles in report(told).parts[0].rows]
+    in_page = [[f"{tile['time']} {tile['text']}".strip() for tile in row["tiles"]] for row in page.heat(told)]
+    rows = [line for line in text.markdown(told).splitlines() if line.startswith(("| rms", "| mlp"))]
+    marked = [row.split("|")[2].strip() for row in rows]
+    in_csv = [
+        f"{float(row['time_s'])} s" + (f" {float(row['versus_ratio'])}× =" if row["versus_ratio"] else "")
+        for row in csv.DictReader(io.StringIO(text.to_csv(told)))
+    ]
+    flat = ([tile.text for tiles in in_text for tile in tiles], [t for row in in_page for t in row], marked, in_csv)
+    return {surface: [tiles[:4], tiles[4:]] for surface, tiles in zip(("text", "page", "md", "csv"), flat, strict=True)}
+
+
+@pytest.mark.parametrize("surface", ["text", "page", "md", "csv"])
+def test_the_ratio_that_is_shown_is_that_of_the_two_times_beside_it(surface):
+    for reference, *others in tables()[surface]:
+        reference_s, reference_off, ratio = shown(reference)
+        assert ratio is None
+        for other in others:
+            time_s, off, ratio = shown(other)
+            low, high = (reference_s - reference_off) / (time_s + off), (reference_s + reference_off) / (time_s - off)
+            assert low - 0.005 <= ratio <= high + 0.005, (reference, other)
+
+
+def test_the_ratio_to_an_earlier_run_is_that_of_the_two_times_beside_it():
+    lines = read_lines(RECORDED)
+    slower = [dict(line) for line in lines]
+    for line in slower:
+        for block in line.get("blocks", []):
+            block["parts_s"] = [part * 1.3 + 1e-5 * number for number, part in enumerate(block["parts_s"])]
+    rows = [row for row in compare(read_lines(RECORDED), slower)["cells"] if "ratio" in row]
+    assert len(rows) == 8
+    assert all(row["before_s"] / row["after_s"] == pytest.approx(row["ratio"]) for row in rows)

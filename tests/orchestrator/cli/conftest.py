@@ -3,11 +3,8 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
-
-from orchestrator.cli.main import main
 
 COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]
 
@@ -28,25 +25,5 @@ def polyfleet(tmp_path):
         if done.stdout is not None:
             done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
         return done
-
-    return run
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def here(monkeypatch, capsys):
-    """The same command in this process: a tenth of the time, for the many combinations of verb and format."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["polyfleet", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
 
     return run

@@ -1,10 +1,8 @@
 """Jobs of a server: pages, references and bulk submissions, whatever number of jobs there is."""
 
-from dataclasses import replace
-
 import pytest
 
-from cluster.errors import Conflict, NotFound
+from cluster.errors import NotFound
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.runtime.jobs import Jobs, NotStored
@@ -145,14 +143,11 @@ def test_a_turn_is_stored_whole_with_numbers_or_not_at_all(jobs, store):
     assert jobs["a"].job.state == "STARTING"
 
 
-def test_a_bulk_of_jobs_is_accepted_once_and_whole(jobs):
-    new = [(job(f"sweep-{n}"), {"command": "true"}) for n in range(500)]
-    told = []
-    first = jobs.accept("key", "digest", new, told.extend)
-    assert jobs.accept("key", "digest", new, told.extend) == first == [r.job.id for r in jobs.open()]
-    assert len(set(first)) == 500 and [e.job for e in told] == first
-    assert jobs[first[7]].job == replace(job("sweep-7", first[7]), number=8)
-    with pytest.raises(Conflict):
-        jobs.accept("key", "other", new)
-    [alone] = jobs.accept("key-2", "digest", new[:1])
-    assert jobs.accept("key-2", "digest", new[:1]) == [alone]
+def test_jobs_are_counted_by_state(jobs):
+    submit(jobs, "a", "b", "c")
+    cancel(jobs, "b")
+    assert jobs.counts() == {"PENDING": 2, "CANCELLED": 1}
+
+
+def test_ids_of_many_jobs_of_one_name_differ(jobs):
+    assert len({jobs.new_id("sweep") for _ in range(1000)}) == 1000

@@ -280,7 +280,7 @@ def test_a_start_that_arrives_after_its_stop_is_refused_also_by_the_next_agent(n
         for epoch in (1, 2):
             with pytest.raises(Conflict):
                 attempts.start(node.order(epoch=epoch), {})
-    assert not list((node.root / "attempts").iterdir())
+    assert not list((node.root / "attempts").glob("j.*"))
     node.start(epoch=3)
     assert node.outcome(epoch=3)["state"] == "succeeded"
 
@@ -302,7 +302,7 @@ def test_leases_are_given_from_when_the_controller_spoke(node):
     node.reopen().renew(before - 4.98)
     assert lease.deadline_s(node.folder().lease) == pytest.approx(before + 0.02, abs=0.002)
     node.reopen().renew(before + 1e6)
-    assert lease.deadline_s(node.folder().lease) <= lease.now_s() + 5.0
+    assert lease.deadline_s(node.folder().lease) <= lease.now_s() + 5.002  # it is written in milliseconds
 
 
 def test_an_attempt_whose_agent_was_killed_amid_its_start_ends_as_lost_and_never_starts_again(node):
@@ -330,3 +330,47 @@ def test_files_of_older_attempts_disturb_no_newer_one(node):
     assert (ended["state"], ended["epoch"], ended["exit_codes"]) == ("succeeded", 2, {"0": 0})
     assert "j.2.0" not in node.attempts.poison()
     assert node.outcome(epoch=1)["exit_codes"] == {"0": 3}
+
+
+def test_a_newer_attempt_starts_once_the_older_one_has_ended(node):
+    node.start(command=("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"), epoch=1)
+    node.until(lambda: node.folder(epoch=1).log(0).exists() and "ready" in node.folder(epoch=1).log(0).read_text(), "1")
+    node.start(epoch=2)
+    assert node.folder(epoch=1).outcome.exists(), "two attempts of a job never run at once"
+    assert node.outcome(epoch=2)["state"] == "succeeded"
+
+
+def test_removed_attempts_leave_nothing_and_one_that_lives_stays(node):
+    node.start("old")
+    node.start("kept")
+    node.start("lives", FOREVER)
+    for job in ("old", "kept"):
+        node.outcome(job)
+    node.attempts.forget("old", 1)
+    assert node.attempts.remove([("old", 1), ("lives", 1), ("never", 1)]) == [("old", 1), ("never", 1)]
+    left = {path.name for parent in ("attempts", "shared") for path in (node.root / parent).iterdir()}
+    assert {name for name in left if not name.startswith(".")} == {"kept.1.0", "lives.1.0"}
+    with pytest.raises(NotFound):
+        node.attempts.log("old", 1, 0, 0, 100)
+
+
+def test_a_start_and_an_end_are_heard_without_looking(node, monkeypatch):
+    """By the bell that the supervisor rings: an agent's looks are as far apart as they can be."""
+    monkeypatch.setattr("workers.attempt.known.LOOK_EVERY_S", 600.0)
+    known, phases = {}, []
+    node.start(command=("sh", "-c", "read line"))
+    while phases[-1:] != ["ended"]:
+        reports = node.attempts.news({}, known, 60.0)
+        assert reports, "nobody heard"
+        for report in reports:
+            phases.append(report.phase)
+            known["j.1.0"] = report.phase
+    assert phases[-1] == "ended"
+
+
+def test_a_bell_that_job_code_has_taken_away_costs_nothing_but_time(node):
+    bell = node.root / "attempts/.bell"
+    node.start("first", ("sh", "-c", f"rm {bell}; mkdir {bell}"))
+    assert node.outcome("first")["state"] == "succeeded"
+    node.start("second")
+    assert node.outcome("second")["state"] == "succeeded"

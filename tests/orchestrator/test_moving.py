@@ -1,0 +1,66 @@
+"""Nodes are taken out of use and back, jobs are moved: by the client, by the command, and refused with words."""
+
+import pytest
+
+from cluster.errors import Conflict, NotFound, SpecError, UserError
+from orchestrator import client as http
+
+ON_CPU = {"task": "run", "command": "true", "name": "hello", "resources": {"pool": "cpu"}}
+
+
+@pytest.fixture
+def client(live):
+    with http.connect(start=False) as client:
+        yield client
+
+
+def test_a_drained_node_takes_no_job_until_it_is_resumed(client, wait_for):
+    assert client.node_drain("cpu-0", reason="new fans")["state"] == "drained"
+    job = client.submit(ON_CPU)["id"]
+    wait_for(lambda: "new fans" in client.job(job)["reason"])
+    assert client.job(job)["state"] == "PENDING"
+    assert client.node_resume("cpu-0")["state"] == "ready"
+    assert client.wait(job, timeout_s=20)["state"] == "SUCCEEDED"
+    for verb in (client.node_drain, client.node_resume):
+        with pytest.raises(NotFound, match="absent"):
+            verb("absent")
+
+
+def test_a_drain_outlives_the_server(client, live):
+    client.node_drain("xla-0")
+    live.service.close()
+    again = type(live.service)(live.home)
+    live.fleet.wait_until_known(again)
+    assert {node["node"]: node["state"] for node in again.nodes()}["xla-0"] == "drained"
+    again.close()
+
+
+def test_a_running_job_moves_to_another_pool_and_goes_on_there(client, talking, wait_for):
+    job = client.submit({**talking.spec, "resources": {"pool": "cpu"}, "recovery": {"grace": "1s"}})["id"]
+    wait_for(lambda: client.job(job)["state"] == "RUNNING")
+    assert client.migrate(job, "ipex")["id"] == job
+    wait_for(lambda: (view := client.job(job))["state"] == "RUNNING" and view["pool"] == "ipex")
+    talking.end()
+    assert client.wait(job, timeout_s=20)["state"] == "SUCCEEDED"
+    with pytest.raises((Conflict, UserError), match="has ended"):
+        client.migrate(job, "cpu")
+
+
+def test_a_move_to_what_is_not_there_is_refused_with_words(client, talking, wait_for):
+    job = client.submit({**talking.spec, "resources": {"pool": "cpu"}})["id"]
+    wait_for(lambda: client.job(job)["state"] == "RUNNING")
+    with pytest.raises(Conflict, match=f"job {job} cannot move to tpu:v5e now"):
+        client.migrate(job, "tpu:v5e")
+    with pytest.raises(SpecError) as wrong:
+        client.migrate(job, "tqu")
+    assert wrong.value.field == "to"
+    assert client.job(job)["state"] == "RUNNING"
+
+
+def test_the_command_says_what_became_of_a_node(here, live):
+    done = here("node", "drain", "cpu-0", "--reason", "new fans")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cpu-0: drained\n", "")
+    assert "drained" in here("inventory").stdout
+    done = here("node", "resume", "cpu-0")
+    assert (done.returncode, done.stdout) == (0, "cpu-0: ready\n")
+    assert here("node", "drain", "absent").returncode == 2
