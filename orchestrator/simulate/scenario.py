@@ -84,7 +84,7 @@ JOBS = (
     Line(3.0, "plain", Script(4.0)),
     Line(3.2, "gang", Script(8.0), GANG),
     Line(3.4, "long", Script(30.0)),
-    Line(3.6, "fails", Script(8.0, ((0, 0, 1.0, "user"),), may_fail=True)),
+    Line(3.6, "fails", Script(8.0, tuple((start, 0, 1.0, "user") for start in range(9)), may_fail=True)),
     Line(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=AGAIN),
     Line(12.0, "urgent", Script(3.0), Candidate(("cpu",), count=2, min_count=2, nodes=3), priority=9),
     Line(14.0, "cancelled", Script(60.0)),
