@@ -1,12 +1,13 @@
 # Everything needs only Python >= 3.11 and the internet; a second run is quick.
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
 #   make test    the whole test suite, with the second environment where this machine can have it
+#   make chaos   real faults, one after the other: killed processes, frozen ones, full and failing disks, restarts
 #   make fuzz    a million mutated inputs for the readers of untrusted bytes, at low priority; FUZZ="--seconds 60"
 #   make lint    formatting, lint and types, as in .ci/run and pre-commit
 #   make docs    write the generated pages of docs/ anew
 #   make clean   remove what was made in this folder; environments in the user's cache stay (polyfleet env remove)
 
-.PHONY: help demo test fuzz lint docs clean environment second-environment
+.PHONY: help demo test chaos fuzz lint docs clean environment second-environment
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -35,8 +36,13 @@ demo: environment second-environment
 test: environment second-environment
 	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
 	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
-	$(BIN)/python -m pytest -m "not alone" --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS) && \
-	$(BIN)/python -m pytest -m alone $(PYTEST_ARGUMENTS)
+	$(BIN)/python -m pytest -m "not alone and not chaos" --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS) && \
+	$(BIN)/python -m pytest -m "alone and not chaos" $(PYTEST_ARGUMENTS)
+
+chaos: environment second-environment
+	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
+	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
+	$(BIN)/python -m pytest -m chaos $(PYTEST_ARGUMENTS)
 
 fuzz: environment
 	$(BIN)/python tests/attacks/fuzz_campaign.py $(FUZZ)

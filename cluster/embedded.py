@@ -61,9 +61,7 @@ def up(
         _make_storages(spec)
         interpreters = {name: environments.create(pool.environment, progress) for name, pool in spec.pools.items()}
         if current is not None:
-            current = replace(current, found=dict(found))
-            current = heads.restart(current, progress) if current.headless else current
-            return start_missing(current, spec, interpreters, progress)
+            return with_head(replace(current, found=dict(found)), spec, interpreters, progress)
         try:
             new = _new_record(spec, left_out, found)
             progress("starting the head")
@@ -149,7 +147,7 @@ def _current(progress: Progress) -> FleetRecord | None:
     gone.
     """
     found = fleet_record.read()
-    if found is None or found.state == "up":
+    if found is None or found.state == "up" or found.before:
         return found
     _clean_up(found, progress)
     return None
@@ -202,6 +200,23 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
 def declared(spec: FleetSpec) -> dict[str, tuple[str, int]]:
     """Pool and number of each node, by the node's name."""
     return {f"{name}-{number}": (name, number) for name, pool in spec.pools.items() for number in range(pool.nodes)}
+
+
+def with_head(
+    record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
+) -> FleetRecord:
+    """A fleet that was up, with a head again if it has none, and with every node that has ended. Raises FleetError for
+    the first that does not start; then the others serve.
+    """
+    record = heads.restart(record, progress) if record.headless else record
+    try:
+        return start_missing(record, spec, interpreters, progress)
+    except BaseException:
+        if (begun := fleet_record.read()) is not None:
+            begun = replace(begun, state="up")
+            fleet_record.write(begun)
+            heads.abandon(begun)
+        raise
 
 
 def start_missing(

@@ -86,23 +86,21 @@ def _same_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
 
 
 def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
-    """With a token of its own: nodes have sent the old one to the old address, whoever listened there.
+    """With a token of its own: nodes have sent the old one to the old address, whoever listened there. It is `up` once
+    it has its nodes: who joins it before would take them for lost.
 
     When it fails, the record is as it was, without a head.
     """
     progress("starting a new head")
     token = new_token()
     try:
-        new = start(successor(replace(record, before=record.temp_dir, token_path=str(token))))
+        return start(successor(replace(record, before=record.temp_dir, token_path=str(token))))
     except BaseException:
         if (begun := fleet_record.read()) is not None and begun.temp_dir != record.temp_dir:
             _remove(Path(begun.temp_dir))
         token.unlink(missing_ok=True)
         fleet_record.write(replace(record, processes=tuple(p for p in record.processes if p.role != HEAD)))
         raise
-    new = replace(new, state="up")
-    fleet_record.write(new)
-    return new
 
 
 def abandon(record: FleetRecord) -> FleetRecord:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster import embedded, environments, fleet_record, heads
+from cluster import embedded, environments, fleet_record
 from cluster.errors import Conflict, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.heads import HEAD
@@ -74,10 +74,12 @@ class Repairs:
 
 
 def lost(record: FleetRecord | None) -> tuple[str, ...]:
-    """Nodes that a fleet whose state is `up` should have and has not; without its head all others are useless."""
-    if record is None or record.state != "up" or not record.embedded:
+    """Nodes that a fleet whose state is `up` should have and has not; without its head all others are useless. A new
+    head is lost until it has its nodes: whoever began to start them may have been killed.
+    """
+    if record is None or not record.embedded or (record.state != "up" and not record.before):
         return ()
-    if record.headless:
+    if record.headless or record.before:
         return (HEAD,)
     living = {p.node for p in record.living()}
     return tuple(node for node in embedded.declared(_spec(record)) if node not in living)
@@ -105,7 +107,7 @@ def _with_head(record: FleetRecord, progress: embedded.Progress) -> FleetRecord:
     """And with every node that has ended. When it fails, the next look finds no head again."""
     spec = _spec(record)
     interpreters = {name: environments.path(pool.environment) for name, pool in spec.pools.items()}
-    return embedded.start_missing(heads.restart(record, progress), spec, interpreters, progress)
+    return embedded.with_head(record, spec, interpreters, progress)
 
 
 def _spec(record: FleetRecord) -> FleetSpec:

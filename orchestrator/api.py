@@ -7,7 +7,7 @@ with Orchestrator.connect() as o:
     print(job.wait().logs())
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -95,13 +95,17 @@ class Orchestrator:
         """Durable when it returns. The same `key` gives the same job; working_dir counts from the current folder."""
         return JobHandle(self._client, submission.submit(self._client, job, key)["id"])
 
+    def submit_many(self, jobs: Sequence[JobSpec | Data], *, key: str = "") -> list[JobHandle]:
+        """All of them or none, at most 1,000; a folder that several name is sent once."""
+        return [JobHandle(self._client, job_id) for job_id in submission.submit_many(self._client, jobs, key)]
+
     def plan(self, job: JobSpec | Data) -> Facts:
         """What would happen to `job` now; nothing is submitted."""
         return Facts(submission.plan(self._client, job), show_jobs.plan)
 
-    def jobs(self, states: list[str] | None = None, limit: int = 100) -> Rows:
-        """The newest `limit` jobs, the newest last."""
-        return Rows(self._client.jobs(states, limit), show_jobs.jobs)
+    def jobs(self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0) -> Rows:
+        """The newest `limit` jobs, the newest last. `since_s`: submitted then or later, seconds since 1970."""
+        return Rows(self._client.jobs(states, limit, name=name, since_s=since_s), show_jobs.jobs)
 
     def job(self, ref: str) -> JobHandle:
         """By id, a unique prefix of one, or the name of the newest job so called."""
@@ -112,6 +116,18 @@ class Orchestrator:
 
     def cancel(self, ref: str) -> JobHandle:
         return self.job(ref).cancel()
+
+    def migrate(self, ref: str, to: str) -> JobHandle:
+        """Move a job to a pool, a kind or a back end: it saves, stops, and goes on there from its checkpoint."""
+        return JobHandle(self._client, self._client.migrate(ref, to)["id"])
+
+    def drain(self, node: str, *, now: bool = False, reason: str = "") -> Data:
+        """Place nothing on a node any more; with `now` its attempts save and move as well."""
+        return self._client.node_drain(node, now, reason)
+
+    def resume(self, node: str) -> Data:
+        """Place jobs on a node again."""
+        return self._client.node_resume(node)
 
     def benchmark(
         self,

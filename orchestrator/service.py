@@ -22,11 +22,12 @@ from orchestrator.core.model import Devices, Event, Job
 from orchestrator.core.nodes import leased
 from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.resources import accelerators
-from orchestrator.runtime import jobs_page, repair
+from orchestrator.runtime import housekeeping, jobs_page, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.controller import Runtime, now
 from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.housekeeping import Housekeeping
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
 from orchestrator.runtime.known import KnownDevices
@@ -39,7 +40,8 @@ from orchestrator.runtime.submissions import Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
-from orchestrator.store import Answer, EventStore
+from orchestrator.store import Answer
+from orchestrator.store.setting import open_store
 
 NO_FLEET = "run `polyfleet up` first"
 FIRST_NODES_WAIT_S = 20.0
@@ -63,7 +65,7 @@ class Service:
     """One per server process. `home` holds the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
-        self.store = EventStore(f"sqlite:///{home / 'polyfleet.db'}")
+        self.store = open_store(home)
         self.jobs_table = Jobs(self.store)
         self.packages = Packages(home / "packages")
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -76,18 +78,23 @@ class Service:
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
         self.runtime.seen = self._look
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
-        self._submissions = Submissions(*parts, self._devices, self._stored)
+        self._submissions = Submissions(*parts, self._devices, self._stored, lambda: len(self.runtime.control.records))
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
         self._settled = ""
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
+        keep_s = housekeeping.keep_jobs_s()
+        forget = housekeeping.forget_on(self.agents)
+        self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._distrust)
         self.runtime.start()
         self._benchmarks.take_up()
+        self._housekeeping.start()
         if self._repair:
             self._repair.start()
 
     def close(self) -> None:
+        self._housekeeping.close()
         if self._repair:
             self._repair.close()
         self._benchmarks.close()
@@ -103,6 +110,9 @@ class Service:
     def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
         """Specs with their packages, all of them or none: {"jobs": [{"id", "name"}], "note"}"""
         return self._submissions.many(jobs, key)
+
+    def _distrust(self, job: str, why: str) -> None:
+        self.runtime.post(CancelAsked(job, f"its history in the job store is damaged: {why}"))
 
     def _stored(self, events: list[Event]) -> None:
         self.runtime.post(Submitted(tuple(record for e in events if (record := self.jobs_table.get(e.job)))))

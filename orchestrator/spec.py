@@ -219,7 +219,7 @@ def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
 
 
 def _is_set(part: Model, field: str) -> bool:
-    return field in type(part).model_fields and getattr(part, field) != _default(type(part), field)
+    return field in part.model_fields_set and bool(getattr(part, field) != _default(type(part), field))
 
 
 @cache

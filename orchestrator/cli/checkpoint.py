@@ -12,12 +12,14 @@ app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_ar
 PLACE = "POOL:PATH|PATH|URI"
 Place = Annotated[str, typer.Argument(help="A checkpoint, or a folder of them: then its newest.", metavar=PLACE)]
 Root = Annotated[str, typer.Argument(help="The folder that holds the step-… folders.", metavar="POOL:PATH|PATH")]
+Key = Annotated[str, typer.Option("--key", help="Asked again with the same key, it counts once. Of work in the fleet.")]
 REFUSED, DIFFERENT = 1, 1
 
 
-def _run(verb: str, places: dict[str, str], what: str = "", **options: Any) -> Any:
-    run = on_this_machine if all_local(*places.values()) else in_the_fleet
-    return run(verb, {**places, **options}, what)
+def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **options: Any) -> Any:
+    if all_local(*places.values()):
+        return on_this_machine(verb, {**places, **options}, what)
+    return in_the_fleet(verb, {**places, **options}, what, key)
 
 
 @app.command("list")
@@ -111,6 +113,7 @@ def convert(
     to_kind: Annotated[str, typer.Option(help="Make it what this kind computes with, e.g. tpu:v5e.")] = "",
     dtype: Annotated[list[str] | None, typer.Option(help="FROM=TO, or NAME*=TO. Repeat for more.")] = None,
     on_lossy: Annotated[str, typer.Option(help="error or allow, where values would change.")] = "error",
+    key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Write a copy in other dtypes, and report what that changed."""
@@ -119,7 +122,7 @@ def convert(
     if not to_kind and not dtype:
         raise UserError("nothing says what to convert to", "give --to-kind or --dtype")
     options = {"to_kind": to_kind or None, "dtype": _mapping(dtype or []) or None, "on_lossy": on_lossy}
-    answer = _run("convert", {"source": source, "root": target}, f"converting {source}", **options)
+    answer = _run("convert", {"source": source, "root": target}, f"converting {source}", key, **options)
     emit(answer, output, conversion)
 
 
@@ -138,6 +141,7 @@ def copy(
     to_kind: Annotated[str, typer.Option(help="Convert it for this kind on the way, e.g. tpu:v5e.")] = "",
     convert_at: Annotated[str, typer.Option(help="source or target: on a node of which pool.")] = "source",
     on_lossy: Annotated[str, typer.Option(help="error or allow, where a conversion would change values.")] = "error",
+    key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Copy a checkpoint and verify it there. Only missing chunks travel; cut off, it goes on where it was."""
@@ -152,7 +156,7 @@ def copy(
     else:
         order = {"source": source, "target": target, "to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
         with connect(progress=say) as client, working(what) as progress:
-            answer = client.checkpoint_copy(order, progress)
+            answer = client.checkpoint_copy(order, progress, key)
     emit(answer, output, copied)
 
 
@@ -161,24 +165,26 @@ def prune(
     root: Root,
     keep: Annotated[int, typer.Option(help="How many of the newest sound ones stay.", min=1)],
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Delete older checkpoints. The newest that verifies counts first; pinned and damaged newer ones stay."""
     from orchestrator.show.checkpoints import pruned
 
-    emit(_run("prune", {"root": root}, keep=keep, dry_run=dry_run), output, pruned)
+    emit(_run("prune", {"root": root}, key=key, keep=keep, dry_run=dry_run), output, pruned)
 
 
 @app.command()
 def pin(
     ref: Place,
     remove: Annotated[bool, typer.Option(help="Take the pin away.")] = False,
+    key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Keep a checkpoint for good: neither `keep` nor `prune` deletes it."""
     from orchestrator.show.grid import facts
 
-    emit(_run("pin", {"path": ref}, remove=remove), output, facts)
+    emit(_run("pin", {"path": ref}, key=key, remove=remove), output, facts)
 
 
 @app.command("import")
@@ -192,13 +198,14 @@ def import_(
     drop: Annotated[
         bool, typer.Option(help="Leave out objects that are no plain values, and broken states of optimizers.")
     ] = False,
+    key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP or Accelerate. Nothing in it is run."""
     from orchestrator.show.checkpoints import imported
 
     places = {"source": source} | ({"root": target} if target else {})
-    answer = _run("import", places, f"importing {source}", format=format or None, step=step, drop=drop or None)
+    answer = _run("import", places, f"importing {source}", key, format=format or None, step=step, drop=drop or None)
     emit(answer, output, imported)
 
 
@@ -208,10 +215,11 @@ def export(
     target: Annotated[str, typer.Argument(help="What to write; it must not exist.", metavar="POOL:PATH|PATH")],
     format: Annotated[str, typer.Option(help="safetensors, torch, dcp or accelerate.")] = "safetensors",  # noqa: A002
     entry: Annotated[str, typer.Option(help="Which module, where there are several.")] = "",
+    key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Write a checkpoint as other tools have them."""
     from orchestrator.show.checkpoints import exported
 
     places = {"source": source, "target": target}
-    emit(_run("export", places, f"exporting {source}", format=format, entry=entry or None), output, exported)
+    emit(_run("export", places, f"exporting {source}", key, format=format, entry=entry or None), output, exported)

@@ -50,12 +50,12 @@ def _expanded(value: Any) -> Any:
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~") else value
 
 
-def in_the_fleet(verb: str, arguments: dict[str, Any], what: str = "") -> Any:
+def in_the_fleet(verb: str, arguments: dict[str, Any], what: str = "", key: str = "") -> Any:
     from orchestrator.client import connect
 
     told = {k: v for k, v in arguments.items() if v is not None}
     with connect(progress=say) as client, working(what or verb) as progress:
-        return client.checkpoint_tool(verb, told, progress)
+        return client.checkpoint_tool(verb, told, progress, key)
 
 
 @contextmanager

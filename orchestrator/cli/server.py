@@ -1,9 +1,11 @@
 """`polyfleet server …`: the server's own life. Other verbs start it when they need it."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.errors import FAILED
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 app = typer.Typer(help="Start, stop and look at the server.", no_args_is_help=True, rich_markup_mode=None)
@@ -17,6 +19,12 @@ def start(
             help="Listen on this loopback port too; 0: any free one. By default only a Unix socket.", min=0, max=65535
         ),
     ] = None,
+    database_url: Annotated[
+        str,
+        typer.Option(
+            help="Keep jobs in this database, from now on: postgresql://USER@HOST/DATABASE, without a password."
+        ),
+    ] = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Start the server, unless it runs."""
@@ -24,6 +32,8 @@ def start(
     from orchestrator.server import daemon
 
     running = daemon.find(home())
+    if database_url:
+        _choose_database(database_url, running is not None)
     if running is None:
         with waiting("starting the server"):
             running = daemon.start(home(), port)
@@ -52,13 +62,102 @@ def status(output: Output = Format.TABLE) -> None:
     _show(output)
 
 
+@app.command()
+def backup(
+    file: Annotated[
+        Path | None, typer.Argument(help="A new file. Without it one in the home's folder `backups`.")
+    ] = None,
+) -> None:
+    """Write all jobs and their history to one file, while the server runs or not."""
+    from cluster.paths import home, private_dir
+    from orchestrator.store.backup import backup as write
+    from orchestrator.store.copies import stamp
+    from orchestrator.store.setting import database_url
+    from orchestrator.store.sqlite import BACKUPS
+
+    url = database_url(home())
+    target = file or private_dir(home() / BACKUPS) / f"polyfleet-{stamp()}.db"
+    with waiting("copying the job store"):
+        size_bytes = write(url, target.absolute())
+    say(f"wrote {target} ({size_bytes / 2**20:.1f} MiB)")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that `backup` or an upgrade wrote.")],
+    replace_other: Annotated[
+        bool, typer.Option("--replace-other", help="Also where the file is a backup of another job store.")
+    ] = False,
+) -> None:
+    """Put a backup in the place of the job store, which is kept under another name. The server has to be stopped."""
+    from cluster.paths import home, private_dir
+    from orchestrator.store.restore import restore as put
+    from orchestrator.store.setting import database_url
+
+    private_dir(home())
+    with waiting("restoring the job store"):
+        kept = put(database_url(home()), file.absolute(), replace_other)
+    say(f"restored {file}" + (f"; what was there is kept as {kept}" if kept else ""))
+
+
+@app.command()
+def verify(
+    file: Annotated[Path | None, typer.Argument(help="A backup. Without it the job store itself is read.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Read all of the job store, or of a backup, and tell what is damaged. Ends with exit code 1 if something is."""
+    from dataclasses import asdict
+
+    from cluster.paths import home
+    from orchestrator.show.grid import facts
+    from orchestrator.store.database import sqlite_url
+    from orchestrator.store.setting import database_url
+    from orchestrator.store.verify import verify as read
+
+    url = sqlite_url(file) if file else database_url(home())
+    with waiting("reading the job store"):
+        checked = read(url)
+    told = asdict(checked)
+    if output is Format.TABLE:
+        rows = ", ".join(f"{count} {table}" for table, count in checked.rows.items() if count) or "none"
+        told = {"database": checked.database, "version": checked.version, "rows": rows}
+        told |= {"sound": "no" if checked.findings else "yes"}
+    emit(told, output, facts)
+    for finding in checked.findings if output is Format.TABLE else ():
+        say(f"error: {finding}")
+    if checked.more_findings:
+        say(f"and {checked.more_findings} more")
+    if checked.findings:
+        say(f"  {checked.remedy}")
+        raise typer.Exit(FAILED)
+
+
+def _choose_database(url: str, is_running: bool) -> None:
+    """For the server that is about to be started, by the variable that it reads."""
+    import os
+
+    from cluster.errors import Conflict
+    from cluster.paths import home
+    from orchestrator.store import setting
+    from orchestrator.store.database import name_of, parsed
+
+    wanted, now = (name_of(parsed(u)) for u in (setting.for_arguments(url), setting.database_url(home())))
+    if wanted == now:
+        return  # as set up already, there with a password
+    if is_running:
+        raise Conflict(f"the server runs already, with its jobs in {now}", "`polyfleet server stop` first")
+    os.environ[setting.VARIABLE] = url
+
+
 def state() -> dict[str, Any]:
     """What is known of the server without talking to it."""
     from cluster.paths import home
     from orchestrator.server import daemon
+    from orchestrator.store.setting import name_of_database
 
     found = daemon.find(home())
     answer: dict[str, Any] = {"running": found is not None, "home": str(home()), "log": str(daemon.log_path(home()))}
+    answer["database"] = name_of_database(home())
     if found is not None:
         where = {"socket": found.socket, "url": found.url}
         answer |= {name: value for name, value in where.items() if value}

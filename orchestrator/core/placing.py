@@ -11,6 +11,9 @@ from orchestrator.core.plan import plan
 from orchestrator.core.states import WAITING
 from orchestrator.core.throughput import Throughput
 
+STARTS_AT_ONCE = 100
+"""Of one plan: with a thousand nodes a start takes some milliseconds to choose, and agents wait for answers."""
+
 PLAN_EVERY_S = 2.0
 """Also without any news: pauses end, nodes become silent, measurements come in."""
 
@@ -60,7 +63,7 @@ def place(draft: Draft, tick: Tick) -> None:
     if not (control.changed or due or tick.trouble != control.trouble or now.s - control.planned_s > PLAN_EVERY_S):
         return
     seen = snapshot(control, now, tick.throughput)
-    decided = plan(seen)
+    decided = plan(seen, most=STARTS_AT_ONCE)
     draft.change(plan=decided, planned_s=now.s, changed=False)
     if not tick.trouble:
         _apply(draft, decided, {d.id: d for d in seen.devices})

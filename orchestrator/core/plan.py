@@ -13,13 +13,18 @@ from orchestrator.core.throughput import Rates
 Reasons = dict[tuple[int, str], str]
 
 
-def plan(snapshot: Snapshot, policy: Policy = fifo) -> Plan:
-    """What to start and whom to ask to stop, and why not the rest. Jobs are served in the policy's order."""
+def plan(snapshot: Snapshot, policy: Policy = fifo, most: int | None = None) -> Plan:
+    """What to start and whom to ask to stop, and why not the rest. Jobs are served in the policy's order.
+
+    After `most` starts the others wait for the next plan: whoever makes plans has other things to do as well.
+    """
     room = Room(snapshot)
     start: list[Start] = []
     preempt: list[Preempt] = []
     why_not: dict[str, Reasons] = {}
     for job in policy(snapshot):
+        if len(start) == most:
+            break
         pause_s = snapshot.paused_until_s.get(job.id, 0.0) - snapshot.now_s
         if pause_s > 0:
             sentence = f"is tried again in {pause_s:.1f} s, after {_troubles(job)}"

@@ -80,7 +80,8 @@ def _failed(job: Job, ended: Ended) -> Decision:
     action = job.recovery.on_events.get(_kind(ended), "")
     if action == "fail":
         return _gave_up(job, f"{ended.message}; recovery.on_events says fail for {_kind(ended)}", "")
-    if not action and (codes := sorted({c for c in ended.exit_codes if c in job.recovery.retry_exit_codes})):
+    retried = not action and ended.failure != "unreadable"  # ranks are killed for that, with any exit code
+    if retried and (codes := sorted({c for c in ended.exit_codes if c in job.recovery.retry_exit_codes})):
         told = ", ".join(str(code) for code in codes)
         return _interrupted(job, ended, f"exit code {told} is to be retried", moves_on=False)
     action = action or ACTIONS.get(_kind(ended), "restart")

@@ -43,7 +43,9 @@ LIMIT_S = 10.0
 
 
 class Busy(FleetError):
-    """The controller, or the store, did not get to it in time."""
+    """The controller did not get to it in time."""
+
+    retry_after_s = 2
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from cluster.errors import FleetError, UserError
 from orchestrator.resources import duration_s
+from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store import EventStore
 from orchestrator.store.retention import Place
@@ -27,6 +28,7 @@ PLACES_KEPT_S = 30 * 86400.0
 """How long a node that is away is waited for before its folders are left to it."""
 
 Forget = Callable[[list[Place]], list[Place]]
+Distrust = Callable[[str, str], None]
 
 
 def keep_jobs_s(environment: Mapping[str, str] = os.environ) -> float | None:
@@ -62,17 +64,45 @@ class Clock:
         return self._first_seq
 
 
-class Housekeeping(threading.Thread):
-    """`forget` asks nodes to remove the folders of attempts, and returns those that are gone."""
+def forget_on(agents: Agents) -> Forget:
+    """Asks each node once for all its folders. What a node that does not answer still has, it is asked for again."""
 
-    def __init__(self, jobs: Jobs, store: EventStore, forget: Forget, keep_s: float | None):
+    def forget(places: list[Place]) -> list[Place]:
+        gone: list[Place] = []
+        for node in dict.fromkeys(place.node for place in places):
+            asked = [(place.job, place.epoch) for place in places if place.node == node]
+            try:
+                done = agents.call(node, "remove", agents.generation, asked)
+            except (FleetError, KeyError) as e:
+                log.info("node %s keeps %d folders of removed jobs for now: %s", node, len(asked), e)
+                continue
+            gone += [Place(node, job, epoch) for job, epoch in done]
+        return gone
+
+    return forget
+
+
+class Housekeeping(threading.Thread):
+    """`forget` asks nodes to remove the folders of attempts, and returns those that are gone. `distrust` gets each open
+    job whose history cannot be trusted, and why.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        store: EventStore,
+        forget: Forget,
+        keep_s: float | None,
+        distrust: Distrust = lambda job, why: None,
+    ):
         super().__init__(name="housekeeping", daemon=True)
         self._jobs, self._store, self._forget, self._keep_s = jobs, store, forget, keep_s
+        self._distrust = distrust
         self._clock = Clock(store.last_seq, keep_s or 0.0)
         self._closing = threading.Event()
 
     def run(self) -> None:
-        self._guarded(lambda: self._jobs.check_histories(self._pause))
+        self._guarded(self.check)
         while not self._closing.is_set():
             if self._keep_s is not None:
                 self._guarded(self.prune)
@@ -80,6 +110,13 @@ class Housekeeping(threading.Thread):
 
     def close(self) -> None:
         self._closing.set()
+
+    def check(self) -> None:
+        known = set(self._jobs.damaged)
+        self._jobs.check_histories(self._pause)
+        for job, why in list(self._jobs.damaged.items()):
+            if job not in known:
+                self._distrust(job, why)
 
     def prune(self) -> None:
         """Remove all that is too old now. Ends early when the thread is closed."""

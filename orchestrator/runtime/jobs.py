@@ -23,6 +23,8 @@ CHECKED_AT_ONCE = 100
 class NotStored(FleetError):
     """The job store cannot take anything now: a full disk, a database that is gone. Later it may."""
 
+    retry_after_s = 5
+
 
 class Jobs:
     """Safe to use from several threads."""
@@ -115,7 +117,7 @@ class Jobs:
             count = f"{MANY} jobs or more" if len(ids) == MANY else f"{len(ids)} jobs"
             raise NotFound(f"{ref!r} could be any of {count}", f"give more of the id: {', '.join(ids[:5])}")
         if self._table.is_being_removed(ref):
-            raise NotFound(f"job {ref!r} was removed", "jobs that ended long ago are removed: keep_jobs says when")
+            raise NotFound(f"job {ref!r} was removed", "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer")
         raise NotFound(f"no job {ref!r}", nearest(ref, self._table.newest_ids(NEAREST_OF)[::-1]))
 
     def _newest_of(self, name: str) -> Record | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cluster.errors import SpecError
+from cluster.errors import FleetError, SpecError
 from orchestrator import entry
 from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
@@ -16,7 +16,7 @@ from orchestrator.core.explain import never
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Devices, Event
 from orchestrator.limits import TooManyJobs, most_waiting
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.views import acknowledged
@@ -30,7 +30,7 @@ COUNT_EVERY_S = 1.0
 
 class Submissions:
     """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or "". `stored`
-    gets the events of what was accepted.
+    gets the events of what was accepted; `count` tells how many jobs have not ended.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class Submissions:
         checkpoints: Checkpoints,
         seen: Seen,
         stored: Callable[[list[Event]], None],
+        count: Callable[[], int],
     ):
         self._jobs, self._store, self._packages, self._checkpoints = jobs, store, packages, checkpoints
-        self._seen, self._stored = seen, stored
+        self._seen, self._stored, self._count = seen, stored, count
         self._most = most_waiting()
         self._waiting, self._counted_s = 0, float("-inf")
 
@@ -55,7 +56,7 @@ class Submissions:
             event, kept = self._accepted(spec, package, "", *self._seen())
             return Answer(kept, (event,), 201)
 
-        return self._store.once(key, digest([spec, package]), accept, self._stored)
+        return self._once(key, [spec, package], accept)
 
     def many(self, jobs: list[tuple[Data, str]], key: str) -> Data:
         """Of specs with their packages: {"jobs": [{"id", "name"}], "note"}. The field of an error begins with `jobs.N`,
@@ -69,7 +70,24 @@ class Submissions:
             rows = [{"id": kept["id"], "name": kept["name"]} for _, kept in accepted]
             return Answer({"jobs": rows, "note": note}, [event for event, _ in accepted], 201)
 
-        return self._store.once(key, digest(jobs), accept, self._stored)
+        return self._once(key, jobs, accept)
+
+    def _once(self, key: str, body: Any, accept: Callable[[], Answer]) -> Data:
+        """Raises NotStored, which says when to come back, where it is the store that cannot take what was accepted."""
+        accepted = False
+
+        def make() -> Answer:
+            nonlocal accepted
+            made = accept()
+            accepted = True
+            return made
+
+        try:
+            return self._store.once(key, digest(body) if key else "", make, self._stored)
+        except FleetError as e:
+            if accepted:
+                raise NotStored(*e.args) from e
+            raise
 
     def _accepted(
         self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, note: str
@@ -106,12 +124,12 @@ class Submissions:
     def _refuse_too_many(self, more: int) -> None:
         """Counted once a second: the limit protects the server, and need not be exact."""
         if time.monotonic() - self._counted_s > COUNT_EVERY_S:
-            self._waiting, self._counted_s = len(self._jobs.waiting()), time.monotonic()
+            self._waiting, self._counted_s = self._count(), time.monotonic()
         if self._waiting + more > self._most:
             raise TooManyJobs(self._waiting, self._most)
         self._waiting += more
 
 
 def digest(body: Any) -> str:
-    """Of a request's body, whatever the order of its keys."""
+    """Of a request's body, whatever the order of the keys in it."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import anyio.to_thread
 import uvicorn
 from fastapi import FastAPI
 
@@ -27,6 +28,8 @@ from orchestrator.server.record import ServerRecord
 from orchestrator.server.transfers import forget_unfinished
 
 DRAIN_S = 3
+REQUEST_THREADS = 64
+"""Those that wait for the store are written together: more of them cost it no more."""
 
 
 def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) -> None:
@@ -93,6 +96,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        anyio.to_thread.current_default_thread_limiter().total_tokens = REQUEST_THREADS
         for listening in sockets or ():
             listening.listen(BACKLOG)  # uvicorn's setting is both: how many wait, and how many asyncio takes at once
         self._on_answering()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cluster.catalogue import meets
-from orchestrator.core.commands import Command, StoreReport
+from orchestrator.core.commands import Command, Stop, StoreReport
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Record, apply, ignored
 from orchestrator.core.model import Event
@@ -27,7 +27,7 @@ SENTENCES = {
     "I8": "the fold of the log is what the controller holds",
     "I9": "a crash at any point leads to the same ends as no crash",
     "I10": "a placement meets its candidate's constraints, on nodes that take work",
-    "I11": "only attempts of strictly lower priority are preempted",
+    "I11": "only attempts of strictly lower priority are preempted, and have their grace",
     "I12": "the newest checkpoint never becomes an older one",
     "I14": "wall clocks decide nothing",
     "I15": "an ended job's attempts have all ended, each with an outcome",
@@ -40,7 +40,10 @@ SENTENCES = {
     "L6": "retries stay within their budgets",
     "L7": "no job waits while devices that fit it are idle",
     "P7": "a new job succeeds",
+    "R4": "the silence of a node is acted on within 20 s",
 }
+
+MISSED_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,32 @@ class Checks:
         for command in commands:
             if isinstance(command, StoreReport):
                 self._reported(command, was)
+            elif isinstance(command, Stop) and command.how == "cancel":
+                self._cancelled(command, control)
+
+    def _cancelled(self, command: Stop, control: Control) -> None:
+        record, live = control.records.get(command.job), control.lives.get(command.job)
+        if record is None or live is None or live.epoch != command.epoch or record.job.state is not State.SAVING:
+            return
+        fine = all(not p.outcome or p.outcome.state in ("preempted", "succeeded") for p in live.parts)
+        if fine and not live.overruled and not any(p.unsure or p.spoiled for p in live.parts):
+            self.broken("I11", command.job, f"is cancelled on {command.node} within the grace of its preemption")
+
+    def silent(self) -> None:
+        """Every some seconds: nobody has been waited for too long."""
+        server = self.world.server
+        now_s, control = server.now().s, server.control
+        if not (server.up and not server.frozen and control.joined and now_s - control.ticked_s < 2.0):
+            return
+        for live in control.lives.values():
+            job = control.records[live.job].job
+            if live.launching or live.fence_asked_s is not None or job.recovery.on_disconnect == "wait":
+                continue
+            for part in live.parts:
+                node = control.nodes.get(part.node)
+                silent_s = now_s - max(node.heard_s if node else -1e9, live.since_s)
+                if part.outcome is None and silent_s > MISSED_S:
+                    self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s, and nothing was done")
 
     def _fits(self, event: Event, record: Record, was: Control) -> None:
         attempt = record.attempts[-1]
@@ -205,7 +234,8 @@ class Checks:
     def acknowledged(self, job: str, cancelled: bool) -> None:
         record = self.world.store.records.get(job)
         if record is None:
-            self.broken("I6", job, "was acknowledged and is not in the store")
+            if job in self.world.acked:
+                self.broken("I6", job, "was acknowledged and is not in the store")
         elif cancelled and record.job.state not in TERMINAL:
             self.broken("I16", job, f"its cancel was acknowledged, and it is {record.job.state}")
         elif cancelled and record.job.state is State.CANCELLED:

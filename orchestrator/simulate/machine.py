@@ -26,7 +26,7 @@ class Refused(Exception):
 class Machine:
     """`attempts`, `seen` (newest epoch by job) and `generation` lie on its disk. `ray_id` is "" while no raylet runs.
 
-    `cut_in`: nothing reaches it; `cut_out`: nothing it says arrives.
+    `cut_in`: nothing of the server reaches it; `cut_out`: nothing it says arrives anywhere.
     """
 
     def __init__(self, world: "World", label: str, pool: str, kind: str, count: int):
@@ -84,7 +84,18 @@ class Machine:
             devices = tuple(
                 Device(backend, self.kind, i, self.kind, total_memory_bytes=16 * GIB) for i in range(self.count)
             )
-            named: tuple[Any, ...] = (self.label, self.ray_id, "host", "10.0.0.1", self.pool, backend, self.pool, PROTOCOL, {}, devices)
+            named: tuple[Any, ...] = (
+                self.label,
+                self.ray_id,
+                "host",
+                "10.0.0.1",
+                self.pool,
+                backend,
+                self.pool,
+                PROTOCOL,
+                {},
+                devices,
+            )
             self._facts = NodeFacts(*named, 8, GIB, GIB, 0.0, GIB, 1, "/store")
         return self._facts
 
@@ -159,10 +170,8 @@ class Machine:
             raise Refused("the fence cannot be read")
         if fence > order.epoch:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: its fence stands at {fence}", fence)
-        if (
-            key in self.attempts
-            or (newest == order.epoch
-            and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ()))
+        if key in self.attempts or (
+            newest == order.epoch and order.node_rank in self.world.forgotten.get((order.job, order.epoch), ())
         ):
             return
         for attempt in list(self.attempts.values()):
@@ -196,9 +205,8 @@ class Machine:
         silent_s = now_s - self.heard_s
         if silent_s < 3.0:
             return
-        cut = self.cut_in or self.cut_out
         for attempt in self.attempts.values():
-            if not attempt.ended and silent_s > attempt.lease_s / 3 and not cut:
+            if not attempt.ended and silent_s > attempt.lease_s / 3 and not self.cut_out:
                 fence = self.world.ray.fence(attempt.job)
                 if fence is not None and fence > attempt.epoch:
                     attempt.asked("cancel")

@@ -69,7 +69,7 @@ def make(rng: Random, number: int) -> tuple[Job, Script]:
     wants_end = job.recovery.max_interruptions >= 0 or job.recovery.on_disconnect == "stop"
     missing = rng.random() < 0.1
     may_fail = bool(fails) or wants_end or missing
-    return job, Script(rng.choice((0.5, 3.0, 12.0, 40.0)), fails, may_fail, missing)
+    return job, Script(rng.choice((0.5, 3.0, 12.0, 40.0, 90.0)), fails, may_fail, missing)
 
 
 class Users:

@@ -18,6 +18,7 @@ from orchestrator.simulate.telling import brief
 from orchestrator.simulate.users import KINDS, Script, Users
 
 CHUNK_S = 10.0
+CHECKED_S = 4.0
 TRACED = 100_000
 FAULTY = ("fault", "server")
 
@@ -64,6 +65,11 @@ class World:
         self.server.start()
         self.users.begin()
         self.injector.begin()
+        self._look()
+
+    def _look(self) -> None:
+        self.checks.silent()
+        self.after(CHECKED_S, self._look)
 
     @property
     def now_s(self) -> float:

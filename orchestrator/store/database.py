@@ -1,16 +1,24 @@
 """A database by its URL: one connection that writes, some that read, and its errors in our words."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
-from sqlalchemy.pool import NullPool
+from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from cluster.errors import FleetError, UserError
-from orchestrator.store import schema, sqlite
+from orchestrator.store import copies, postgresql, schema, sqlite
 
-FORMS = "write sqlite:////absolute/path.db or postgresql+psycopg://user@host/name"
+FORMS = "write sqlite:////absolute/path.db or postgresql://user@host/database"
+READ_AGAIN_S = 3.0
+POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
+
+
+class ConnectionLost(FleetError):
+    """The connection to the database broke. Whether what was just committed is stored is not known."""
 
 
 class Database:
@@ -18,20 +26,26 @@ class Database:
 
     def __init__(self, url: str):
         """Raises UserError for a URL we cannot use, FleetError for a database that is damaged, held or newer."""
-        self._url = _parsed(url)
-        self._is_sqlite = self._url.get_backend_name() == "sqlite"
-        self.name = str(sqlite.path_of(self._url)) if self._is_sqlite else self._url.render_as_string()
+        self._url = parsed(url)
+        self._is_sqlite = is_sqlite(self._url)
+        self.name = name_of(self._url)
+        self._lock: postgresql.Lock | None = None
         with ExitStack() as opened, self.errors():
             if self._is_sqlite:
                 opened.enter_context(sqlite.lock(sqlite.path_of(self._url)))
-            self._writer, self._readers = _engines(self._url, self._is_sqlite)
+            else:
+                self._lock = opened.enter_context(postgresql.locked(self._url))
+            self._writer, self._readers = self._engines()
             with self._writer.begin() as connection:
-                schema.prepare(connection, self.name)
+                self._check(connection)
+                schema.prepare(connection, self.name, self._copy)
                 self.identity = str(connection.scalar(select(schema.identity.c.name)))
             self._opened = opened.pop_all()
 
     def connect(self) -> Connection:
-        """For the one thread that writes."""
+        """For the one thread that writes. Raises FleetError when another server has the database by now."""
+        if self._lock is not None:
+            self._lock.hold()
         return self._writer.connect()
 
     @contextmanager
@@ -39,6 +53,17 @@ class Database:
         """Sees all that was committed before. Raises FleetError when the database cannot be read."""
         with self.errors(), self._readers.connect() as connection:
             yield connection
+
+    def first(self, wanted: Select[Any], **parameters: Any) -> Row[Any] | None:
+        """The first row, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
+        begun_s = time.monotonic()
+        while True:
+            try:
+                with self.reading() as connection:
+                    return connection.execute(wanted, parameters).first()
+            except ConnectionLost:
+                if time.monotonic() - begun_s > READ_AGAIN_S:
+                    raise
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -51,9 +76,7 @@ class Database:
             raise FleetError(f"{self.name} cannot be opened: {e.strerror or e}", "check the folder and its mode") from e
 
     def trouble(self, error: DBAPIError) -> FleetError:
-        if self._is_sqlite and error.orig is not None:
-            return sqlite.trouble(error.orig, sqlite.path_of(self._url))
-        return FleetError(f"the job store {self.name} failed: {error.orig}", "check the database server")
+        return trouble(error, self._url)
 
     def room(self) -> tuple[int | None, int | None]:
         """(bytes of the database, bytes free on its disk), or None twice where it is not a file here."""
@@ -66,19 +89,49 @@ class Database:
     def close(self) -> None:
         self._opened.close()
 
+    def _engines(self) -> tuple[Engine, Engine]:
+        return sqlite.engines(self._url) if self._is_sqlite else postgresql.engines(self._url)
 
-def _parsed(url: str) -> URL:
+    def _check(self, connection: Connection) -> None:
+        if self._is_sqlite:
+            sqlite.check(connection)
+        else:
+            postgresql.check(connection, self.name)
+
+    def _copy(self, version: int) -> None:
+        """Before the tables are changed. PostgreSQL takes a change back that fails; `backup` makes a copy of it."""
+        if self._is_sqlite:
+            copies.before_upgrade(sqlite.path_of(self._url), version)
+
+
+def parsed(url: str) -> URL:
+    """Raises UserError for one that names no database we can use."""
     try:
-        return make_url(url)
-    except ArgumentError:
+        found = make_url(url)
+    except (ArgumentError, ValueError):
         raise UserError("the store's URL cannot be read", FORMS) from None
+    if found.drivername in POSTGRESQL:
+        return found.set(drivername="postgresql+psycopg")
+    if found.get_backend_name() != "sqlite":
+        raise UserError(f"no job store can be in {found.drivername}", FORMS)
+    return found
 
 
-def _engines(url: URL, is_sqlite: bool) -> tuple[Engine, Engine]:
-    """(writer, readers)."""
-    if is_sqlite:
-        return sqlite.engines(url)
-    try:
-        return create_engine(url, poolclass=NullPool), create_engine(url, pool_pre_ping=True)
-    except (NoSuchModuleError, ModuleNotFoundError) as e:
-        raise UserError(f"no driver for {url.drivername}: {e}", f"install one such as psycopg; {FORMS}") from None
+def is_sqlite(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def name_of(url: URL) -> str:
+    return str(sqlite.path_of(url)) if is_sqlite(url) else postgresql.name_of(url)
+
+
+def trouble(error: DBAPIError, url: URL) -> FleetError:
+    """What a failed statement means to a person."""
+    if is_sqlite(url) and error.orig is not None:
+        return sqlite.trouble(error.orig, sqlite.path_of(url))
+    kind = ConnectionLost if postgresql.lost(error) else FleetError
+    return kind(*postgresql.trouble(error, postgresql.name_of(url)))
+
+
+def sqlite_url(path: Path) -> str:
+    return f"sqlite:///{path.absolute()}"

@@ -8,15 +8,21 @@ database keeps a second process out for the same reason. No mmap: a failing disk
 import fcntl
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, QueuePool
 
 from cluster.errors import FleetError, UserError
 
+BACKUPS = "backups"
 BUSY_MS = 5000
+CHECKED_FOR_S = 0.5
+STEPS = 10_000
+"""Of SQLite's virtual machine between two looks at the clock."""
 COMMON = ("PRAGMA mmap_size=0", f"PRAGMA busy_timeout={BUSY_MS}", "PRAGMA foreign_keys=ON")
 WRITER = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON", "PRAGMA wal_autocheckpoint=1000")
 READER = ("PRAGMA query_only=ON", "PRAGMA wal_autocheckpoint=0")
@@ -39,6 +45,41 @@ def lock(path: Path) -> IO[bytes]:
         file.close()
         raise FleetError(f"another server has {path} open", "stop it first: `polyfleet server stop`") from None
     return file
+
+
+def check(connection: Connection) -> None:
+    """Look for damage for half a second, which is all of a small database; `verify` looks at all of a large one.
+
+    Raises FleetError for damage.
+    """
+    raw: Any = connection.connection.driver_connection
+    deadline = time.monotonic() + CHECKED_FOR_S
+    raw.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+    try:
+        found = raw.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.OperationalError as e:
+        if e.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        found = "ok"
+    finally:
+        raw.set_progress_handler(None, 0)
+    if found != "ok":
+        raise damaged(path_of(connection.engine.url), " ".join(found.split()))
+
+
+def reader(path: Path) -> sqlite3.Connection:
+    """A connection that only reads, also of a database that a server has open. It never checkpoints."""
+    connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)
+    connection.text_factory = _text
+    connection.execute(f"PRAGMA busy_timeout={BUSY_MS}").close()
+    return connection
+
+
+def plain(path: Path) -> sqlite3.Connection:
+    """A connection to a file that no server has open and none can open meanwhile."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.text_factory = _text
+    return connection
 
 
 def engines(url: URL) -> tuple[Engine, Engine]:
@@ -78,10 +119,47 @@ def trouble(error: BaseException, path: Path) -> FleetError:
             "make room on that disk: what was acknowledged is safe, and the store goes on by itself",
         )
     if primary in NOT_OURS:
-        return FleetError(f"{path} is damaged or no job store ({error})", "restore it from a backup, or move it away")
+        return damaged(path, str(error))
     if primary == sqlite3.SQLITE_BUSY:
         return FleetError(f"the job store {path} is held by another program", "close the program that has it open")
     return FleetError(f"the job store {path} failed: {error}", "the server's log has more")
+
+
+def automatic(path: Path) -> list[Path]:
+    """Copies of the database that upgrades of its tables made, newest first."""
+    return sorted(path.parent.glob(f"{path.stem}-version-*-*.db"), key=_age, reverse=True)
+
+
+def newest_copy(path: Path) -> Path | None:
+    """The newest one that Polyfleet made: in an upgrade, or by `backup` without a name."""
+    found = [*automatic(path), *(path.parent / BACKUPS).glob("*.db")]
+    return max(found, key=_age, default=None)
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def copy_trouble(error: sqlite3.Error, path: Path, target: Path) -> FleetError:
+    """As `trouble`, of a copy of `path` to `target`: it fails where there is no space for it."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in FULL and code != sqlite3.SQLITE_IOERR_READ:
+        return FleetError(f"{target} cannot be written: {error}", "name a file on a disk with more free space")
+    return trouble(error, path)
+
+
+class DamagedFile(FleetError):
+    """SQLite cannot read it, or not all of it."""
+
+
+def damaged(path: Path, found: str) -> DamagedFile:
+    newest = newest_copy(path)
+    named = f"the newest here is {newest}" if newest else "none is in its folder"
+    remedy = f"restore it from a backup: `polyfleet server restore FILE` ({named}); or move it away"
+    return DamagedFile(f"{path} is damaged or no job store ({found})", remedy)
 
 
 def _configure(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:

@@ -17,7 +17,7 @@ from cluster.errors import FleetError
 from orchestrator.core.model import Event
 from orchestrator.store import folding
 from orchestrator.store.damage import Damage
-from orchestrator.store.database import Database
+from orchestrator.store.database import ConnectionLost, Database
 from orchestrator.store.jobs import JobTable
 from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
 from orchestrator.store.rows import insert_rows
@@ -33,6 +33,13 @@ REPORTS_AT_ONCE = 5000
 REPORTS_WAITING = 100_000
 REPORTS_PAUSE_S = 0.2
 """Reports are not waited for, so they wait themselves: for others, or for something durable to ride with."""
+
+RECONNECT_S = 5.0
+RECONNECT_PAUSE_S = 0.05
+"""A lost connection is made again, and what was being written is written again, without a word to those who wait."""
+
+OUTAGE_S = 1.0
+KEYS_AT_ONCE = 500
 
 Row = dict[str, Any]
 
@@ -73,6 +80,7 @@ class Writer(threading.Thread):
         self._closing = False
         self._connection: Connection | None = None
         self.trouble: tuple[str, float] = ("", 0.0)
+        self._lost_s = 0.0
         self.doubtful: set[str] = set()
         self._doubtful_jobs: set[str] = set()
         self._token = secrets.token_hex(16)
@@ -81,6 +89,7 @@ class Writer(threading.Thread):
             connection.execute(writers.insert().values(id=1, token=self._token))
             self.last_seq = _highest(connection, events)
             self.last_report = _highest(connection, reports)
+            self._last_line = _highest(connection, benchmark_lines)
             table.acknowledged = self.last_seq
             table.load(connection)
 
@@ -117,11 +126,12 @@ class Writer(threading.Thread):
     def run(self) -> None:
         while batch := self._next():
             work, lines = batch
+            begun_s = time.monotonic()
             try:
-                with self._database.errors():
-                    self._commit(work, lines)
+                self._written(work, lines)
             except FleetError as e:
-                self._failed(work, lines, e)
+                outage = time.monotonic() - begun_s > OUTAGE_S
+                self._failed([*work, *self._all_waiting()] if outage else work, lines, e)
             except BaseException as e:
                 self._broke(work, lines, e)
                 raise
@@ -143,6 +153,30 @@ class Writer(threading.Thread):
             count += max(1, len(unit.events))
             yield unit
 
+    def _all_waiting(self) -> list[Work]:
+        """They have waited for the failed try already: none waits for one after the other."""
+        with self._wake:
+            waiting, self._work = list(self._work), deque()
+        return waiting
+
+    def _written(self, work: list[Work], lines: list[Row]) -> None:
+        """Commit, and again on a new connection where one was lost. In a longer outage all are told at the first try,
+        and at once those with an action: only events, keys and lines are taken out again where a commit went through.
+        """
+        while True:
+            try:
+                with self._database.errors():
+                    return self._commit(work, lines)
+            except ConnectionLost as e:
+                now = time.monotonic()
+                self._lost_s = self._lost_s or now
+                if now - self._lost_s > RECONNECT_S:
+                    raise
+                self._doubt(work)
+                _refuse([unit for unit in work if unit.action], e)
+                work = [unit for unit in work if not unit.done.done()]
+                time.sleep(RECONNECT_PAUSE_S)
+
     def _commit(self, work: list[Work], lines: list[Row]) -> None:
         connection = self._connected()
         lines = [row | {"seq": self.last_report + n} for n, row in enumerate(lines, start=1)]
@@ -153,11 +187,13 @@ class Writer(threading.Thread):
             results = [unit.action(connection) if unit.action else None for unit in work]
             answered = [w.request for w in work if w.request]
             measured = [row for w in work for row in w.benchmark_lines]
+            measured = [row | {"seq": self._last_line + n} for n, row in enumerate(measured, start=1)]
             for table, values in ((events, rows), (requests, answered), (reports, lines), (benchmark_lines, measured)):
                 if values:
                     insert_rows(connection, table, values)
             self._table.write(connection, turn)
         self.last_report += len(lines)
+        self._last_line += len(measured)
         self._acknowledge(work, results, turn, len(rows))
 
     def _numbered(self, work: list[Work], turn: Turn) -> tuple[list[Work], list[Row]]:
@@ -177,7 +213,7 @@ class Writer(threading.Thread):
 
     def _acknowledge(self, work: list[Work], results: list[Any], turn: Turn, written: int) -> None:
         first = self.last_seq + 1
-        self.trouble = ("", 0.0)
+        self.trouble, self._lost_s = ("", 0.0), 0.0
         self._ledger.put(turn.after.values())
         with self.committed:
             self.last_seq += written
@@ -192,14 +228,16 @@ class Writer(threading.Thread):
         log.error("%s", error)
         self.trouble = (str(error), time.monotonic())
         self.reports_lost += len(lines)
-        self.doubtful |= {unit.request["key"] for unit in work if unit.request}
-        self._doubtful_jobs |= {event.job for unit in work for event in unit.events}
+        self._doubt(work)
+        _refuse(work, error)
+
+    def _doubt(self, work: list[Work]) -> None:
+        """It may be stored or not, unless there was no connection: the next one begins by taking it out."""
         if self._connection is not None:
+            self.doubtful |= {unit.request["key"] for unit in work if unit.request}
+            self._doubtful_jobs |= {event.job for unit in work for event in unit.events}
             self._connection.invalidate()
             self.disconnect()
-        for unit in work:
-            if not unit.done.done():
-                unit.done.set_exception(FleetError(*error.args))
 
     def _broke(self, work: list[Work], lines: list[Row], error: BaseException) -> None:
         """A fault of ours: nobody may wait for a thread that is gone."""
@@ -223,11 +261,21 @@ class Writer(threading.Thread):
                 self._still_ours(self._connection)
                 self._connection.execute(events.delete().where(events.c.seq > self.last_seq))
                 self._connection.execute(reports.delete().where(reports.c.seq > self.last_report))
-                self._connection.execute(requests.delete().where(requests.c.key.in_(self.doubtful)))
+                self._connection.execute(benchmark_lines.delete().where(benchmark_lines.c.seq > self._last_line))
+                keys = sorted(self.doubtful)
+                for first in range(0, len(keys), KEYS_AT_ONCE):
+                    some = keys[first : first + KEYS_AT_ONCE]
+                    self._connection.execute(requests.delete().where(requests.c.key.in_(some)))
                 folding.rebuild_some(self._connection, self._doubtful_jobs, self._damage)
             self.doubtful.clear()
             self._doubtful_jobs.clear()
         return self._connection
+
+
+def _refuse(work: list[Work], error: FleetError) -> None:
+    for unit in work:
+        if not unit.done.done():
+            unit.done.set_exception(FleetError(*error.args))
 
 
 def _highest(connection: Connection, table: Table) -> int:

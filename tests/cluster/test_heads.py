@@ -10,6 +10,7 @@ from cluster import embedded, fleet_record, heads
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.processes import identify
+from cluster.repair import Repairs, lost
 from cluster.spec import parse_fleet
 
 ENDS = """#!/bin/sh
@@ -73,3 +74,17 @@ def test_a_head_that_does_not_start_leaves_the_fleet_as_it_was(record: FleetReco
     with pytest.raises(FleetError, match="node head did not start"):
         heads.restart(lost, print)
     assert fleet_record.read() == lost and Path(lost.temp_dir).is_dir()
+
+
+def test_a_new_head_without_its_nodes_is_no_fleet_yet_and_whoever_comes_next_goes_on(
+    record: FleetRecord, tmp_path: Path, shell
+):
+    """As after a server that was killed while it replaced a lost head."""
+    before = tmp_path / "pf-before"
+    old = ray_process(shell, before / "n" / "cpu-0")
+    fleet_record.write(replace(record, state="starting", before=str(before)))
+    done = Repairs(print).restart_lost()
+    assert "node cpu-0 did not start: no device" in done.waiting[heads.HEAD]
+    now = fleet_record.read()
+    assert now is not None and (now.state, now.before, lost(now)) == ("up", "", ("cpu-0",))
+    assert old.wait(30) == -9 and now.head == record.head

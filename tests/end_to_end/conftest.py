@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from cluster import fleet_record
-from orchestrator import Orchestrator
+from orchestrator import Orchestrator, client
 
 FLEET = """
 name: test
@@ -79,6 +79,9 @@ def fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator
     with Orchestrator.connect() as o:
         for job in o.jobs(ALIVE):
             o.cancel(job["id"])
+        with client.connect() as asked:
+            for node in asked.nodes():  # one that tests have killed three times is quarantined
+                asked.node_resume(node["node"])
         wait(lambda: not o.jobs(ALIVE))  # the next test finds every node free
 
 

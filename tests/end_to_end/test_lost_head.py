@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,32 @@ from cluster.processes import family
 from orchestrator import Orchestrator, RunJob
 
 COUNTS = "i=0; while [ ! -e {end} ]; do i=$((i + 1)); echo $i; sleep 0.2; done"
+
+
+LISTED = """
+import json
+from cluster import connect, fleet_record
+record = fleet_record.read()
+connect.prepare(record)
+connect.connect(record)
+from orchestrator.runtime import actors
+print(json.dumps({row.name: row.drain_left_s for row in actors.nodes() if row.alive}))
+"""
+
+
+def drained() -> dict[str, float]:
+    """By node, the seconds that Ray gives those which are drained."""
+    said = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, check=True).stdout
+    return {node: left for node, left in json.loads(said).items() if left is not None}
+
+
+def starts_of(node: str) -> list[int]:
+    """Every `ray start` of that name in this fleet."""
+    record = fleet_record.read()
+    assert record is not None
+    found = psutil.process_iter(["pid", "cmdline"])
+    words = {p.info["pid"]: " ".join(p.info["cmdline"] or ()) for p in found}
+    return [pid for pid, text in words.items() if f"polyfleet.io/node={node}" in text and record.address in text]
 
 
 def head_processes() -> list[psutil.Process]:
@@ -97,27 +125,30 @@ def test_without_a_head_jobs_run_longer_than_their_lease_and_new_ones_wait(
 def test_a_head_lost_with_its_storage_is_replaced_and_nodes_adopt_what_runs(
     fleet: Orchestrator, counting, until, agent_of
 ):
-    job, end = counting(lease="30s")
+    job, end = counting(lease="60s", on_disconnect="wait")
     record, agent = fleet_record.read(), agent_of("right-0").pid
     assert record is not None
     shutil.rmtree(storage(record))
     for process in head_processes():
         process.kill()
-    until(lambda: fleet.fleet()["state"] == "up" and fleet.fleet()["address"] != record.address)
-    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
-    assert agent_of("right-0").pid != agent
-    until(lambda: not Path(record.temp_dir).exists())
+    until(lambda: fleet.fleet()["address"] != record.address and not Path(record.temp_dir).exists())
+    until(lambda: fleet.fleet()["state"] == "up" and {n["state"] for n in fleet.inventory()} == {"ready"})
+    assert not psutil.pid_exists(agent) and not Path(record.token_path).exists()
     assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(60).state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
 
 
-def test_a_killed_raylet_is_replaced_within_a_lease_and_its_job_goes_on(
-    fleet: Orchestrator, counting, until, raylet_of
+def test_a_killed_raylet_is_replaced_once_whoever_does_it_and_its_job_goes_on(
+    fleet: Orchestrator, fleet_file: Path, counting, until, raylet_of, cli
 ):
-    job, end = counting(lease="30s")
+    """By the server or by `up`, which wait for each other."""
+    job, end = counting(lease="60s", on_disconnect="wait")
+    before = starts_of("right-0")
     raylet_of("right-0").kill()
-    until(lambda: ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.doctor()})
+    assert cli("up", "-f", str(fleet_file)).returncode == 0
+    until(lambda: (now := starts_of("right-0")) and now != before)
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
+    assert len(starts_of("right-0")) == 1
     ends_as_if_nothing_had_been(job, end)
 
 
@@ -129,7 +160,8 @@ def test_a_node_that_is_told_to_end_lets_its_attempt_save_first(fleet: Orchestra
     notice = home / "nodes" / "right-0" / "notice"
     said = json.loads(until(lambda: notice.exists() and notice.read_text()))
     assert said == {"reason": "the node was told to end (SIGTERM)", "grace_s": 30.0}
-    assert psutil.pid_exists(start.pid)
+    [(node, left_s)] = until(drained).items()
+    assert node == "right-0" and 0.0 < left_s <= 30.0 and psutil.pid_exists(start.pid)
     job.cancel()
     until(lambda: next(p for p in fleet_record.read().processes if p.node == "right-0") != start)
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})

@@ -127,7 +127,7 @@ def live(tmp_path, recorded, monkeypatch, stage):
     yield Live(home, stage.port, stage.socket, token, service, fleet, stage.app, stopped)
     stage.app.state.stopping.set()
     service.close()
-    fleet.close()
+    fleet.close(service)
 
 
 @pytest.fixture

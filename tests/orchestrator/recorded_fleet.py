@@ -25,6 +25,7 @@ from cluster.vocabulary import NodeFacts
 from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Event
 from orchestrator.runtime import actors, fences, reservations
+from orchestrator.runtime.engine import RAY
 from orchestrator.service import Service
 from workers.agent import Agent
 from workers.attempt.records import Folder
@@ -198,17 +199,31 @@ class RecordedFleet:
         fleet_record.write(replace(recorded, state="stopping"))
         _until(service, lambda: service.runtime.trouble)
 
-    def close(self) -> None:
+    def close(self, service: Service) -> None:
+        """Of a service that is closed: threads it has left must not reach the real Ray once that is put back. Asked for
+        anything, Ray would start a cluster here, or end this process where it finds none.
+        """
+        service.agents.call = _gone  # type: ignore[method-assign]
+        end = time.monotonic() + HANG_S
+        while RAY._calls and time.monotonic() < end:
+            time.sleep(0.002)
         for actor in self._by_id.values():
             actor.agent.stop_all()
             actor.threads.shutdown(wait=False)
 
-    def printed(self, job: str, lines: list[str], node: str = "cpu-0") -> None:
-        """These lines are what rank 0 of the job's first attempt printed, in place of what it did."""
-        log = Folder(self._home / "nodes" / node / "attempts" / f"{job}.1.0").log(0)
+    def printed(self, job: str, lines: list[str]) -> None:
+        """These lines are what rank 0 of the job's first attempt printed, in place of what it did, on the node where it
+        ran; on cpu-0 where no attempt really ran.
+        """
+        ran = [*(self._home / "nodes").glob(f"*/attempts/{job}.1.0")]
+        log = Folder(ran[0] if ran else self._home / "nodes" / "cpu-0" / "attempts" / f"{job}.1.0").log(0)
         log.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{STAMP} out {line}\n" for line in lines)
         log.write_bytes(text.encode("utf-8", "surrogatepass"))
+
+
+def _gone(node: str, method: str, *_: Any, **__: Any) -> Any:
+    raise FleetError(f"node {node}: the test has ended")
 
 
 def _until(service: Service, truth: Callable[[], Any]) -> None:

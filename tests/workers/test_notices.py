@@ -140,7 +140,7 @@ def test_a_training_saves_within_its_grace_and_what_it_saved_before_a_sudden_end
         for pid in (of.keeper.pid, of.supervisor.pid, *tree):
             processes.send(pid, signal.SIGKILL)
     outcome = ended(agent)
-    newest = load(tmp_path / "storage" / StoredCheckpoints(Storage(tmp_path / "storage")).step("c")).step
+    newest = load(tmp_path / "storage" / StoredCheckpoints(Storage(tmp_path / "storage")).step("c")["path"]).step
     assert (outcome.state, newest) == (("lost", 1) if killed == "at once" else ("preempted", 2))
 
 

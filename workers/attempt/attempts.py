@@ -1,41 +1,28 @@
-"""All attempts of one node: started, watched, stopped, adopted. Nothing is kept here that a restart would lose."""
+"""All attempts of one node: those known, and how others are started, stopped, forgotten and removed."""
 
-import logging
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from cluster.errors import Conflict, FleetError, NotFound, UserError
-from cluster.paths import private_dir
+from cluster.errors import Conflict, FleetError, UserError
 from workers.attempt import launch, lease, life, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.fence import Fences, Unreadable
-from workers.attempt.records import AttemptId, Folder, parse, read_json
+from workers.attempt.known import LOOK_EVERY_S, Known
+from workers.attempt.records import AttemptId, Folder, parse
 from workers.attempt.starting import Starter
 from workers.attempt.stopped import Stopped
-from workers.job_events import LONGEST_LINE_BYTES
-from workers.messages import PROTOCOL, AttemptReport, Order
+from workers.messages import PROTOCOL, Order
 from workers.packages import Packages
 
-LOOK_EVERY_S = 0.02
-RENEW_AT_MOST_EVERY_S = 0.5
 END_OLDER_S = 10.0
 """Longer than a cancelled attempt's grace, and than the kernel takes to end processes."""
-MOST_EPOCHS = 100_000
-"""Of jobs, told to a new controller: some megabytes."""
-MOST_LINES, LEAST_LINES = 2000, 50
-MOST_BYTES = 1 << 20
-"""Of events, read in one look at all attempts of the node."""
-LOG = logging.getLogger(__name__)
 
 
-class Attempts:
+class Attempts(Known):
     """`threads(order)` says how many cores' worth of threads each rank should use. Safe to use from several threads."""
 
     def __init__(
@@ -48,37 +35,14 @@ class Attempts:
         fences: Fences | None = None,
         starter: Starter | None = None,
     ):
-        self._folder = private_dir(folder)
-        self._starter = starter or Starter()
-        self._fences = fences or Fences()
-        self._stopped = Stopped(folder.with_name("stopped.json"))
+        super().__init__(folder, node)
         for parent in (folder, Folder(folder / "any").shared.parent):
             removal.resume(parent)
-        self._storage = storage
-        self._node = node
-        self._packages = packages
-        self._threads = threads
-        self._changed = threading.Condition(threading.RLock())
-        names = sorted(entry.name for entry in os.scandir(folder))
-        self._epochs = self._stopped.epochs()
-        self._attempts = {a.id: a for a in self._on_disk(names)}
-        self._renewed_s = 0.0
-        self._wakes = 0
-
-    def _on_disk(self, names: list[str]) -> Iterator[Attempt]:
-        """What an agent before us left: running attempts are adopted by knowing them."""
-        for name in names:
-            folder, attempt = Folder(self._folder / name), parse(name)
-            if attempt is None:
-                continue
-            self._epochs[attempt.job] = max(attempt.epoch, self._epochs.get(attempt.job, 0))
-            if folder.forgotten.exists():
-                continue
-            order = read_json(folder.order)
-            try:
-                yield Attempt(attempt, folder, float(order["lease_s"]))
-            except (TypeError, KeyError, ValueError):
-                LOG.error("attempt %s: its order cannot be read; it ends with its lease", attempt)
+        self._stopped = Stopped(folder.with_name("stopped.json"))
+        for job, epoch in self._stopped.epochs().items():
+            self._epochs[job] = max(epoch, self._epochs.get(job, 0))
+        self._storage, self._packages, self._threads = storage, packages, threads
+        self._fences, self._starter = fences or Fences(), starter or Starter()
 
     def start(self, order: Order, secrets: Mapping[str, str]) -> None:
         """Idempotent. Raises UserError for an order that cannot be followed, Conflict for an epoch that is past or was
@@ -140,11 +104,6 @@ class Attempts:
             time.sleep(LOOK_EVERY_S)
             for other in older:
                 other.settle()
-
-    def epochs(self) -> dict[str, int]:
-        """The highest epoch that this node has seen of each job, of the newest MOST_EPOCHS of them."""
-        with self._changed:
-            return dict(islice(reversed(self._epochs.items()), MOST_EPOCHS))
 
     @contextmanager
     def _starting(self, attempt: AttemptId, folder: Folder, order: Order) -> Iterator[int | None]:
@@ -234,106 +193,6 @@ class Attempts:
             if known:
                 return
             raise FleetError(f"node {self._node} cannot note what was stopped: {e}", "free space there") from e
-
-    def log(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
-        """Also of attempts that are forgotten. Raises NotFound for one this node never had."""
-        return self._logged(job, epoch, rank).log(rank, offset, limit_bytes)
-
-    def log_tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
-        return self._logged(job, epoch, rank).log_tail(rank, count)
-
-    def _logged(self, job: str, epoch: int, rank: int) -> Attempt:
-        """That of the node ranks whose log it is; the others, if there are any, have none."""
-        prefix = f"{job}.{epoch}."
-        names = sorted(e.name for e in os.scandir(self._folder) if e.name.startswith(prefix))
-        ids = [a for name in names if (a := parse(name)) is not None and a.job == job]
-        if not ids:
-            raise NotFound(f"this node never ran epoch {epoch} of {job}", "`show` says on which node it ran")
-        folders = [(a, Folder(self._folder / str(a))) for a in ids]
-        attempt, folder = next(((a, f) for a, f in folders if f.log(rank).exists()), folders[0])
-        return Attempt(attempt, folder, 0.0)
-
-    def folder(self, job: str, epoch: int) -> Path:
-        """Where the ranks of the first attempt here write. Raises NotFound."""
-        attempts = self._of(job, epoch)
-        if not attempts:
-            raise NotFound(f"epoch {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
-        return attempts[0].folder.shared
-
-    def _of(self, job: str, epoch: int) -> list[Attempt]:
-        with self._changed:
-            return [a for a in self._attempts.values() if (a.id.job, a.id.epoch) == (job, epoch)]
-
-    def poison(self) -> dict[str, dict[str, Any]]:
-        """Of each attempt whose ranks wrote what cannot be used: {key: {"count", "reason"}}."""
-        with self._changed:
-            known = list(self._attempts.values())
-        return {str(a.id): told for a in known if (told := a.poison)}
-
-    def known(self) -> list[str]:
-        """Keys of all attempts that are not forgotten."""
-        with self._changed:
-            return [str(attempt) for attempt in self._attempts]
-
-    def live(self) -> list[Attempt]:
-        with self._changed:
-            known = list(self._attempts.values())
-        return [a for a in known if a.live]
-
-    def renew(self, asked_s: float | None = None) -> None:
-        """Give every living attempt its full lease, from `asked_s` on (default: now): then the controller spoke."""
-        asked_s = None if asked_s is None else min(asked_s, lease.now_s())
-        if time.monotonic() - self._renewed_s >= RENEW_AT_MOST_EVERY_S:
-            self._renewed_s = time.monotonic()
-            for attempt in self.live():
-                if attempt.unreadable:
-                    continue  # it ends with its lease, if its supervisor does not obey
-                try:
-                    attempt.renew(asked_s)
-                except OSError as e:
-                    LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
-
-    def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[AttemptReport]:
-        """Of all attempts with news, as soon as there is one; [] after `timeout_s`, or once `wake` was called."""
-        until, wakes = time.monotonic() + timeout_s, self._wakes
-        while True:
-            reports, live = self._look(cursors, known)
-            left = until - time.monotonic()
-            if reports or left <= 0 or self._wakes != wakes:
-                return reports
-            with self._changed:
-                self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
-
-    def wake(self) -> None:
-        """There is news of the node itself: whoever waits for news is answered."""
-        with self._changed:
-            self._wakes += 1
-            self._changed.notify_all()
-
-    def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptReport], bool]:
-        """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""
-        with self._changed:
-            attempts = list(self._attempts.values())
-        share = max(1, len(attempts))
-        found = [self._ask(a, cursors.get(str(a.id), 0), known.get(str(a.id), ""), share) for a in attempts]
-        return [report for report in found if report is not None], any(a.live or a.draining for a in attempts)
-
-    def _ask(self, attempt: Attempt, cursor: int, known: str, share: int) -> AttemptReport | None:
-        """What goes wrong with one attempt stops no other."""
-        lines, size = max(LEAST_LINES, MOST_LINES // share), max(2 * LONGEST_LINE_BYTES, MOST_BYTES // share)
-        try:
-            attempt.settle()
-            if attempt.gone:
-                with self._changed:
-                    self._attempts.pop(attempt.id, None)
-                return None
-            return attempt.report(cursor, known, lines, size)
-        except OSError as e:  # of the node: no space, no descriptors
-            attempt.trouble(str(e))
-        except Exception as e:
-            LOG.exception("attempt %s", attempt.id)
-            attempt.spoil(f"what its ranks wrote cannot be followed: {e!r}")
-        return None
 
 
 def _check(order: Order, attempt: AttemptId) -> None:

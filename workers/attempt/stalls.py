@@ -42,6 +42,17 @@ class Hang(NamedTuple):
     stacks: dict[int, str]
 
 
+class _Still(NamedTuple):
+    """The last beats of ranks that have made steps, how long ago the newest came, and how long it may."""
+
+    begun: dict[int, Beat]
+    limit_s: float
+    for_s: float
+
+    def asked(self, ranks: Mapping[int, int]) -> dict[int, int]:
+        return {pid: rank for pid, rank in ranks.items() if rank in self.begun}
+
+
 class Stalls:
     """Of the ranks that one supervisor runs. `hang_after_s` 0: the rule for trainings, -1: never."""
 
@@ -67,28 +78,39 @@ class Stalls:
             return self._without_steps(ranks)
         return self._idle(ranks) if self._hang_after_s else None
 
-    def _without_steps(self, ranks: Mapping[int, int]) -> Hang | None:
+    def last_words(self, ranks: Mapping[int, int]) -> dict[int, str]:
+        """Of a training that is being cancelled: where its ranks stand, if they made no step for half as long as a hang
+        takes. On another node a hang may have been found a moment sooner. Called until they have ended, or told it.
+        """
+        still = self._still(ranks) if self._steps and self._hang_after_s >= 0 else None
+        if still is None or still.for_s < still.limit_s / 2 or not self._stacks.sample(still.asked(ranks), 1):
+            return {}
+        return self._stacks.told(ranks)
+
+    def _still(self, ranks: Mapping[int, int]) -> "_Still | None":
+        """None while a rank has not begun to make steps, or does something that is none."""
         found = {rank: beat for rank in ranks.values() if (beat := beats.read(self._folder.beat(rank)))}
         least = 1 if self._hang_after_s else LEAST_STEPS
         begun = {rank: beat for rank, beat in found.items() if beat.steps >= least}
         if not begun or any(beat.paused for beat in found.values()):
-            self._stacks.forget()
             return None
         limit_s = self._hang_after_s or max(LEAST_S, *(P99_TIMES * beat.p99_s for beat in begun.values()))
-        now = lease.now_s()
-        still_s = now - max(beat.at_s for beat in begun.values())
-        if not still_s >= limit_s:
+        return _Still(begun, limit_s, lease.now_s() - max(beat.at_s for beat in begun.values()))
+
+    def _without_steps(self, ranks: Mapping[int, int]) -> Hang | None:
+        still, now = self._still(ranks), lease.now_s()
+        if still is None or not still.for_s >= still.limit_s:
             self._again_s = 0.0
             self._stacks.forget()
             return None
-        if now < self._again_s or not self._stacks.sample({p: r for p, r in ranks.items() if r in begun}, SAMPLES):
+        if now < self._again_s or not self._stacks.sample(still.asked(ranks), SAMPLES):
             return None
-        if self._stacks.move(begun) and still_s < PATIENCE * limit_s:
-            self._again_s = now + limit_s
+        if self._stacks.move(still.begun) and still.for_s < PATIENCE * still.limit_s:
+            self._again_s = now + still.limit_s
             self._stacks.forget()
             return None
-        rank, why = _furthest_behind(ranks, begun)
-        message = f"rank {rank} made no step for {still_s:.0f} s, {limit_s:.0f} s is the limit{why}"
+        rank, why = _furthest_behind(ranks, still.begun)
+        message = f"rank {rank} made no step for {still.for_s:.0f} s, {still.limit_s:.0f} s is the limit{why}"
         return Hang(rank, f"{message}; the stacks of all ranks are in their logs", self._stacks.told(ranks))
 
     def _idle(self, ranks: Mapping[int, int]) -> Hang | None:

@@ -14,17 +14,15 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster import untrusted
-from cluster.untrusted import Unreadable
-from workers.attempt import beats, disks, keeper, lease, life, outcome, processes, reserve, spawn
+from workers.attempt import beats, bell, disks, keeper, lease, life, outcome, processes, reserve, spawn
+from workers.attempt.left import Left
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.memory import Memory
-from workers.attempt.records import MOST_RESULT_BYTES, AttemptId, Folder, parse, read_json
+from workers.attempt.records import AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import NAMES, Redactor
 from workers.attempt.stalls import Hang, Stalls
 from workers.messages import Failure, Outcome
@@ -34,10 +32,7 @@ DRAIN_S = 1.0
 READ_BYTES = 64 << 10
 CANNOT_START = 127
 TOO_LONG = "its command, env and secrets are longer than the system takes: 128 KiB each on Linux, together about 2 MiB"
-MOST_FAILURE_BYTES = 1 << 20
 LONGEST_TEXT = 64 << 10
-SHORT_TEXT = 1000
-"""Of a message, where a full disk leaves no more space than the reserve."""
 SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "lease": 4}
@@ -60,6 +55,7 @@ class Supervisor:
         self.launch: dict[str, Any] = read_json(folder.launch)
         self.group = life.group_in(self.launch)
         self.redact = Redactor(secrets.values())
+        self.left = Left(folder, self.redact)
         self.by_group = self.launch["task"] == "run"
         self.logs: dict[int, RankLog] = {}
         self.memory = Memory(self.group)
@@ -71,6 +67,7 @@ class Supervisor:
         self.culprit: Culprit | None = None
         self.stalls = Stalls(folder, self.launch["task"], float(self.launch["hang_after_s"]))
         self.saves_first = False
+        self.told = False  # where the ranks stand
         self.why = ""
         self.kill_at_s = float("inf")
         self.looked_s = 0.0
@@ -122,6 +119,7 @@ class Supervisor:
         if not self.why:
             with suppress(OSError):  # a full disk: the agent then shows it as starting
                 reserve.put(self.folder.started, f"{time.time():.3f}")
+            bell.ring(self.folder.path.parent)
 
     def _start(self, rank: dict[str, Any], group: int | None) -> None:
         """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group."""
@@ -193,7 +191,7 @@ class Supervisor:
         if code != 0 and not self.why:
             self.culprit = Culprit(number, pid, disks.full(self._disks(number)))
             self._end("failed")
-            if _kind(self._said(number)) == "nan":  # what was begun before is still to be kept
+            if (self.left.failure(number) or {}).get("kind") == "nan":  # what was begun before is still to be kept
                 self.saves_first, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
 
     def _disks(self, number: int) -> list[str]:
@@ -211,6 +209,8 @@ class Supervisor:
             self._end(life.asked_for(self.folder.stop))
         if not self.why and (hang := self.stalls.look(self.running)):
             self._hangs(hang)
+        if self.why == "cancel" and not self.told and (stacks := self.stalls.last_words(self.running)):
+            self._tell_stacks(stacks)
         saves = self.saves_first and any(map(self._saves, self.running.values()))
         if lease.now_s() >= self.kill_at_s or (self.saves_first and not saves):
             self._kill()
@@ -222,15 +222,18 @@ class Supervisor:
 
     def _hangs(self, hang: Hang) -> None:
         """Where the ranks stand goes into their logs, and into the failure."""
-        told = []
-        for number, stacks in hang.stacks.items():
+        trace = "\n".join(f"rank {number}:\n{stacks.rstrip()}" for number, stacks in hang.stacks.items())
+        self._tell_stacks(hang.stacks)
+        trace = self.redact(trace)[:LONGEST_TEXT]
+        self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, trace)
+        self._end("failed")
+
+    def _tell_stacks(self, told: dict[int, str]) -> None:
+        self.told = True
+        for number, stacks in told.items():
             lines = [f"[polyfleet: no progress; where rank {number} stands]", *stacks.rstrip().splitlines()]
             self.logs[number].end("err")
             self.logs[number].feed("err", "".join(f"{line}\n" for line in lines).encode())
-            told.append(f"rank {number}:\n{stacks.rstrip()}")
-        trace = self.redact("\n".join(told))[:LONGEST_TEXT]
-        self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, trace)
-        self._end("failed")
 
     def _kill(self) -> None:
         life.kill_all(self.folder, [os.getpid()])
@@ -264,55 +267,25 @@ class Supervisor:
         noted = self.why == "preempt" and outcome.noted_preempted(self.folder.events)
         ended_as = outcome.state(self.why, self.codes, noted)
         failure = (self.failure or self._failure()) if ended_as == "failed" else None
-        result, unreadable = self._result()
+        result, unreadable = self.left.result()
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", Failure(0, self.launch["node"], "unreadable", unreadable)
         peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.peaks.values())
-        for read in (self.folder.result, *map(self.folder.failure, self.codes)):  # they hold what is redacted above
-            with suppress(OSError):
-                read.unlink()
+        self.left.remove(self.codes)
         with suppress(OSError):  # unless it holds something; before anybody can know that we ended, and start the next
             Path(self.launch["checkpoint_root"]).rmdir()
-        self._tell(Outcome(*self.attempt, ended_as, self.codes, failure, result, time.time(), peak_bytes))
+        self.left.tell(Outcome(*self.attempt, ended_as, self.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
-
-    def _tell(self, done: Outcome) -> None:
-        """On a full disk without what the reserve cannot hold."""
-        failure = done.failure
-        short = failure and replace(failure, traceback="", message=failure.message[:SHORT_TEXT])
-        shorter = json.dumps(replace(done, result={}, failure=short).to_plain())
-        reserve.put(self.folder.outcome, json.dumps(done.to_plain()), durable=True, shorter=shorter)
-
-    def _result(self) -> tuple[dict[str, Any], str]:
-        """What rank 0 returned, and why it cannot be read."""
-        try:
-            found = self.redact.plain(untrusted.read_json(self.folder.result, MOST_RESULT_BYTES))
-        except FileNotFoundError:
-            return {}, ""
-        except Unreadable as e:
-            return {}, f"result.json {e.why}"
-        return (found, "") if isinstance(found, dict) else ({}, "result.json holds no JSON object")
 
     def _failure(self) -> Failure:
         """Of the rank that failed first."""
         number, pid, disk = self.culprit or Culprit(outcome.first_bad(self.codes), 0, "")
-        said = self._said(number)
+        said = self.left.failure(number)
         log, code, peak_bytes = self.logs[number], self.codes[number], self.peaks.get(number, 0)
         node = self.launch["node"]
         seen = outcome.Seen(number, node, pid, code, said, log.last_err, log.says_full(), disk, peak_bytes)
         return outcome.cause(seen, self.memory)
-
-    def _said(self, number: int) -> Any:
-        """What a rank's child wrote of its failure; None for nothing that can be read."""
-        try:
-            return self.redact.plain(untrusted.read_json(self.folder.failure(number), MOST_FAILURE_BYTES), keys=False)
-        except (FileNotFoundError, Unreadable):
-            return None
-
-
-def _kind(said: Any) -> str:
-    return str(said.get("kind", "")) if isinstance(said, dict) else ""
 
 
 def _before_exec(parent: int) -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.plain import to_plain
 from orchestrator.core.fold import Attempt, Ledger, Record, apply, ended, fold, ignored, placed, running, submitted
 from orchestrator.core.model import Candidate, Event, Recovery, Running, Start
 from orchestrator.core.retry import Ended, after
@@ -14,7 +15,7 @@ LEASES = (("a/cpu", (0,)), ("b/cpu", (0, 1)))
 def story(w, *events):
     """The record after `submitted` and these (event, epoch, data), one second apart."""
     job = w.job("j", submitted_s=1.0)
-    log = [submitted(job, {"entry": "train.py"}, "abc", 1.0)]
+    log = [submitted(job, {"entry": "train.py"}, 1.0)]
     log += [Event("j", event, epoch, float(s), data) for s, (event, epoch, data) in enumerate(events, start=2)]
     return fold(replace(event, seq=n) for n, event in enumerate(log, start=1))["j"]
 
@@ -32,11 +33,23 @@ def test_a_job_comes_back_from_the_log_as_it_was_submitted(w):
         Candidate(("cpu",)),
     )
     job = w.job(
-        "j", *wants, ordered=True, priority=-3, objective="cost", workload="w", recovery=Recovery(1, 2, (3, 4), 5, 6, 7)
+        "j",
+        *wants,
+        ordered=True,
+        priority=-3,
+        objective="cost",
+        workload="w",
+        recovery=Recovery(1, 2, (3, 4), 5, 6, 7, {"oom": "fail"}, False, "wait", 30.0),
+        entry="train.py",
+        seed=7,
+        package="sha",
+        secrets={"A": "env:B"},
+        keep_checkpoints=2,
+        resume_from="pool:x/step-1",
     )
-    event = submitted(job, {"name": "j"}, "sha", 9.0)
+    event = submitted(job, {"name": "j"}, 9.0)
     stored = replace(event, data=json.loads(json.dumps(event.data)), seq=1)
-    assert fold([stored]) == {"j": Record(job, {"name": "j"}, "sha", "submitted", seq=1)}
+    assert fold([stored]) == {"j": Record(replace(job, number=1), "submitted", seq=1)}
 
 
 def test_a_whole_life_is_told_attempt_by_attempt(w):
@@ -46,16 +59,16 @@ def test_a_whole_life_is_told_attempt_by_attempt(w):
         ("started", 1, {}),
         ("checkpoint", 1, {"pool": "cpu", "path": "j/step-10", "step": 10}),
         ("preempted", 1, {"reason": "big needs the node"}),
-        ("interrupted", 1, {"reason": "made room", "outcome": "preempted", "interruptions": 1, "not_before_s": 6.0}),
+        ("interrupted", 1, {"reason": "made room", "outcome": "preempted", "interruptions": 1}),
         ("placed", 2, place(1)),
         ("resumed", 2, {"step": 10}),
         ("started", 2, {}),
         ("finished", 2, {"reason": "done", "result": {"last_step": 20}}),
     )
     assert record == Record(
-        job=replace(w.job("j", submitted_s=1.0), state=State.SUCCEEDED, epoch=2, interruptions=1, not_before_s=6.0),
-        spec={"entry": "train.py"},
-        package="abc",
+        job=replace(
+            w.job("j", submitted_s=1.0), number=1, state=State.SUCCEEDED, epoch=2, interruptions=1, backend="cpu"
+        ),
         reason="done",
         attempts=(
             Attempt(1, 0, "cpu", "cpu", LEASES, 2.0, 3.0, 6.0, "preempted", "made room"),
@@ -95,7 +108,7 @@ def test_a_placement_counts_only_with_the_next_epoch(w, epoch):
 def test_a_cancellation_counts_with_any_epoch_and_its_attempt_holds_devices_until_released(w):
     cancelled = story(w, ("placed", 1, place()), ("started", 1, {}), ("cancelled", 0, {"reason": "by its user"}))
     assert (cancelled.job.state, cancelled.reason, cancelled.ended_s) == (State.CANCELLED, "by its user", 4.0)
-    assert running([cancelled]) == (Running("j", 0, 2.0, LEASES, stopping=True),)
+    assert running([cancelled]) == (Running("j", 0, 1, LEASES, stopping=True),)
     released = apply(cancelled, Event("j", "released", 1, 9.0, {"outcome": "cancelled", "reason": "by its user"}))
     assert running([released]) == ()
     assert released.attempts == (Attempt(1, 0, "cpu", "cpu", LEASES, 2.0, 3.0, 9.0, "cancelled", "by its user"),)
@@ -114,7 +127,7 @@ def test_an_end_is_final(w):
 
 def test_what_was_never_submitted_is_ignored_and_a_second_submission_too(w):
     assert fold([Event("ghost", "started", 1, 1.0)]) == {}
-    again = submitted(w.job("j", priority=9), {}, "", 2.0)
+    again = submitted(w.job("j", priority=9), {}, 2.0)
     assert ignored(story(w), again) == "j is already submitted"
 
 
@@ -136,16 +149,38 @@ def test_only_working_attempts_are_not_stopping(w):
 def test_builders_write_what_the_fold_reads(w):
     ledger = Ledger()
     job = w.job("j")
-    ledger.apply(submitted(job, {}, "", 1.0))
+    ledger.apply(submitted(job, {}, 1.0))
     record = ledger.apply(placed(job, Start("j", 0, LEASES, "fits"), "cpu", "cpu", 2.0))
     assert record.live == Attempt(1, 0, "cpu", "cpu", LEASES, 2.0)
     assert record.reason == "fits"
-    decision = after(record.job, Ended("lost", 0, "", "node a is lost"), 3.0)
+    decision = after(record.job, Ended("lost", 0, "lost", "node a is lost", nodes=("a",)))
     event = ended(record.job, decision, 3.0, outcome="lost", failure={"message": "gone"})
     assert (event.event, event.epoch) == ("interrupted", 1)
     record = ledger.apply(event)
     assert record.job == replace(
-        job, state=State.RECOVERING, epoch=1, interruptions=1, first_candidate=1, not_before_s=4.0
+        job, state=State.RECOVERING, epoch=1, interruptions=1, first_candidate=1, avoid=("a",), backend="cpu"
     )
     assert (record.attempts[0].outcome, record.reason) == ("lost", "node a is lost")
     assert ledger.records == {"j": record}
+
+
+def test_what_older_logs_keep_in_the_spec_or_beside_it_is_read_from_there(w):
+    event = submitted(w.job("j"), {"entry": "t.py", "seed": 3, "checkpoint": {"keep": 5}}, 1.0)
+    job = {k: v for k, v in event.data["job"].items() if k not in ("entry", "seed", "keep_checkpoints", "package")}
+    [record] = fold([replace(event, data=event.data | {"job": job, "package": "abc"}, seq=4)]).values()
+    assert record.job == replace(w.job("j"), entry="t.py", seed=3, keep_checkpoints=5, package="abc", number=4)
+
+
+def test_an_epoch_that_a_node_has_seen_is_never_used_again(w):
+    record = story(w, ("placed", 1, place()), ("interrupted", 1, {}), ("overtaken", 1, {"node": "a", "seen": 5}))
+    assert (record.job.next_epoch, record.job.overtaken) == (6, True)
+    assert apply(record, Event("j", "placed", 2, 9.0, place())) is record
+    again = apply(record, Event("j", "placed", 6, 9.0, place()))
+    assert (again.job.epoch, again.job.overtaken) == (6, True), "nothing has started since"
+    assert not apply(again, Event("j", "started", 6, 9.0)).job.overtaken
+
+
+def test_a_migration_replaces_the_candidates_and_the_search_starts_anew(w):
+    to = w.want("tpu:v5e")
+    record = story(w, ("placed", 1, place()), ("migrated", 0, {"candidates": [to_plain(to)], "reason": "moves"}))
+    assert (record.job.candidates, record.job.first_candidate, record.job.state) == ((to,), 0, State.STARTING)

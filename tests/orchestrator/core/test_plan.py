@@ -37,7 +37,7 @@ def test_the_tightest_node_that_fits_is_taken(w):
 
 def test_jobs_share_what_is_there_in_order_and_the_last_learns_why_it_waits(w):
     node = w.devices("a", 4)
-    first, second, third = (w.job(name, count=2, submitted_s=s) for s, name in enumerate(("x", "y", "z")))
+    first, second, third = (w.job(name, count=2, number=n) for n, name in enumerate(("x", "y", "z"), start=1))
     why = "nvidia:H100-80GB in pool h100, the tightest fit"
     assert plan(w.snapshot([node], [third, second, first])) == Plan(
         start=(Start("x", 0, ((node.id, (0, 1)),), why), Start("y", 0, ((node.id, (2, 3)),), why)),
@@ -51,7 +51,7 @@ def test_jobs_share_what_is_there_in_order_and_the_last_learns_why_it_waits(w):
 
 
 def test_a_higher_priority_is_served_before_an_earlier_job(w):
-    early, urgent = w.job("early", submitted_s=1), w.job("urgent", submitted_s=2, priority=1)
+    early, urgent = w.job("early", number=1), w.job("urgent", number=2, priority=1)
     decided = plan(w.snapshot([w.devices("a", 1)], [early, urgent]))
     assert [s.job for s in decided.start] == ["urgent"]
 
@@ -64,11 +64,13 @@ def test_only_waiting_jobs_are_planned(w):
 
 
 def test_a_job_that_pauses_after_a_failure_says_for_how_long(w):
-    job = w.job("j", not_before_s=104.0, restarts=2, interruptions=1, state=State.RECOVERING)
-    assert plan(w.snapshot([w.devices("a", 1)], [job], now_s=100.0)) == Plan(
+    job, paused = w.job("j", restarts=2, interruptions=1, state=State.RECOVERING), {"j": 104.0}
+    assert plan(w.snapshot([w.devices("a", 1)], [job], now_s=100.0, paused_until_s=paused)) == Plan(
         why_not={"j": {(0, ""): "is tried again in 4.0 s, after 2 failures and 1 interruption"}}
     )
-    assert [s.job for s in plan(w.snapshot([w.devices("a", 1)], [job], now_s=104.0)).start] == ["j"]
+    assert [s.job for s in plan(w.snapshot([w.devices("a", 1)], [job], now_s=104.0, paused_until_s=paused)).start] == [
+        "j"
+    ]
 
 
 # -- candidates
@@ -160,7 +162,7 @@ def test_for_speed_most_devices_are_taken_and_the_unmeasured_is_called_so(w, obj
 def test_of_equally_tight_places_the_cheaper_is_taken_and_of_equal_ones_the_first(w):
     dear = w.devices("a", 2, pool="a", price_per_hour=4.0)
     cheap, same = (w.devices(name, 2, pool=name, price_per_hour=1.0) for name in ("b", "c"))
-    decided = plan(w.snapshot([same, dear, cheap], [w.job("x"), w.job("y", submitted_s=1), w.job("z", submitted_s=2)]))
+    decided = plan(w.snapshot([same, dear, cheap], [w.job("x", number=1), w.job("y", number=2), w.job("z", number=3)]))
     assert [s.leases for s in decided.start] == [((cheap.id, (0,)),), ((cheap.id, (1,)),), ((same.id, (0,)),)]
 
 
@@ -216,7 +218,7 @@ def test_a_blocked_gang_keeps_what_it_needs_from_all_later_jobs(w):
 
 def test_what_a_blocked_job_does_not_need_stays_free_for_later_ones(w):
     node = w.devices("a", 8, free=(0, 1, 2))
-    decided = plan(w.snapshot([node, w.cpu()], [w.job("j", count=4), w.job("c", w.want("cpu"), submitted_s=1)]))
+    decided = plan(w.snapshot([node, w.cpu()], [w.job("j", count=4, number=1), w.job("c", w.want("cpu"), number=2)]))
     assert [s.job for s in decided.start] == ["c"]
 
 
@@ -229,7 +231,7 @@ def test_a_job_that_nothing_can_ever_run_keeps_nothing_from_others(w):
 
 def test_a_job_claims_the_place_with_the_fewest_missing_devices(w):
     a, b = w.devices("a", 4, free=(0,)), w.devices("b", 4, free=(0, 1, 2))
-    decided = plan(w.snapshot([a, b], [w.job("j", count=4), w.job("small", submitted_s=1)]))
+    decided = plan(w.snapshot([a, b], [w.job("j", count=4, number=1), w.job("small", number=2)]))
     assert decided.start == (Start("small", 0, ((a.id, (0,)),), "nvidia:H100-80GB in pool h100, the tightest fit"),)
     assert decided.why_not["j"][0, ""] == f"waits for 1 of 4 devices on {b.id}; no later job takes the others"
 
@@ -250,8 +252,8 @@ def test_of_several_places_the_one_with_the_cheapest_victims_is_emptied(w):
 def test_a_job_of_higher_priority_asks_the_fewest_and_least_to_stop(w):
     node = w.devices("a", 4, free=())
     running = [
-        w.running("old", (node.id, (0,)), priority=1, started_s=1),
-        w.running("young", (node.id, (1,)), priority=1, started_s=9),
+        w.running("old", (node.id, (0,)), priority=1, order=1),
+        w.running("young", (node.id, (1,)), priority=1, order=9),
         w.running("dear", (node.id, (2,)), priority=3),
         w.running("equal", (node.id, (3,)), priority=5),
     ]
@@ -298,14 +300,14 @@ def test_an_attempt_that_is_stopping_is_counted_on_and_not_asked_again(w):
 def test_two_urgent_jobs_do_not_count_on_the_same_victim(w):
     node = w.devices("a", 2, free=())
     running = [w.running("one", (node.id, (0,))), w.running("two", (node.id, (1,)))]
-    urgent = [w.job("u1", priority=5), w.job("u2", priority=5, submitted_s=1)]
+    urgent = [w.job("u1", priority=5, number=1), w.job("u2", priority=5, number=2)]
     decided = plan(w.snapshot([node], urgent, running))
     assert sorted((p.victim, p.job) for p in decided.preempt) == [("one", "u2"), ("two", "u1")]
 
 
 def test_what_a_victim_holds_beyond_the_need_serves_the_next_job(w):
     node = w.devices("a", 4, free=())
-    urgent = [w.job("u1", priority=5), w.job("u2", priority=5, submitted_s=1)]
+    urgent = [w.job("u1", priority=5, number=1), w.job("u2", priority=5, number=2)]
     decided = plan(w.snapshot([node], urgent, [w.running("wide", (node.id, (0, 1, 2, 3)))]))
     assert [(p.victim, p.job) for p in decided.preempt] == [("wide", "u1")]
     assert decided.why_not["u2"][0, ""] == f"waits for attempts that are stopping on {node.id}"
@@ -358,8 +360,8 @@ def test_an_exclusive_job_takes_a_whole_node_and_no_node_of_which_another_job_ho
 
 
 def test_an_exclusive_job_that_waits_has_its_node_reserved_from_later_ones(w):
-    whole = w.job("whole", w.want("nvidia:H100", exclusive=True), submitted_s=1)
-    later = w.job("later", submitted_s=2)
+    whole = w.job("whole", w.want("nvidia:H100", exclusive=True), number=1)
+    later = w.job("later", number=2)
     decided = plan(w.snapshot([w.devices("a", 2, free=(1,))], [whole, later]))
     assert decided.start == ()
     assert decided.why_not["later"][0, "a/nvidia:H100-80GB"] == (

@@ -69,7 +69,7 @@ def snapshots(draw) -> Snapshot:
                 free[have.id].add(number)
     attempts = [
         Running(
-            f"run-{owner}", draw(st.integers(0, 3)), float(draw(st.integers(0, 3))),
+            f"run-{owner}", draw(st.integers(0, 3)), draw(st.integers(0, 3)),
             tuple((i, tuple(numbers)) for i, numbers in leases.items()),
             preemptible=draw(st.integers(0, 5)) > 0, stopping=draw(st.integers(0, 5)) == 0,
         )
@@ -80,10 +80,11 @@ def snapshots(draw) -> Snapshot:
         for d in fleet
     ]
     jobs = [
-        Job(f"job-{n}", "job", "train", submitted_s=draw(st.integers(0, 2)), **parts)
+        Job(f"job-{n}", "job", "train", number=draw(st.integers(0, 2)), **parts)
         for n, parts in enumerate(draw(st.lists(job_parts, min_size=1, max_size=5)))
     ]
-    return Snapshot(100.0, tuple(devices), tuple(jobs), tuple(attempts))
+    paused = {job.id: 104.0 for job in jobs if draw(st.integers(0, 5)) == 0}
+    return Snapshot(100.0, tuple(devices), tuple(jobs), tuple(attempts), paused_until_s=paused)
 
 
 # -- the laws of one plan
@@ -112,6 +113,10 @@ def plus(free: Free, attempts) -> Free:
     return more
 
 
+def may_start(job: Job, seen: Snapshot) -> bool:
+    return seen.paused_until_s.get(job.id, 0.0) <= seen.now_s
+
+
 def left_by_those_ahead(job: Job, seen: Snapshot, decided: Plan) -> Free:
     """Free devices less what jobs ahead of `job` start on."""
     free = {d.id: set(d.free) for d in seen.devices}
@@ -133,7 +138,7 @@ def check_starts(seen: Snapshot, decided: Plan) -> None:
         want = job.candidates[start.candidate]
         have = [devices[devices_id] for devices_id, _ in start.leases]
         assert job.state in WAITING
-        assert job.not_before_s <= seen.now_s
+        assert may_start(job, seen)
         assert len({d.node for d in have}) == len(have) == want.nodes
         assert len({(d.pool, d.kind, d.environment, d.backend) for d in have}) == 1
         assert all(d.schedulable and (not d.emulated or d.kind in want.kinds) for d in have)
@@ -152,7 +157,7 @@ def check_the_first_in_line_is_not_overtaken(seen: Snapshot, decided: Plan) -> N
     """The first job that waits would not have started with all that jobs behind it got, either."""
     started = {s.job for s in decided.start}
     for job in fifo(seen):
-        if job.id not in started and job.not_before_s <= seen.now_s:
+        if job.id not in started and may_start(job, seen):
             free = left_by_those_ahead(job, seen, decided)
             assert not any(fits(want, seen, free) for want in job.candidates)
             return
@@ -168,7 +173,7 @@ def check_preemption(seen: Snapshot, decided: Plan) -> None:
         assert victim.priority < jobs[preempt.job].priority
         assert victim.preemptible
         assert not victim.stopping
-    blocked = next((j for j in fifo(seen) if j.id in decided.why_not and j.not_before_s <= seen.now_s), None)
+    blocked = next((j for j in fifo(seen) if j.id in decided.why_not and may_start(j, seen)), None)
     if blocked is None:
         return
     soon = plus(left_by_those_ahead(blocked, seen, decided), (r for r in seen.running if r.stopping))
@@ -246,12 +251,13 @@ class World(RuleBasedStateMachine):
         self.events: list[Event] = []
         self.ledger = Ledger()
         self.fleet = fleet_of(told)
+        self.paused: dict[str, float] = {}
 
     @rule(parts=job_parts, budget=st.tuples(st.integers(0, 2), st.integers(-1, 2)))
     def a_job_comes(self, parts, budget):
         name = f"job-{len(self.ledger.records)}"
-        job = Job(name, "job", "train", submitted_s=self.now_s, recovery=Recovery(*budget), **parts)
-        self.write(submitted(job, {}, "", self.now_s))
+        job = Job(name, "job", "train", recovery=Recovery(*budget), **parts)
+        self.write(submitted(job, {}, self.now_s))
 
     @rule()
     def a_turn(self):
@@ -286,7 +292,9 @@ class World(RuleBasedStateMachine):
             self.write(Event(job.id, "released", job.epoch, self.now_s, {"outcome": "cancelled"}))
             return
         how = retry.Ended(state, record.live.candidate, failure, "", codes)
-        self.write(ended(job, retry.after(job, how, self.now_s), self.now_s))
+        decided = retry.after(job, how)
+        self.paused[job.id] = self.now_s + decided.pause_s
+        self.write(ended(job, decided, self.now_s))
 
     @precondition(lambda self: self.ledger.records)
     @rule(data=st.data(), event=st.sampled_from(["started", "finished", "failed", "checkpoint", "preempted"]))
@@ -352,7 +360,7 @@ class World(RuleBasedStateMachine):
         held = plus({d.id: set() for d in self.fleet}, (r.live for r in self.live()))
         devices = tuple(replace(d, free=tuple(sorted(set(d.free) - held[d.id]))) for d in self.fleet)
         waiting = tuple(r.job for r in records if r.job.state in WAITING and not r.live)
-        return Snapshot(self.now_s, devices, waiting, running(records))
+        return Snapshot(self.now_s, devices, waiting, running(records), paused_until_s=self.paused)
 
 
 World.TestCase.settings = settings(
@@ -374,9 +382,9 @@ def test_a_gang_starts_although_small_jobs_never_stop_coming(w):
             free = plus(free, [start for end, start in ends if end <= now])
             ends = [(end, start) for end, start in ends if end > now]
             for n in range(3):
-                jobs[f"s{now}.{n}"] = w.job(f"s{now}.{n}", count=chance.choice([1, 2]), submitted_s=now)
+                jobs[f"s{now}.{n}"] = w.job(f"s{now}.{n}", count=chance.choice([1, 2]), number=10 * now + n)
             if now == 5:
-                jobs["gang"] = w.job("gang", w.want(count=4, nodes=2), submitted_s=4.5)
+                jobs["gang"] = w.job("gang", w.want(count=4, nodes=2), number=49)
             devices = [replace(d, free=tuple(sorted(free[d.id]))) for d in fleet]
             for start in plan(w.snapshot(devices, jobs.values(), now_s=now)).start:
                 del jobs[start.job]

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from cluster.vocabulary import Finding
+from orchestrator.core.leaks import Leak
 from orchestrator.runtime.engine import Blocked
 from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen, findings
-from orchestrator.core.leaks import Leak
 
 WELL = Seen(
     ControllerSeen(0.4, "waiting for messages"),

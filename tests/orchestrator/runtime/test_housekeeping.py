@@ -115,7 +115,7 @@ def test_a_job_being_removed_is_told_apart_from_one_that_never_was(url):
     filled(url)
     store = EventStore(url)
     assert store.retention.remove_jobs(time.time() - 30 * DAY_S, store.last_seq) == 2
-    with pytest.raises(NotFound, match=r"job 'old-1' was removed; .*keep_jobs"):
+    with pytest.raises(NotFound, match=r"job 'old-1' was removed; .*POLYFLEET_KEEP_JOBS"):
         Jobs(store).find("old-1")
     assert store.differences() == []
     store.close()
@@ -195,8 +195,13 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
         other.execute("UPDATE events SET data = 'rot' WHERE job = 'held' AND event = 'placed'")
     other.close()
     store = EventStore(url)
-    done = []
-    thread = Housekeeping(Jobs(store), store, lambda places: done.extend(places) or places, 30 * DAY_S)
+    done, told = [], []
+
+    def forget(places):
+        done.extend(places)
+        return places
+
+    thread = Housekeeping(Jobs(store), store, forget, 30 * DAY_S, lambda *distrusted: told.append(distrusted))
     thread.start()
     deadline = time.monotonic() + 60
     while store.retention.places() or not done:
@@ -205,5 +210,5 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
     thread.close()
     thread.join(60)
     assert not thread.is_alive()
-    assert list(store.jobs.damaged) == ["held"] and rows(url)["jobs"] == {"held", "young"}
+    assert [job for job, _ in told] == list(store.jobs.damaged) == ["held"] and rows(url)["jobs"] == {"held", "young"}
     store.close()

@@ -1,15 +1,10 @@
-import fcntl
-import os
-import tempfile
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData, create_engine
 
 from orchestrator.store import EventStore
-
-POSTGRES = os.environ.get("POLYFLEET_TEST_POSTGRES", "")
 
 
 @pytest.fixture
@@ -17,39 +12,37 @@ def sqlite_url(tmp_path):
     return f"sqlite:///{tmp_path / 'polyfleet.db'}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES else ["sqlite"])
+@pytest.fixture
+def postgresql_url(postgresql):
+    url = postgresql.url()
+    yield url
+    postgresql.give_back(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
 def url(request):
     """The URL of an empty store, of each kind that can be had here."""
     return request.getfixturevalue(f"{request.param}_url")
 
 
 @pytest.fixture
-def postgresql_url():
-    """POLYFLEET_TEST_POSTGRES names a database that these tests may empty; one test at a time has it."""
-    if not POSTGRES:
-        pytest.skip("POLYFLEET_TEST_POSTGRES names no database, e.g. postgresql+psycopg://user@host/name")
-    engine = create_engine(POSTGRES)
-    found = MetaData()
-    with (Path(tempfile.gettempdir()) / "polyfleet-tests-postgres.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        found.reflect(engine)
-        found.drop_all(engine)
-        engine.dispose()
-        yield POSTGRES
-
-
-@pytest.fixture
-def open_store(url):
-    """Open the store under test, as often as wanted; what is still open at the end is closed."""
+def open_at():
+    """Open the store of a URL, as often as wanted; what is still open at the end is closed."""
     stores = []
 
-    def opened(where=url):
+    def opened(where):
         stores.append(EventStore(where))
         return stores[-1]
 
     yield opened
     for store in stores:
         store.close()
+
+
+@pytest.fixture
+def open_store(url, open_at):
+    """Open the store under test."""
+    return lambda: open_at(url)
 
 
 @pytest.fixture
@@ -79,5 +72,25 @@ def together():
         if errors:
             raise errors[0]
         return [results[number] for number in range(len(functions))]
+
+    return run
+
+
+@pytest.fixture
+def kill_at():
+    """`kill_at(call, number, command)`: kill -9 as the process makes that system call for the number-th time. Whether
+    it was killed; without strace there is nothing to see.
+    """
+
+    def run(call, number, command):
+        inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}"]
+        words = ["strace", "-f", "-q", "-o", "/dev/null", *inject, *command]
+        try:
+            ran = subprocess.run(words, cwd=Path(__file__).parents[3], capture_output=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("strace is not here")
+        if ran.returncode not in (0, -9, 137):
+            pytest.skip(f"strace cannot act here: {ran.stderr.decode()[-200:]}")
+        return ran.returncode != 0
 
     return run

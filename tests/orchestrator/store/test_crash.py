@@ -118,6 +118,63 @@ def test_whatever_was_acknowledged_before_kill_9_is_there_once_and_can_be_asked_
     assert len({job for job, _, _ in together}) == len(together)
 
 
+STRACE = ["strace", "-f", "-q", "-o", "/dev/null"]
+
+
+def needs_strace(call: str, inject: str) -> list[str]:
+    """The words before a command whose system call is to be slow or to fail."""
+    words = [*STRACE, "-e", f"trace={call}", "-e", f"inject={call}:{inject}"]
+    try:
+        subprocess.run([*words, "true"], capture_output=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"strace cannot act here: {e}")
+    return words
+
+
+@pytest.mark.chaos
+def test_a_slow_disk_makes_acknowledgements_late_but_none_of_them_untrue(tmp_path):
+    """Each sync takes 0.3 s more; the process is killed by itself in the middle of one."""
+    url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
+    dies = "acked_ = 0\n" + SUBMITTER.replace(
+        'os.write(1, f"acked {key}\\n".encode())',
+        'os.write(1, f"acked {key}\\n".encode()); globals().__setitem__("acked_", acked_ + 1); '
+        "acked_ < 60 or os.kill(os.getpid(), 9)",
+    )
+    slow = needs_strace("fdatasync", "delay_enter=300000")
+    ran = subprocess.run([*slow, sys.executable, "-c", dies, url, "0"], capture_output=True, text=True, check=False)
+    words = [line.split() for line in ran.stdout.splitlines() if len(line.split()) == 2]
+    acked, asked = ({key for word, key in words if word == wanted} for wanted in ("acked", "asked"))
+    assert len(acked) >= 60, ran.stderr
+    store = EventStore(url)
+    stored = [e.job for e in store.read(0) if e.event == "submitted"]
+    store.close()
+    assert acked <= set(stored) <= asked and len(set(stored)) == len(stored)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("pwrite64", "EDQUOT"), ("fdatasync", "ENOSPC"), ("fsync", "EIO")],
+)
+@pytest.mark.parametrize("first", [160, 190, 230])
+def test_a_disk_that_fails_for_a_while_refuses_with_words_and_then_goes_on(tmp_path, call, error, first):
+    url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
+    first -= 80 if call == "fdatasync" else 0  # one a commit, while pages are several
+    failing = needs_strace(call, f"error={error}:when={first}..{first + 6}")
+    command = [*failing, sys.executable, "-c", FILLER.replace("2000", "200"), url, "0", "", "keys"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert len(told["acked"]) > told["full"]  # some that were refused first
+    assert told["stored"] == [[f"j{n}", name] for n in told["acked"] for name in ("submitted", "cancelled")]
+    assert told["seqs"] == list(range(1, len(told["seqs"]) + 1))
+    assert all("the job store" in why and url[10:] in why for _, why in told["refused"])
+    assert told["refused"] or call == "fsync"
+    store = EventStore(url)
+    assert [[e.job, e.event] for e in store.read(0)] == told["stored"]
+    store.close()
+
+
 COMMITTER = """
 import os, sys
 from orchestrator.core.fold import submitted

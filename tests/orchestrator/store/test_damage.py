@@ -181,11 +181,6 @@ def test_a_database_has_a_name_that_a_copy_keeps_and_a_new_one_has_not(reopened,
     other.close()
 
 
-def test_a_database_of_before_gets_its_name_when_it_is_opened(reopened):
-    store = reopened("DROP TABLE identity")
-    assert len(store.identity) == 32 and len(store.read(0)) == 8
-
-
 def test_a_fleet_remembers_the_database_it_began_with(tmp_path):
     assert not origin.replaced(tmp_path, "127.0.0.1:1", "a")
     assert not origin.replaced(tmp_path, "127.0.0.1:1", "a")

@@ -1,12 +1,25 @@
-"""What only PostgreSQL can show. With POLYFLEET_TEST_POSTGRES set, test_events.py runs on it too."""
+"""What only PostgreSQL can show: other servers, lost connections, restarts, locks. test_events.py runs on it too."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
-from cluster.errors import FleetError
-from orchestrator.core.model import Event
-from orchestrator.store import EventStore
+from cluster.errors import FleetError, UserError
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.store import Answer, EventStore
 
+ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
+OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'polyfleet%'"
+HOLDER = f"{OURS} AND application_name LIKE 'polyfleet on %'"
+KILL_OURS = OURS.replace("SELECT pid", "SELECT pg_terminate_backend(pid)")
+KILL_HOLDER = HOLDER.replace("SELECT pid", "SELECT pg_terminate_backend(pid)")
 
 
 @pytest.fixture
@@ -14,20 +27,224 @@ def url(postgresql_url):
     return postgresql_url
 
 
-def test_a_second_server_takes_over_and_the_first_can_write_no_more(open_store):
+def life(key):
+    """Two events that count, of a job of its own."""
+    return [submitted(Job(key, "j", "run", (Candidate(("cpu",)),)), {}, 1.0), Event(key, "cancelled", 0, 1.0)]
+
+
+class Submitters:
+    """Threads that submit with a key each, until told to stop: what was acknowledged, what was refused."""
+
+    def __init__(self, store, threads=4):
+        self.acked, self.refused, self._stop = [], [], threading.Event()
+        self._threads = [threading.Thread(target=self._submit, args=(store, n)) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def _submit(self, store, thread):
+        number = 0
+        while not self._stop.is_set():
+            key, number = f"{thread}-{number}", number + 1
+            try:
+                store.once(key, "digest", lambda key=key: Answer({"id": key}, life(key)))
+                self.acked.append(key)
+            except FleetError as e:
+                self.refused.append((key, str(e)))
+
+    def ended(self):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        return self
+
+
+def check_stored(store, acked, refused=()):
+    """Each acknowledged submission is there once, whole and in order, none that was refused."""
+    events = store.read(0)
+    assert [e.seq for e in events] == list(range(1, len(events) + 1))
+    assert [(e.job, e.event) for e in events[1::2]] == [(e.job, "cancelled") for e in events[::2]]
+    jobs = [e.job for e in events[::2]]
+    assert len(set(jobs)) == len(jobs)
+    assert set(jobs) == set(acked)
+    assert not set(jobs) & {key for key, _ in refused}
+    assert store.differences() == []
+
+
+def test_a_second_server_is_kept_out_and_told_who_has_the_database(open_store, url):
+    first = open_store()
+    with pytest.raises(
+        FleetError, match=r"another server has postgresql://.* open: polyfleet on .*, process \d+ since"
+    ):
+        open_store()
+    assert first.append([EVENT]) == [1]
+    first.close()
+    assert open_store().append([EVENT]) == [2]
+
+
+def test_a_killed_server_leaves_no_lock(url, open_store, wait_for):
+    code = f"import os; from orchestrator.store import EventStore; EventStore({url!r}); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+
+    def opened():
+        try:
+            return open_store().append([EVENT]) == [1]
+        except FleetError as e:
+            assert "another server has" in str(e)
+            return False
+
+    wait_for(opened)
+
+
+def test_who_lost_the_lock_to_another_writes_no_more(open_store, postgresql, url):
     first = open_store()
     first.append([EVENT])
+    postgresql.sql(url, KILL_HOLDER)
     second = open_store()
     assert second.append([EVENT]) == [2]
     for _ in range(2):
-        with pytest.raises(FleetError, match="another server has taken over"):
+        with pytest.raises(FleetError, match="another server has"):
             first.append([EVENT])
-    assert second.append([EVENT]) == [3]
-    assert [e.seq for e in second.read(0)] == [1, 2, 3]
+    second.close()
+    with pytest.raises(FleetError, match="another server has taken over"):
+        first.append([EVENT])
+    assert [e.seq for e in first.read(0)] == [1]
 
 
-def test_no_error_shows_the_password(url):
+def test_who_lost_its_sessions_to_nobody_takes_the_lock_again(store, open_store, postgresql, url):
+    store.append([EVENT])
+    postgresql.sql(url, KILL_OURS)
+    assert store.append([EVENT]) == [2]
+    assert len(postgresql.sql(url, HOLDER)) == 1
+    with pytest.raises(FleetError, match="another server has"):
+        open_store()
+    assert [e.seq for e in store.read(0)] == [1, 2]
 
+
+def test_two_schemas_of_a_database_are_two_stores(open_at, postgresql, url):
+    postgresql.sql(url, "CREATE SCHEMA other")
+    first, second = open_at(url), open_at(f"{url}&options=-csearch_path%3Dother")
+    first.append([EVENT])
+    assert second.append([EVENT, EVENT]) == [1, 2]
+    assert len(first.read(0)) == 1 and first.identity != second.identity
+
+
+def test_connections_killed_during_commits_lose_and_double_nothing(store, postgresql, url, wait_for, request):
+    submitters = Submitters(store)
+    request.addfinalizer(submitters.ended)
+    for killed in range(1, 13):
+        wait_for(lambda killed=killed: len(submitters.acked) > 20 * killed)
+        postgresql.sql(url, KILL_OURS)
+    wait_for(lambda: len(submitters.acked) > 300)
+    done = submitters.ended()
+    assert done.refused == []
+    check_stored(store, done.acked)
+
+
+def test_a_restart_during_commits_loses_and_doubles_nothing(open_store, postgresql, url, wait_for, request):
+    store = open_store()
+    submitters = Submitters(store)
+    request.addfinalizer(submitters.ended)
+    for restarted in (1, 2):
+        wait_for(lambda restarted=restarted: len(submitters.acked) > 50 * restarted)
+        postgresql.restart()
+    before = len(submitters.acked)
+    wait_for(lambda: len(submitters.acked) > before + 50)
+    done = submitters.ended()
+    check_stored(store, done.acked, done.refused)
+    store.close()
+    check_stored(open_store(), done.acked, done.refused)
+
+
+def test_benchmark_lines_of_a_broken_commit_are_stored_once(store, postgresql, url):
+    killers = [threading.Thread(target=postgresql.sql, args=(url, KILL_OURS)) for _ in range(12)]
+    for number in range(60):
+        if number % 5 == 0:
+            killers[number // 5].start()
+        store.benchmarks.append("run", {"line": "cell", "number": number})
+    for killer in killers:
+        killer.join()
+    assert [line["number"] for line in store.benchmarks.read("run")] == list(range(60))
+
+
+def test_a_table_locked_by_another_program_is_an_error_after_seconds_and_then_goes_on(store, postgresql, url, together):
+    import psycopg
+
+    def refused(act):
+        with pytest.raises(FleetError, match="is locked by another program"):
+            act()
+
+    store.append([EVENT])
+    name, _, folder = url.partition("@/")[2].partition("?host=")
+    with psycopg.connect(dbname=name, host=folder, user=postgresql.user) as other:
+        other.execute("LOCK TABLE events")
+        together(lambda: refused(lambda: store.append([EVENT])), lambda: refused(lambda: store.read(0)))
+        other.rollback()
+    assert store.append([EVENT]) == [2]
+    assert len(store.read(0)) == 2
+
+
+def test_without_the_driver_it_is_named_with_the_way_to_install_it(tmp_path):
+    (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError('no psycopg', name='psycopg')")
+    code = "from orchestrator.store import EventStore; EventStore('postgresql://127.0.0.1:1/x')"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "driver psycopg is missing" in ran.stderr and "pip install 'polyfleet[postgresql]'" in ran.stderr
+
+
+@pytest.mark.chaos
+def test_a_database_server_that_hangs_is_an_error_within_seconds_and_then_goes_on(store, postgresql, together):
+    acked, refused = [], set()
+
+    def submit(key, with_key=True):
+        try:
+            store.once(key if with_key else "", "digest", lambda: Answer({"id": key}, life(key)))
+            acked.append(key)
+        except FleetError as e:
+            assert "timeout" in str(e) or "connection" in str(e)
+            refused.add(key)
+
+    submit("before")
+    with postgresql.frozen():
+        together(*[lambda n=n: submit(f"during-{n}", n % 2 == 0) for n in range(8)])
+    assert refused == {f"during-{n}" for n in range(8)}
+    submit("during-0")
+    submit("after")
+    assert acked == ["before", "during-0", "after"]
+    check_stored(store, acked)
+
+
+def test_a_commit_is_on_disk_whatever_the_users_default_is(url, open_store, postgresql):
+    database = url.partition("@/")[2].partition("?")[0]
+    postgresql.sql(url, f"ALTER DATABASE {database} SET synchronous_commit = off")
+    store = open_store()
+    with store._database.connect() as connection:
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(url, open_store, postgresql):
+    postgresql.sql(url, "CREATE TABLE events (id int)")
+    with pytest.raises(FleetError, match="has tables of another program: events"):
+        open_store()
+    assert postgresql.sql(url, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == [("events",)]
+
+
+def test_a_database_of_another_encoding_is_refused(postgresql):
+    postgresql.sql("postgres", "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    with pytest.raises(UserError, match="has the encoding LATIN1, the job store needs UTF8"):
+        EventStore(f"postgresql://{postgresql.user}@/latin?host={postgresql.folder}")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "postgresql://nobody:hunter2@127.0.0.1:1/none",
+        "postgresql://127.0.0.1:1/none?user=nobody&password=hunter2",
+        "postgresql://nobody:hunter2@127.0.0.1:1/none?options=-cfoo%3Dhunter2",
+    ],
+)
+def test_no_error_shows_the_password(bad, caplog):
+    caplog.set_level(logging.DEBUG)
     with pytest.raises(FleetError) as raised:
-        EventStore("postgresql+psycopg://nobody:hunter2@127.0.0.1:1/none")
-    assert "hunter2" not in str(raised.value)
+        EventStore(bad)
+    assert "127.0.0.1" in str(raised.value)
+    assert "hunter2" not in str(raised.value) + caplog.text

@@ -280,7 +280,7 @@ def test_a_start_that_arrives_after_its_stop_is_refused_also_by_the_next_agent(n
         for epoch in (1, 2):
             with pytest.raises(Conflict):
                 attempts.start(node.order(epoch=epoch), {})
-    assert not list((node.root / "attempts").iterdir())
+    assert not list((node.root / "attempts").glob("j.*"))
     node.start(epoch=3)
     assert node.outcome(epoch=3)["state"] == "succeeded"
 
@@ -352,3 +352,25 @@ def test_removed_attempts_leave_nothing_and_one_that_lives_stays(node):
     assert {name for name in left if not name.startswith(".")} == {"kept.1.0", "lives.1.0"}
     with pytest.raises(NotFound):
         node.attempts.log("old", 1, 0, 0, 100)
+
+
+def test_a_start_and_an_end_are_heard_without_looking(node, monkeypatch):
+    """By the bell that the supervisor rings: an agent's looks are as far apart as they can be."""
+    monkeypatch.setattr("workers.attempt.known.LOOK_EVERY_S", 600.0)
+    known, phases = {}, []
+    node.start(command=("sh", "-c", "read line"))
+    while phases[-1:] != ["ended"]:
+        reports = node.attempts.news({}, known, 60.0)
+        assert reports, "nobody heard"
+        for report in reports:
+            phases.append(report.phase)
+            known["j.1.0"] = report.phase
+    assert phases[-1] == "ended"
+
+
+def test_a_bell_that_job_code_has_taken_away_costs_nothing_but_time(node):
+    bell = node.root / "attempts/.bell"
+    node.start("first", ("sh", "-c", f"rm {bell}; mkdir {bell}"))
+    assert node.outcome("first")["state"] == "succeeded"
+    node.start("second")
+    assert node.outcome("second")["state"] == "succeeded"

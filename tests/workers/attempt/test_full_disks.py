@@ -4,9 +4,13 @@ import os
 import subprocess
 
 import pytest
+import torch
 
-from workers.attempt.attempts import Attempts
+from workers import backends
+from workers.attempt import child
+from workers.errors import CheckpointError
 from workers.packages import Packages
+from workers.tasks.context import Context
 
 FILLS = """
 with open("{folder}/data", "wb") as f:
@@ -50,22 +54,33 @@ def test_a_failure_beside_a_disk_that_is_not_full_stays_the_users(node, small):
     assert node.outcome()["failure"]["kind"] == "user"
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        "open('{folder}/x', 'wb').write(bytes(4 << 20))",
-        "torch.save(torch.zeros(1 << 20), '{folder}/x.pt')",
-        "ctx.checkpoint.save(1, {{'x': torch.zeros(1 << 20)}}, asynchronous=False)",
-    ],
-)
-def test_a_training_that_fills_a_disk_is_told_as_storage_with_its_traceback(node, small, write):
-    text = f"import torch\ndef train(ctx):\n    {write.format(folder=small)}\n"
-    node.attempts = Attempts(node.root / "attempts", small, "n0", node.packages, lambda order: 1)
-    node.train(text, checkpoint_root="c")
+def test_a_training_whose_writer_does_not_say_why_is_told_as_storage_with_its_traceback(node, small):
+    """torch.save raises "unexpected pos"."""
+    text = f"import torch\ndef train(ctx):\n    torch.save(torch.zeros(1 << 20), '{small}/x.pt')\n"
+    node.train(text, environment={"TMPDIR": str(small)})
     failure = node.outcome()["failure"]
     assert failure["kind"] == "storage", failure
-    assert f"{small} " in failure["message"]
-    assert "in train" in failure["traceback"] or "checkpoint.save" in write
+    assert "inline_container" in failure["message"]
+    assert f"{small} is full" in failure["message"]
+    assert "in train" in failure["traceback"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_checkpoint_that_a_disk_has_no_space_for_is_told_as_storage(small, asynchronous):
+    ctx = Context(backends.create("cpu"), checkpoint_root=str(small / "c"))
+    with pytest.raises(CheckpointError) as raised:
+        ctx.checkpoint.save(1, {"x": torch.zeros(1 << 20)}, asynchronous=asynchronous)
+        ctx.checkpoint.wait()
+    told = child.describe(raised.value, 0)
+    assert told["kind"] == "storage"
+    assert f"the file system of {small} has 2.0 MiB of 2.0 MiB free" in told["message"]
+
+
+def test_an_error_that_names_its_file_names_the_file_system_of_that(small):
+    with pytest.raises(OSError, match="No space") as raised, (small / "x").open("wb") as f:
+        f.write(bytes(4 << 20))
+    assert child.describe(raised.value, 0)["kind"] == "storage"
+    assert child.describe(ValueError("x"), 0)["kind"] != "storage"
 
 
 def test_a_job_that_fills_its_nodes_disk_ends_as_failed_for_storage_with_rank_and_node(node, small):

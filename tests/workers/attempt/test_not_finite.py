@@ -45,7 +45,7 @@ def gang():
 def newest(node):
     """Step of the newest checkpoint of the job, which can be loaded."""
     storage = Storage(node.root / "storage")
-    found = StoredCheckpoints(storage).step("c")
+    found = StoredCheckpoints(storage).step("c")["path"]
     return load(node.root / "storage" / found).step if found else None
 
 

@@ -22,6 +22,7 @@ def train(ctx):
         time.sleep(0.01)
 
 def wait_for_a_sister():
+    print("stands", flush=True)
     threading.Event().wait()
 """
 EVALUATES = """
@@ -30,7 +31,7 @@ import time
 def train(ctx):
     for step in range(1, 10):
         ctx.report(step=step, loss=0.5)
-    until = time.monotonic() + 6
+    until = time.monotonic() + 5
     while time.monotonic() < until:
         one()
         two()
@@ -62,27 +63,18 @@ def test_an_evaluation_that_nobody_announced_is_no_hang(node):
     assert ended["state"] == "succeeded", ended["failure"]
 
 
-def test_a_rank_that_somebody_stopped_is_named(node):
-    node.train(STANDS_STILL.replace("range(1, 20)", "range(1, 10**6)"), hang_after_s=1.0, arguments={"hangs": False})
-    beat = node.folder().beat(0)
-    node.until(lambda: (found := beats.read(beat)) and found.steps > 3, "it has made steps")
-    (pid,) = {int(p) for p in (e.name for e in os.scandir("/proc")) if p.isdigit() and is_rank(p, node)}
-    os.kill(pid, signal.SIGSTOP)
-    failure = node.outcome()["failure"]
-    assert failure["kind"] == "hang"
-    assert f"; a signal has stopped its process {pid}" in failure["message"]
-
-
-def is_rank(pid, node):
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as f:  # noqa: PTH123
-            return f"POLYFLEET_ATTEMPT_DIR={node.folder().shared}".encode() in f.read()
-    except OSError:
-        return False
+def test_a_training_cancelled_while_it_stands_still_leaves_its_stacks_in_its_log(node):
+    """As the other nodes of a gang are, when one of them found the hang first."""
+    node.train(STANDS_STILL, hang_after_s=600.0)
+    node.until_printed("stands")
+    beat_at(node, 400.0)  # as if that had been long ago
+    node.attempts.stop("j", 1, "cancel")
+    assert node.outcome()["state"] == "cancelled"
+    assert any("in wait_for_a_sister" in line for line in node.text())
 
 
 def test_a_command_without_output_and_cpu_time_hangs_where_its_job_says_so(node):
-    node.start(command=("sh", "-c", "echo hello; exec sleep 600"), hang_after_s=2.0)
+    node.start(command=("sh", "-c", "echo hello; exec sleep 600"), hang_after_s=1.0)
     failure = node.outcome()["failure"]
     assert failure["kind"] == "hang"
     assert failure["message"].startswith("no rank printed anything or used CPU time for ")
@@ -91,7 +83,7 @@ def test_a_command_without_output_and_cpu_time_hangs_where_its_job_says_so(node)
 
 @pytest.mark.parametrize("busy", ["while :; do echo x; sleep 0.2; done", "while :; do :; done"])
 def test_a_command_that_prints_or_computes_does_not_hang(node, busy):
-    node.start(command=("sh", "-c", f"({busy}) & sleep 5; kill $!"), hang_after_s=2.0)
+    node.start(command=("sh", "-c", f"({busy}) & sleep 3; kill $!"), hang_after_s=1.0)
     assert node.outcome()["state"] == "succeeded"
 
 
@@ -102,8 +94,9 @@ def test_a_command_may_be_silent_for_as_long_as_it_likes_unless_told_otherwise(n
 
 
 @pytest.fixture
-def watched(node):
+def watched(node, monkeypatch):
     """watched(hang_after_s) watches this process as rank 0 of a training, whose beats the test writes."""
+    monkeypatch.setattr(stalls, "SAMPLE_S", 0.1)
     node.folder().shared.mkdir(parents=True)
     return lambda hang_after_s=0.0: stalls.Stalls(node.folder(), "train", hang_after_s)
 
@@ -175,6 +168,17 @@ def test_in_a_gang_the_rank_that_is_furthest_behind_is_named_and_all_stacks_are_
     assert said[-1].message.startswith("rank 0 made no step for 6")
     assert sorted(said[-1].stacks) == [0, 1]
     assert "sleep 601" in said[-1].stacks[1]
+
+
+def test_a_rank_that_somebody_stopped_is_named(node, watched):
+    beat_at(node, 70.0, steps=12)
+    watching, said = watched(), []
+    with subprocess.Popen(["sleep", "600"]) as rank:
+        rank.send_signal(signal.SIGSTOP)
+        node.until(lambda: said.append(watching.look({rank.pid: 0})) or said[-1], "it has said something")
+        rank.kill()
+    assert f"; a signal has stopped its process {rank.pid}" in said[-1].message
+    assert "sleep 600: T (stopped)" in said[-1].stacks[0]
 
 
 def test_a_task_of_ours_without_steps_tells_its_python_stacks_where_its_job_sets_a_limit(node):

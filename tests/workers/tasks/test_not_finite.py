@@ -25,7 +25,7 @@ def training(tmp_path):
 
 
 def newest_step(tmp_path):
-    found = StoredCheckpoints(Storage(tmp_path)).step("c")
+    found = StoredCheckpoints(Storage(tmp_path)).step("c")["path"]
     return load(tmp_path / found).step if found else None
 
 

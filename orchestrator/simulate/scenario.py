@@ -1,0 +1,139 @@
+"""One short story in which every kind of event and command happens, with ends that do not depend on chance: what is
+run again and again with a crash, with doubled messages, with clocks that jump.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.core import messages as m
+from orchestrator.core.model import Candidate, Job, Recovery
+from orchestrator.simulate.faults import Faults
+from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.settling import settle
+from orchestrator.simulate.users import Script, Users
+from orchestrator.simulate.world import World
+
+LASTS_S = 100.0
+
+
+class Storyteller(Users):
+    """Users who do only what the story says."""
+
+    def begin(self) -> None:
+        """Nothing by chance."""
+
+
+class Story(World):
+    """Three nodes of two CPU devices, and one with a TPU that nobody needs until a job moves there."""
+
+    def __init__(self, seed: int = 0, *, doubled: float = 0.0, crash_at: str = "", clocks: tuple[float, ...] = ()):
+        self._clocks = clocks
+        super().__init__(seed, Faults(doubled=doubled), jobs_per_s=1.0)
+        self.armed = (crash_at, 1) if crash_at else None
+
+    def _machines(self) -> list[Machine]:
+        cpus = [Machine(self, f"cpu-{i}", "cpu", "cpu", 2) for i in range(3)]
+        return [*cpus, Machine(self, "tpu-0", "tpu", "tpu:v5e", 1)]
+
+    def _begin(self) -> None:
+        self.users = Storyteller(self, 1.0)
+        super()._begin()
+        for told in JOBS:
+            self.after(told.at_s, self._submit, told)
+        for at_s, act in ACTS:
+            self.after(at_s, act, self)
+        for at_s, offset_s in enumerate(self._clocks, start=3):
+            self.after(5.0 * at_s, self._set_clock, offset_s)
+
+    def _set_clock(self, offset_s: float) -> None:
+        self.wall_offset_s += offset_s
+
+    def _submit(self, told: "Line") -> None:
+        job = Job(told.name, told.name, "run", (told.want,), priority=told.priority, recovery=told.recovery)
+        self.scripts[job.id] = told.script
+        self.processes[job.id] = []
+        self.users.send(job)
+
+    def cancel(self, job: str) -> None:
+        """Again until it is acknowledged, as a client does."""
+        if job not in self.cancelled:
+            self.users.cancel(job)
+            self.after(3.0, self.cancel, job)
+
+    def tell(self) -> dict[str, str]:
+        """The end of every job. Raises Broken."""
+        self.clock.run(self.now_s + LASTS_S, 10**9)
+        self.healed = True
+        settle(self)
+        return {name: str(record.job.state) for name, record in self.store.records.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    at_s: float
+    name: str
+    script: Script
+    want: Candidate = Candidate(("cpu",))
+    priority: int = 0
+    recovery: Recovery = Recovery(grace_s=3.0, lease_s=5.0, backoff_s=0.5)
+
+
+AGAIN = Recovery(max_restarts=2, grace_s=3.0, lease_s=5.0, backoff_s=0.5)
+GANG = Candidate(("cpu",), nodes=2)
+JOBS = (
+    Line(3.0, "plain", Script(4.0)),
+    Line(3.2, "gang", Script(8.0), GANG),
+    Line(3.4, "long", Script(30.0)),
+    Line(3.6, "fails", Script(8.0, tuple((start, 0, 1.0, "user") for start in range(9)), may_fail=True)),
+    Line(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=AGAIN),
+    Line(12.0, "urgent", Script(3.0), Candidate(("cpu",), count=2, min_count=2, nodes=3), priority=9),
+    Line(14.0, "cancelled", Script(60.0)),
+    Line(15.0, "moved", Script(30.0)),
+    Line(16.0, "nowhere", Script(1.0, may_fail=True), Candidate(("tpu:v5p",)), recovery=Recovery(on_disconnect="stop")),
+    Line(40.0, "cut off", Script(40.0), GANG),
+    Line(41.0, "overtaken", Script(12.0)),
+)
+
+
+def migrate(world: Story) -> None:
+    if "moved" in world.server.control.records:
+        world.moved.add("moved")
+        world.server.receive(m.MigrateAsked("moved", ("tpu:v5e",)))
+
+
+def agent_hangs(world: Story) -> None:
+    world.machines[2].agent_stopped = True
+    world.after(30.0, world.injector.agent_goes_on, world.machines[2])
+
+
+def cut(world: Story) -> None:
+    world.injector.cut(world.machines[1], both=True)
+
+
+def newer_elsewhere(world: Story) -> None:
+    """As after an older backup: nodes have seen an epoch that the log does not know."""
+    for machine in world.machines:
+        machine.seen["overtaken"] = 3
+
+
+def server_again(world: Story) -> None:
+    world.server.kill()
+
+
+def raylet_again(world: Story) -> None:
+    world.injector.raylet_out(world.machines[0])
+
+
+ACTS: tuple[tuple[float, Callable[[Story], None]], ...] = (
+    (20.0, migrate),
+    (21.0, lambda world: world.cancel("cancelled")),
+    (25.0, lambda world: world.server.receive(m.DrainAsked("cpu-0", "service", now=True))),
+    (30.0, lambda world: world.server.receive(m.ResumeAsked("cpu-0"))),
+    (31.0, lambda world: world.server.receive(m.ResumeAsked("cpu-9"))),
+    (33.0, raylet_again),
+    (35.0, lambda world: world.server.receive(m.Spoiled("plain", 9, 0, "it is of no attempt"))),
+    (38.0, newer_elsewhere),
+    (45.0, server_again),
+    (55.0, cut),
+    (70.0, agent_hangs),
+)

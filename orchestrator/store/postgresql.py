@@ -1,0 +1,231 @@
+"""All that is special about PostgreSQL, and the only file that knows it.
+
+An advisory lock on a session of its own keeps a second server out. A session ends with its connection, so the lock
+alone proves nothing later: the writer also finds its own token in the table `writer` within each transaction, or
+writes nothing.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, DisconnectionError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from cluster.errors import FleetError, UserError
+
+log = logging.getLogger(__name__)
+
+LOCK_WAIT_S = 5
+WRITE_S = 10.0
+READ_S = 60.0
+PING_S = 4.0
+CONNECT_S = 3
+OUR_LOCK = 0x706F6C79
+"""The first of the advisory lock's two numbers; the second is of the schema, so that two schemas are two stores."""
+
+SESSION = {
+    "lock_timeout": f"{LOCK_WAIT_S}s",
+    "idle_session_timeout": "0",
+    "idle_in_transaction_session_timeout": "60s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+"""The server's defaults would keep the lock of a machine that lost its power for two hours."""
+
+NEEDS_DRIVER = "install it: pip install 'polyfleet[postgresql]'"
+NOT_NOW = ("57P01", "57P02", "57P03", "57P05")
+"""The server is stopped, has crashed, is starting, or ended an idle session."""
+CONNECTION = "08"
+REFUSED = ("28", "3D")
+"""Classes of states: the connection failed; the password, user or database is wrong."""
+
+
+def name_of(url: URL) -> str:
+    """For people: without the password, and without options, which may hold one."""
+    host = url.query.get("host", "")
+    query = {"host": host} if host else {}
+    shown = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
+    return shown.render_as_string()
+
+
+def without_password(url: URL) -> URL:
+    rest = url.difference_update_query(["password"])
+    return URL.create(rest.drivername, rest.username, None, rest.host, rest.port, rest.database, rest.query)
+
+
+def engines(url: URL) -> tuple[Engine, Engine]:
+    """(writer, readers)."""
+    writer = _engine(url, WRITE_S, poolclass=NullPool)
+    readers = _engine(url, READ_S, pool_size=8, max_overflow=24)
+    event.listen(writer, "connect", _durable)
+    event.listen(readers, "checkout", _answers)
+    return writer, readers
+
+
+def check(connection: Connection, name: str) -> None:
+    """In the transaction that opens a store: it may take as long as an upgrade takes. Raises UserError for a database
+    that cannot hold our text.
+    """
+    driver: Any = connection.connection.driver_connection
+    driver.limit_s = None
+    if (encoding := connection.scalar(text("SHOW server_encoding"))) != "UTF8":
+        remedy = "make one: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        raise UserError(f"{name} has the encoding {encoding}, the job store needs UTF8", remedy)
+    if connection.scalar(text("SHOW fsync")) == "off":
+        log.warning("%s runs with fsync=off: a power failure there loses accepted jobs", name)
+
+
+class Lock:
+    """The right to be this database's only server, until it is closed or the connection is lost."""
+
+    def __init__(self, url: URL):
+        """Raises FleetError when another server has it, with its host, process and since when."""
+        self._name = name_of(url)
+        self._session = f"polyfleet on {socket.gethostname()[:24]}, process {os.getpid()} {secrets.token_hex(4)}"
+        self._engine = _engine(url, LOCK_WAIT_S, self._session, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        self._connection: Connection | None = None
+        self.hold()
+
+    def hold(self) -> None:
+        """Take it again if its session has ended. Raises FleetError as the constructor does."""
+        if self._connection is not None and not self._lives(self._connection):
+            self.close()
+        if self._connection is None:
+            connection = self._engine.connect()
+            try:
+                self._take(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(DBAPIError):
+                self._connection.close()
+            self._connection = None
+
+    def _lives(self, connection: Connection) -> bool:
+        try:
+            connection.execute(text("SELECT 1"))
+        except DBAPIError:
+            connection.invalidate()
+            return False
+        return True
+
+    def _take(self, connection: Connection) -> None:
+        """The server may still hold a session of ours whose connection broke: that one is ended."""
+        deadline = time.monotonic() + LOCK_WAIT_S
+        take = text("SELECT pg_try_advisory_lock(:ours, hashtext(current_schema()))")
+        while not connection.scalar(take, {"ours": OUR_LOCK}):
+            holder = self._holder(connection)
+            if holder is not None and holder.application_name != self._session:
+                raise FleetError(
+                    f"another server has {self._name} open: {_told(holder)}",
+                    "stop that one, or give this home a database of its own",
+                )
+            if holder is not None:
+                connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": holder.pid})
+            if time.monotonic() > deadline:
+                raise FleetError(f"the lock of {self._name} cannot be had", "try again in a moment")
+            time.sleep(0.05)
+
+    def _holder(self, connection: Connection) -> Any:
+        """None when it has just gone."""
+        wanted = text(
+            "SELECT a.pid, a.application_name, a.client_addr, a.backend_start FROM pg_locks l"
+            " JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2"
+            " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            " AND l.classid::bigint = :ours AND l.objid::bigint = hashtext(current_schema())::bigint & 4294967295"
+        )
+        return connection.execute(wanted, {"ours": OUR_LOCK}).first()
+
+
+def _told(holder: Any) -> str:
+    who = holder.application_name.rpartition(" ")[0] or "a session without a name"
+    where = f" from {holder.client_addr}" if holder.client_addr else ""
+    since = f" since {holder.backend_start:%Y-%m-%d %H:%M:%S %Z}" if holder.backend_start else ""
+    return f"{who}{where}{since}"
+
+
+def lost(error: DBAPIError) -> bool:
+    """Whether the connection is gone or could not be made, and a new one may do."""
+    import psycopg
+
+    if not isinstance(error.orig, psycopg.OperationalError):
+        return error.connection_invalidated
+    state = error.orig.sqlstate or CONNECTION
+    return error.connection_invalidated or state.startswith(CONNECTION) or state in NOT_NOW
+
+
+def trouble(error: DBAPIError, name: str) -> tuple[str, str]:
+    """(what happened, what to do)."""
+    state = getattr(error.orig, "sqlstate", None) or ""
+    said = " ".join(str(error.orig).split())
+    if state == "55P03":
+        return f"the job store {name} is locked by another program", "end what holds its tables (pg_locks shows it)"
+    if state == "53100":
+        return f"the job store {name} cannot be written: its disk is full", "free space on the database server's disk"
+    if state.startswith(REFUSED) or "authentication failed" in said or "no password supplied" in said:
+        return f"the job store {name} cannot be opened: {said}", "check user and password in POLYFLEET_DATABASE_URL"
+    return f"the job store {name} failed: {said}", "check the database server"
+
+
+def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: Any) -> Engine:
+    """`limit_s` is for one call; see patience.py."""
+    given = " ".join(f"-c {key}={value}" for key, value in SESSION.items())
+    asked = url.query.get("options", "")
+    arguments = {
+        "connect_timeout": CONNECT_S,
+        "application_name": session,
+        "options": f"{asked} {given}".strip(),
+        "tcp_user_timeout": 20_000,
+    }
+    try:
+        engine = create_engine(url.difference_update_query(["options"]), connect_args=arguments, **pool)
+        from orchestrator.store.patience import Patient
+    except (NoSuchModuleError, ModuleNotFoundError) as e:
+        raise UserError(f"PostgreSQL's driver psycopg is missing: {e}", NEEDS_DRIVER) from None
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(_dialect: Any, _record: Any, words: list[Any], named: dict[str, Any]) -> Any:
+        connection = Patient.connect(*words, **named)
+        connection.limit_s = limit_s
+        return connection
+
+    return engine
+
+
+def _answers(connection: Any, _record: Any, _proxy: Any) -> None:
+    """A connection from the pool that lives, else the pool makes another: pool_pre_ping, with a limit of its own."""
+    connection.limit_s = PING_S
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except connection.OperationalError as e:
+        raise DisconnectionError from e
+    connection.limit_s = READ_S
+
+
+def _durable(connection: Any, _record: Any) -> None:
+    """A commit is answered once it is on disk, also where the database or the user is set up otherwise."""
+    wanted = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    connection.execute(wanted)
+    connection.commit()
+
+
+@contextlib.contextmanager
+def locked(url: URL) -> Iterator[Lock]:
+    lock = Lock(url)
+    try:
+        yield lock
+    finally:
+        lock.close()

@@ -1,0 +1,112 @@
+"""Whether a job store, or a backup of one, is whole: the database's own check, each row, and what rows add up to."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, inspect, select
+from sqlalchemy.exc import DBAPIError
+
+from orchestrator.store import folding, schema, sqlite
+from orchestrator.store.backup import NOT_COPIED, ROWS_AT_ONCE, snapshot, version_in
+from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, event_of, readable
+from orchestrator.store.database import is_sqlite, name_of, parsed, trouble
+
+MOST = 100
+"""Findings that are told; of more, only the number."""
+
+OUR_OWN = {*NOT_COPIED, schema.identity.name}
+
+Check = Callable[[Connection], Iterable[str]]
+CHECKS: list[Check] = [lambda connection: folding.differences(connection, Damage())]
+"""What else has to be true of a store of this version. Each yields a sentence for what is not."""
+
+ROW_CHECKS: dict[str, Callable[[Row[Any]], object]] = {
+    schema.events.name: event_of,
+    schema.requests.name: lambda row: data_of(row.body),
+    schema.reports.name: lambda row: data_of(row.data),
+    schema.benchmark_lines.name: lambda row: data_of(row.data),
+}
+
+
+@dataclass(slots=True)
+class Checked:
+    """`rows` is how many of each table with jobs' data were read. `remedy` is "" for a sound one."""
+
+    database: str
+    version: int
+    rows: dict[str, int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    more_findings: int = 0
+    remedy: str = ""
+
+    def add(self, finding: str) -> None:
+        if len(self.findings) < MOST:
+            self.findings.append(" ".join(finding.split()))
+        else:
+            self.more_findings += 1
+
+
+def verify(url: str) -> Checked:
+    """May run beside a server. Raises UserError where no store is, FleetError where none can be opened or read."""
+    checked = Checked(name_of(parsed(url)), 0)
+    try:
+        with snapshot(url) as connection:
+            _look(connection, checked, url)
+    except sqlite.DamagedFile as e:
+        checked.add(e.message)
+    if checked.findings:
+        checked.remedy = _remedy(url)
+    return checked
+
+
+def _look(connection: Connection, checked: Checked, url: str) -> None:
+    checked.version = version_in(connection, checked.database)
+    if is_sqlite(parsed(url)):
+        for (said,) in connection.exec_driver_sql(f"PRAGMA integrity_check({MOST})"):
+            if said != "ok":
+                checked.add(f"SQLite: {said}")
+    there, is_current = set(inspect(connection).get_table_names()), checked.version == schema.VERSION
+    for table in schema.metadata.sorted_tables:
+        if table.name in there:
+            try:
+                _read(connection, table, checked)
+            except DBAPIError as e:
+                checked.add(f"table {table.name}: {trouble(e, parsed(url)).message}")
+        elif is_current:
+            checked.add(f"table {table.name} is missing")
+    if is_current and not checked.findings:
+        for finding in (finding for check in CHECKS for finding in check(connection)):
+            checked.add(finding)
+
+
+def _read(connection: Connection, table: Table, checked: Checked) -> None:
+    """Every row. One of an older version may lack columns, and is only read by those it has."""
+    has = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    columns = [column for column in table.columns if column.name in has]
+    is_whole = len(columns) == len(table.columns)
+    count = 0
+    for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(select(*columns)):
+        count += 1
+        for finding in _wrong(table, row) if is_whole else ():
+            checked.add(finding)
+    if table.name not in OUR_OWN:
+        checked.rows[table.name] = count
+
+
+def _wrong(table: Table, row: Row[Any]) -> Iterator[str]:
+    check = ROW_CHECKS.get(table.name)
+    try:
+        if check is not None:
+            check(row)
+    except Damaged as e:
+        owner = readable(getattr(row, "job", getattr(row, "run", getattr(row, "key", "?"))))
+        event = readable(getattr(row, "event", getattr(row, "line", table.name)))
+        yield str(DamagedRow(table.name, getattr(row, "seq", 0), owner[:40], event, str(e)))
+
+
+def _remedy(url: str) -> str:
+    back = "`polyfleet server stop`, then `polyfleet server restore FILE` with a backup that `verify FILE` finds sound"
+    found = parsed(url)
+    newest = sqlite.newest_copy(sqlite.path_of(found)) if is_sqlite(found) else None
+    return f"{back}; the newest here is {newest}" if newest else back

@@ -1,0 +1,45 @@
+"""Bugs put in on purpose are found: what the simulator calls right is not right by chance."""
+
+import pytest
+
+from orchestrator.simulate.planted import FAULTS, PLANTED, planted
+from orchestrator.simulate.world import World
+
+MOST_EVENTS = 400_000
+LAW = {
+    "first_cause_forgotten": {"L2"},
+    "cancel_loses_its_release": {"L1"},
+    "launch_answers_dropped": {"L1"},
+    "silence_never_missed": {"R4"},
+    "no_wait_after_the_fence": {"I4", "I5"},
+    "sisters_lose_their_grace": {"I11"},
+    "submitted_twice": {"I2", "I4", "I5", "I6", "I8"},
+    "gang_in_part": {"I3"},
+    "fence_not_raised": {"I4", "I5"},
+    "epochs_used_again": {"I4"},
+    "lease_stretched": {"I4", "I5"},
+    "devices_given_twice": {"I2"},
+    "reservations_kept": {"L3"},
+    "old_lists_believed": {"I2", "I4"},
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name):
+    events, seed = 0, -1
+    with planted(name):
+        while events < MOST_EVENTS:
+            seed += 1
+            world = World(seed, FAULTS[name]())
+            violation = world.run(4_000)
+            events += world.clock.happened
+            if violation:
+                print(f"{name}: found by seed {seed} after {events:,} events: {violation}")
+                assert violation.name in LAW[name]
+                return
+    pytest.fail(f"{name} was not found within {events:,} events")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_without_the_bug_the_same_world_breaks_no_law(name):
+    assert World(0, FAULTS[name]()).run(4_000) is None
