@@ -36,7 +36,7 @@ SENTENCES = {
     "L2": "a job fails only where its own code, or what its user asked for, makes it fail",
     "L3": "nothing is left: attempts, reservations, strangers, reports of ended attempts",
     "L4": "every healthy node takes work",
-    "L5": "preemption does not go round in circles",
+    "L5": "no job is preempted again and again for one that never starts",
     "L6": "retries stay within their budgets",
     "L7": "no job waits while devices that fit it are idle",
     "P7": "a new job succeeds",
@@ -44,6 +44,7 @@ SENTENCES = {
 }
 
 MISSED_S = 20.0
+MOST_ASKED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class Checks:
     def __init__(self, world: "World"):
         self.world = world
         self.leases: dict[tuple[str, int], str] = {}
+        self.asked: dict[tuple[str, str], int] = {}
         self.used: dict[tuple[str, int], int] = {}
-        self.parts: dict[tuple[str, int, int], Attempt] = {}
 
     def broken(self, name: str, job: str, what: str) -> None:
         raise Broken(Violation(name, what, self.world.now_s, job))
@@ -121,6 +122,7 @@ class Checks:
 
     def _placed(self, event: Event, record: Record) -> None:
         job, world = record.job, self.world
+        self.asked = {pair: count for pair, count in self.asked.items() if pair[0] != job.id} if self.asked else {}
         if job.id in world.cancelled:
             self.broken("I16", job.id, "was placed after its cancel was acknowledged")
         for devices_id, numbers in record.attempts[-1].leases:
@@ -185,6 +187,10 @@ class Checks:
         by = self.world.server.control.records.get(event.data["by"])
         if by is not None and by.job.priority <= victim.job.priority:
             self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
+        pair = (event.data["by"], event.job)
+        self.asked[pair] = self.asked.get(pair, 0) + 1
+        if self.asked[pair] > MOST_ASKED:
+            self.broken("L5", event.job, f"was preempted {MOST_ASKED} times for {pair[0]}, which never started")
 
     def turned(self, control: Control, events: Sequence[Event]) -> None:
         """The controller and the store agree on every job that this turn has moved."""

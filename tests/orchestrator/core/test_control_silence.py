@@ -127,7 +127,7 @@ def test_a_fence_that_others_raised_ends_the_attempt_and_no_epoch_is_used_again(
 def test_an_attempt_that_was_lost_and_is_told_again_is_stopped_and_forgotten(two, t):
     two.hear_all("b", seconds=8)
     two.tell(m.Fenced("j", 2, stands=2))
-    events, commands = two.hear_all("b", seconds=18)
+    _, commands = two.hear_all("b", seconds=18)
     assert any(isinstance(x, Launch) for x in commands)
     assert two.hear("a", t.report("j", 1, 0, "running"), there=["j.1.0"])[1] == [Stop("a", "j", 1, "cancel")]
     two.tick(3.0)
