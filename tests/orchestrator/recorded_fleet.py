@@ -211,9 +211,12 @@ class RecordedFleet:
             actor.agent.stop_all()
             actor.threads.shutdown(wait=False)
 
-    def printed(self, job: str, lines: list[str], node: str = "cpu-0") -> None:
-        """These lines are what rank 0 of the job's first attempt printed, in place of what it did."""
-        log = Folder(self._home / "nodes" / node / "attempts" / f"{job}.1.0").log(0)
+    def printed(self, job: str, lines: list[str]) -> None:
+        """These lines are what rank 0 of the job's first attempt printed, in place of what it did, on the node where it
+        ran; on cpu-0 where no attempt really ran.
+        """
+        ran = [*(self._home / "nodes").glob(f"*/attempts/{job}.1.0")]
+        log = Folder(ran[0] if ran else self._home / "nodes" / "cpu-0" / "attempts" / f"{job}.1.0").log(0)
         log.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{STAMP} out {line}\n" for line in lines)
         log.write_bytes(text.encode("utf-8", "surrogatepass"))
