@@ -117,7 +117,10 @@ class Jobs:
             count = f"{MANY} jobs or more" if len(ids) == MANY else f"{len(ids)} jobs"
             raise NotFound(f"{ref!r} could be any of {count}", f"give more of the id: {', '.join(ids[:5])}")
         if self._table.is_being_removed(ref):
-            raise NotFound(f"job {ref!r} was removed", "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer")
+            raise NotFound(
+                f"job {ref!r} was removed",
+                "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer",
+            )
         raise NotFound(f"no job {ref!r}", nearest(ref, self._table.newest_ids(NEAREST_OF)[::-1]))
 
     def _newest_of(self, name: str) -> Record | None:

@@ -170,7 +170,8 @@ class Checks:
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
         counts = {len(set(numbers)) for _, numbers in attempt.leases}
-        if len(attempt.leases) != want.nodes or len(counts) != 1 or not want.min_count <= min(counts) <= want.count:
+        right = want.exclusive or want.min_count <= min(counts) <= want.count
+        if len(attempt.leases) != want.nodes or len(counts) != 1 or not right:
             self.broken("I3", event.job, f"leases {attempt.leases} for {want}")
         for devices_id, numbers in attempt.leases:
             name, _, kind = devices_id.partition("/")
@@ -178,6 +179,9 @@ class Checks:
             facts = node.facts if node and not node.lost else None
             if facts is None or facts.pool != attempt.pool or max(numbers) >= len(facts.devices):
                 self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}, or is lost")
+                return
+            if want.exclusive and len(numbers) != len(facts.devices):
+                self.broken("I3", event.job, f"holds {numbers} of {devices_id} and asked for whole nodes")
             if not any(pattern == "any" or meets(pattern, kind) for pattern in want.kinds):
                 self.broken("I10", event.job, f"{kind} is none of {want.kinds}")
             if name in was.drained:
