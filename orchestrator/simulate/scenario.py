@@ -14,6 +14,8 @@ from orchestrator.simulate.users import Script, Users
 from orchestrator.simulate.world import World
 
 LASTS_S = 100.0
+ONE = Candidate(("cpu",))
+ORDINARY = Recovery(grace_s=3.0, lease_s=5.0, backoff_s=0.5)
 
 
 class Storyteller(Users):
@@ -73,9 +75,9 @@ class Line:
     at_s: float
     name: str
     script: Script
-    want: Candidate = Candidate(("cpu",))
+    want: Candidate = ONE
     priority: int = 0
-    recovery: Recovery = Recovery(grace_s=3.0, lease_s=5.0, backoff_s=0.5)
+    recovery: Recovery = ORDINARY
 
 
 AGAIN = Recovery(max_restarts=2, grace_s=3.0, lease_s=5.0, backoff_s=0.5)

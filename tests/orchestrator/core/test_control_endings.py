@@ -70,7 +70,7 @@ def test_a_failure_of_the_jobs_own_code_decides_when_its_sister_was_still_heard_
 def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
     """Cut off, a node reads the fence and ends its part; its sister's connection breaks."""
     _, commands = gang.hear_all("b", seconds=8)
-    assert commands == [Fence("g", 2)]
+    assert Fence("g", 2) in commands
     gang.tell(m.Fenced("g", 2, stands=2))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert gang.hear("a", t.ended("g", 1, 0, "cancelled"))[0] == [("g", "interrupted", 1)]

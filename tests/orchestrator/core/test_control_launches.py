@@ -1,4 +1,4 @@
-"""From a placement to its start: what a launch answers counts whenever it comes, and a start that failed costs nothing."""
+"""From a placement to its start: the answer of a launch always counts, and a start that failed costs nothing."""
 
 from dataclasses import replace
 
