@@ -171,12 +171,15 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The fence of `job` was to stand at `epoch` at least, and stands at `stands`; or `error` says why not."""
+    """The fence of `job` was to stand at `epoch` at least, and stands at `stands`; or `error` says why not. `asked_s` is
+    of the command that it answers.
+    """
 
     job: str
     epoch: int
     stands: int = 0
     error: str = ""
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
