@@ -158,7 +158,7 @@ class Agents:
         return [h.node for h in list(self._handles.values()) if h.asked_s is None and now >= h.rest_until_s]
 
     def watch(self, node: str, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> None:
-        """Start a long poll of `node`; it ends in a message. A new agent says hello first, then at once what it runs."""
+        """Start a long poll of `node`; it ends in a message. A new agent says hello, then what it runs, at once."""
         handle = self._handles.get(node)
         if handle is None or handle.asked_s is not None:
             return
