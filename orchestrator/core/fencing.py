@@ -116,9 +116,10 @@ def _certain(draft: Draft, live: Live, rank: int) -> str:
     lease_s = job.recovery.lease_s
     if job.state is State.CANCELLED:
         lease_s = min(lease_s, CANCELLED_S)
-    if draft.now.s - live.fenced_s > lease_s + MARGIN_S:
-        return _doubt(draft, live, part)
     node, asked = draft.nodes.get(part.node), live.asked.get(part.node)
+    renewed_s = max(live.fenced_s, node.heard_s if node else 0.0)  # a node that answers renews its leases itself
+    if draft.now.s - renewed_s > lease_s + MARGIN_S:
+        return _doubt(draft, live, part)
     if node is None or asked is None or not asked.heard or asked.at_s < live.fenced_s:
         return ""
     gone = node.listed_s is not None and node.listed_s > asked.at_s and live.part_key(rank) not in node.listed

@@ -67,6 +67,14 @@ def test_a_failure_of_the_jobs_own_code_decides_when_its_sister_was_still_heard_
     assert gang.state("g") == "", "it has ended"
 
 
+def test_a_part_that_was_cancelled_and_nobody_had_asked_for_it_was_lost(gang, t):
+    """Its fence was raised by a server before this one, which remembers nothing of that."""
+    gang.hear("a", t.ended("g", 1, 0, "cancelled"))
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    assert [e.event for e in gang.events] == ["interrupted"]
+    assert gang.control.records["g"].attempts[-1].outcome == "lost"
+
+
 def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
     """Its machine has joined a new cluster and its agent does not answer: that is no word of its part."""
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))

@@ -147,3 +147,15 @@ def test_the_answer_to_a_fence_that_was_lowered_since_does_not_count_for_the_nex
     assert two.control.lives["j"].fenced_s is None
     two.tell(m.Fenced("j", 2, stands=2))
     assert two.control.lives["j"].fenced_s == two.s
+
+
+def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answers_and_has_it(c, w, t):
+    """Its leases are renewed by every answer that we hear, whatever the fence says."""
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.hear("a", t.report("j", 1, 0, "running"))
+    c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",)))
+    c.tick(1.0)
+    c.tell(m.Fenced("j", 2, stands=2))
+    assert c.hear_all("a", seconds=40)[0] == []
+    assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[0] == [("j", "interrupted", 1)]
