@@ -105,7 +105,8 @@ def fenced(draft: Draft, told: Fenced) -> None:
 def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
     draft.event(live.job, "overtaken", live.epoch, node="", seen=stands)
     why = f"its fence stands at epoch {stands}, above this attempt"
-    return replace(live, overruled=why, fence_asked_s=draft.now.s)
+    cut_off, cut_off_s = live.cut_off or why, live.cut_off_s or draft.now.s
+    return replace(live, overruled=why, fence_asked_s=draft.now.s, cut_off=cut_off, cut_off_s=cut_off_s)
 
 
 def _certain(draft: Draft, live: Live, rank: int) -> str:

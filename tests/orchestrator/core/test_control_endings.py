@@ -118,3 +118,11 @@ def test_a_report_that_comes_twice_or_of_a_part_that_has_ended_changes_nothing(c
     assert c.hear("a", said)[0] == []
     assert c.hear("a", t.report("j", 1, 0, "running"))[0] == []
     assert c.control.records == before
+
+
+def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
+    gang.tell(m.Joined())
+    gang.tell(m.Fenced("g", 1, stands=2))
+    gang.hear("a", t.ended("g", 1, 0, "cancelled"))
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    assert [e.event for e in gang.events] == ["interrupted"]
