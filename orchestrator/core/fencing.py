@@ -69,9 +69,10 @@ def _raise(draft: Draft, live: Live, why: str) -> None:
     if live.fence_asked_s is None or draft.now.s - live.fence_asked_s > UNANSWERED_S:
         if not live.cut_off:
             live = replace(live, cut_off=why, cut_off_s=draft.now.s)
-        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s)
+        raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
+        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=raised_s)
         draft.raised[live.job] = live.epoch + 1
-        draft.command(Fence(live.job, live.epoch + 1))
+        draft.command(Fence(live.job, live.epoch + 1, asked_s=draft.now.s))
 
 
 def _waits(draft: Draft, live: Live) -> bool:
@@ -95,8 +96,8 @@ def fenced(draft: Draft, told: Fenced) -> None:
         return
     if told.epoch == live.epoch:
         live = _fenced_by_others(draft, live, told.stands)
-    elif live.fence_asked_s is None:
-        return  # it was lowered meanwhile
+    elif live.fence_asked_s is None or told.asked_s < live.raised_s:
+        return  # it was lowered after that
     draft.lives[live.job] = replace(live, fenced_s=draft.now.s, asked={})  # a word from before does not count
     ending.look_after(draft, live.job)
 

@@ -133,3 +133,17 @@ def test_an_attempt_that_was_lost_and_is_told_again_is_stopped_and_forgotten(two
     two.tick(3.0)
     said = t.ended("j", 1, 0, "cancelled")
     assert two.hear("a", said, there=["j.1.0"]) == ([], [Forget("a", "j", 1)])
+
+
+def test_the_answer_to_a_fence_that_was_lowered_since_does_not_count_for_the_next_one(two, t):
+    """It would stand, as far as the controller knows, before it has been written."""
+    two.hear_all("b", seconds=8)
+    first = m.Fenced("j", 2, stands=2, asked_s=two.s)
+    two.tell(first)
+    two.hear("a", t.report("j", 1, 0, "running"))
+    assert fences(two.hear_all("a", "b", seconds=2)[1]) == [Fence("j", 1, lower=True)]
+    assert fences(two.hear_all("b", seconds=8)[1]) == [Fence("j", 2)]
+    two.tell(first)
+    assert two.control.lives["j"].fenced_s is None
+    two.tell(m.Fenced("j", 2, stands=2))
+    assert two.control.lives["j"].fenced_s == two.s
