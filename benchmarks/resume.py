@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import torch
@@ -73,8 +74,14 @@ def measured(root: Path, gib: float, rounds: int, kinds: list[str]) -> dict[str,
     samples.clear()  # everybody is warmed up
     in_turn(cases, rounds, lambda told: print(told, flush=True), "resume")
     names = [f"{into}, {pages}" for into in ("float32", "float32 to bfloat16") for pages in kinds]
-    rows = {f"{name}: {arm}": samples.row(f"{name}: {arm}") for name in names for arm in ARMS}
-    compared = [ratio(rows[f"{n}: one pass"], rows[f"{n}: {arm}"]) for n in names for arm in ARMS if arm != "one pass"]
+    found = [(name, clock) for name in names for clock in ("", ", CPU")]
+    rows = {f"{name}: {arm}{clock}": samples.row(f"{name}: {arm}{clock}") for name, clock in found for arm in ARMS}
+    compared = [
+        ratio(rows[f"{name}: one pass{clock}"], rows[f"{name}: {arm}{clock}"])
+        for name, clock in found
+        for arm in ARMS
+        if arm != "one pass"
+    ]
     return {"bytes": saved.bytes, "rows": list(rows.values()), "ratios": compared}
 
 
@@ -83,11 +90,13 @@ def case(samples: Samples, name: str, folder: Path, live: nn.Module, arm: str, c
 
     def run() -> None:
         (drop if cold else touched)(shards)
+        cpu_s = process_time()
         with samples.timing(name):
             if arm == "before":
                 assert verify(folder)["ok"]
             proof = {"one pass": "once", "unproved": "none"}.get(arm, "chunks")
             load(folder, {"model": live}, verify=proof, on_lossy="warn")
+        samples.add(f"{name}, CPU", process_time() - cpu_s)
 
     return run
 

@@ -4,7 +4,8 @@
 
 Durable submits over HTTP by 64 clients in a process of their own, to a server with an empty history and to one with
 many ended jobs, in turn; submits of 1,000 a call; pages of the list; the start of a server with many open jobs. The
-limit is SQLite alone with as many rows in a transaction as the store wrote. Each part has a home of its own.
+limit is SQLite alone, with the rows of as many submits in each transaction as there are clients. Each part has a
+home of its own.
 """
 
 import argparse
@@ -18,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -44,17 +44,19 @@ console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
 Row = dict[str, Any]
 
 OPENED = """
-import gc, json, resource, sys
+import json, sys
 from time import perf_counter
+import psutil
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store import EventStore, records
 
 records._adapter()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+process = psutil.Process()
+before = process.memory_info().rss
 begun = perf_counter()
 store = EventStore(sys.argv[1])
 opened_s = perf_counter() - begun
-used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+used = process.memory_info().rss - before
 jobs = Jobs(store)
 begun = perf_counter()
 jobs.check_histories() if len(sys.argv) > 2 else None
@@ -146,18 +148,9 @@ def submits(arguments: argparse.Namespace) -> list[Row]:
         for ended in sorted(rounds, reverse=bool(number % 2)):
             with serving(ended) as home:
                 rounds[ended].append(load(home, arguments.clients, arguments.seconds))
-                rounds[ended][-1]["group"] = group_of(home)
     found = [of_rounds(f"submit, {ended:,} jobs of history", told) for ended, told in rounds.items()]
-    group = max(1, round(sum(r["group"] for told in rounds.values() for r in told) / (2 * arguments.rounds)))
-    return [*found, bare("limit: SQLite alone, groups as the store's", group, arguments.seconds)]
-
-
-def group_of(home: Path) -> int:
-    """How many jobs one transaction had: they were numbered without a pause, so the WAL cannot tell; by the times."""
-    with closing(sqlite3.connect(home / "polyfleet.db")) as database:
-        times = [time for (time,) in database.execute("SELECT time FROM requests ORDER BY time")]
-    gaps = sum(after - before > 0.001 for before, after in pairwise(times))
-    return max(1, round(len(times) / (gaps + 1)))
+    limit = "limit: SQLite alone, all clients in one transaction"
+    return [*found, bare(limit, arguments.clients, arguments.seconds)]
 
 
 def of_rounds(what: str, rounds: list[Row], jobs: int = 1) -> Row:

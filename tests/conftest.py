@@ -127,6 +127,7 @@ class PostgreSQL:
 
     def __init__(self, folder: Path, programs: Path):
         self.folder, self._programs, self._databases = folder, programs, 0
+        self._free: list[str] = []
         self.user = "polyfleet"
         if os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
@@ -161,11 +162,24 @@ class PostgreSQL:
                 process.resume()
 
     def url(self) -> str:
-        """Of a new, empty database."""
+        """Of an empty database."""
+        if self._free:
+            return self._free.pop()
         self._databases += 1
         name = f"test_{self._databases}"
         self.sql("postgres", f"CREATE DATABASE {name} TEMPLATE template0")
         return f"postgresql://{self.user}@/{name}?host={self.folder}"
+
+    def give_back(self, url: str) -> None:
+        """For another test: a database has 300 files, and emptying one is quicker than making one."""
+        name = url.partition("@/")[2].partition("?")[0]
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        self.sql(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {others}")
+        made = "nspname NOT LIKE 'pg\\_%' AND nspname <> 'information_schema'"
+        schemas = [schema for (schema,) in self.sql(url, f"SELECT nspname FROM pg_namespace WHERE {made}")]
+        dropped = [f'DROP SCHEMA "{schema}" CASCADE' for schema in schemas]
+        self.sql(url, *dropped, "CREATE SCHEMA public", f"ALTER DATABASE {name} RESET ALL")
+        self._free.append(url)
 
     def sql(self, database: str, *statements: str) -> list[tuple[Any, ...]]:
         """The rows of the last statement, by a connection of its own. `database` may be a URL of ours."""

@@ -72,7 +72,8 @@ class Agent:
         self._tools = CheckpointTools(self._storage, self._place.pool, self._readable)
         self._discover()
         self._generation = Generation(self._place.node_dir / "generation")
-        given = os.environ.get("POLYFLEET_FENCES")
+        own = self._place.fleet == os.environ.get("POLYFLEET_FLEET", "")
+        given = os.environ.get("POLYFLEET_FENCES") if own else None  # fences of the node's own fleet
         shared = fences or (Path(given) if given else None)
         self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
         folder, ours, starter = self._place.node_dir / "attempts", self._place, Starter()

@@ -41,7 +41,7 @@ def combine(live: Live, candidate: int, asked: str) -> tuple[Ended, Outcome]:
 
 def _told(live: Live, rank: int, part: Part, failure: Failure) -> str:
     """Of a gang, which node and rank it was."""
-    if len(live.parts) == 1 or part.node in failure.message:
+    if len(live.parts) == 1 or f"node {part.node} " in f"{failure.message} ":
         return failure.message
     return f"node {part.node} (node rank {rank}): {failure.message}"
 

@@ -17,6 +17,10 @@ STARTS_AT_ONCE = 100
 PLAN_EVERY_S = 2.0
 """Also without any news: pauses end, nodes become silent, measurements come in."""
 
+FEW = 200
+REST_PER_JOB_S = 50e-6
+"""Between two plans, for each open job beyond a few: planning takes microseconds of each, and others wait meanwhile."""
+
 
 def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
     """What a plan is made from, as it is now."""
@@ -58,9 +62,9 @@ def waiting(control: Control) -> tuple[Job, ...]:
 def place(draft: Draft, tick: Tick) -> None:
     """Plan where there is news, or time has passed; then place, preempt, and refuse what can never run."""
     control, now = draft.ended(), draft.now
-    due = any(control.planned_s < until_s <= now.s for until_s in control.paused_until_s.values())
-    draft.change(trouble=tick.trouble, prices=tick.prices)
-    if not (control.changed or due or tick.trouble != control.trouble or now.s - control.planned_s > PLAN_EVERY_S):
+    changed = control.changed or tick.trouble != control.trouble
+    draft.change(trouble=tick.trouble, prices=tick.prices, changed=changed)
+    if not control.joined or now.s < _due_s(control, changed):
         return
     seen = snapshot(control, now, tick.throughput)
     decided = plan(seen, most=STARTS_AT_ONCE)
@@ -69,6 +73,16 @@ def place(draft: Draft, tick: Tick) -> None:
         _apply(draft, decided, {d.id: d for d in seen.devices})
         _refuse(draft, seen)
         draft.change(plan=decided, planned_s=now.s)
+
+
+def _due_s(control: Control, changed: bool) -> float:
+    """When the next plan is to be made, as things stand."""
+    ended = [until_s for until_s in control.paused_until_s.values() if until_s > control.planned_s]
+    many = max(0, len(control.records) - FEW)
+    rested_s = control.planned_s + min(many * REST_PER_JOB_S, PLAN_EVERY_S)
+    if changed:
+        return rested_s
+    return max(rested_s, min([control.planned_s + PLAN_EVERY_S, *ended]))
 
 
 def _apply(draft: Draft, decided: Plan, devices: dict[str, Devices]) -> None:

@@ -22,6 +22,7 @@ def plan(snapshot: Snapshot, policy: Policy = fifo, most: int | None = None) -> 
     start: list[Start] = []
     preempt: list[Preempt] = []
     why_not: dict[str, Reasons] = {}
+    blocked: dict[tuple[object, ...], tuple[int, Reasons]] = {}
     for job in policy(snapshot):
         if len(start) == most:
             break
@@ -30,6 +31,12 @@ def plan(snapshot: Snapshot, policy: Policy = fifo, most: int | None = None) -> 
             sentence = f"is tried again in {pause_s:.1f} s, after {_troubles(job)}"
             why_not[job.id] = {(index, ""): sentence for index in range(len(job.candidates))}
             continue
+        shape = room.shape(job)
+        before, reasons = blocked.get(shape, (-1, {}))
+        if before == room.version:  # one like it was blocked, and nothing has changed since
+            why_not[job.id] = reasons
+            continue
+        before = room.version
         options, reasons = survey(job, room)
         if options:
             rates = Rates.of(job, options, snapshot.throughput)
@@ -42,6 +49,7 @@ def plan(snapshot: Snapshot, policy: Policy = fifo, most: int | None = None) -> 
             preempt += wait.apply(job, claimed, room)
             reasons[claimed.candidate, ""] = wait.sentence(claimed)
         why_not[job.id] = reasons
+        blocked[shape] = (before, reasons)
     return Plan(tuple(start), tuple(preempt), why_not)
 
 

@@ -48,6 +48,7 @@ class Handle:
     asked_s: float | None = None
     rest_until_s: float = 0.0
     greeted: bool = False
+    listed: bool = False
     clock_s: float | None = None
     poison: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -157,14 +158,14 @@ class Agents:
         return [h.node for h in list(self._handles.values()) if h.asked_s is None and now >= h.rest_until_s]
 
     def watch(self, node: str, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> None:
-        """Start a long poll of `node`; it ends in a message. A new agent says hello first."""
+        """Start a long poll of `node`; it ends in a message. A new agent says hello, then what it runs, at once."""
         handle = self._handles.get(node)
         if handle is None or handle.asked_s is not None:
             return
         handle.asked_s = asked_s = time.monotonic()
         hello = not handle.greeted
         method = handle.actor.hello if hello else handle.actor.watch
-        arguments = () if hello else (cursors, known, timeout_s, handle.clock_s)
+        arguments = () if hello else (cursors, known, timeout_s if handle.listed else 0.0, handle.clock_s)
         future = method.remote(self.generation, *arguments).future()
         future.add_done_callback(lambda f: self._answered(handle, asked_s, f, hello))
 
@@ -175,7 +176,7 @@ class Agents:
         if error is not None:
             self._failed(handle, error)
             return
-        handle.greeted, answer = True, future.result()
+        handle.greeted, handle.listed, answer = True, not hello, future.result()
         handle.clock_s = answer["clock_s"]
         for message in self._messages(handle, asked_s, answer, hello):
             self._post(message)

@@ -36,6 +36,9 @@ from orchestrator.store import EventStore, origin
 log = logging.getLogger(__name__)
 
 TURN_S = 0.5
+SOON_S = 0.02
+"""While something has changed and the plan that looks at it rests (see core/placing.py)."""
+
 WATCH_S = 2.0
 ANSWER_S = 5.0
 RESERVED_EVERY_S = 60.0
@@ -189,7 +192,7 @@ class Runtime(threading.Thread):
         items: list[Any] = []
         self.pulse.doing = "waiting for messages"
         try:
-            items.append(self._inbox.get(timeout=TURN_S))
+            items.append(self._inbox.get(timeout=SOON_S if self._plan_is_due else TURN_S))
             while True:
                 items.append(self._inbox.get_nowait())
         except queue.Empty:
@@ -197,6 +200,10 @@ class Runtime(threading.Thread):
         new = tuple(record for item in items if isinstance(item, m.Submitted) for record in item.records)
         self._kept += [m.Submitted(new)] if new else []
         self._kept += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
+
+    @property
+    def _plan_is_due(self) -> bool:
+        return self.control.changed and self.control.joined and not self.control.trouble
 
     def _turn(self) -> None:
         """What was kept is taken; it is kept until all that follows from it is stored."""

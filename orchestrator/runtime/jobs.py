@@ -18,6 +18,7 @@ from orchestrator.store.ledger import NotCounted
 NEAREST_OF = 50
 METRICS_KEPT = 10_000
 CHECKED_AT_ONCE = 100
+GONE = "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer"
 
 
 class NotStored(FleetError):
@@ -117,7 +118,7 @@ class Jobs:
             count = f"{MANY} jobs or more" if len(ids) == MANY else f"{len(ids)} jobs"
             raise NotFound(f"{ref!r} could be any of {count}", f"give more of the id: {', '.join(ids[:5])}")
         if self._table.is_being_removed(ref):
-            raise NotFound(f"job {ref!r} was removed", "jobs that ended long ago are removed: keep_jobs says when")
+            raise NotFound(f"job {ref!r} was removed", GONE)
         raise NotFound(f"no job {ref!r}", nearest(ref, self._table.newest_ids(NEAREST_OF)[::-1]))
 
     def _newest_of(self, name: str) -> Record | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cluster.errors import SpecError
+from cluster.errors import FleetError, SpecError
 from orchestrator import entry
 from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
@@ -16,7 +16,7 @@ from orchestrator.core.explain import never
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Devices, Event
 from orchestrator.limits import TooManyJobs, most_waiting
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.views import acknowledged
@@ -56,7 +56,7 @@ class Submissions:
             event, kept = self._accepted(spec, package, "", *self._seen())
             return Answer(kept, (event,), 201)
 
-        return self._store.once(key, digest([spec, package]) if key else "", accept, self._stored)
+        return self._once(key, [spec, package], accept)
 
     def many(self, jobs: list[tuple[Data, str]], key: str) -> Data:
         """Of specs with their packages: {"jobs": [{"id", "name"}], "note"}. The field of an error begins with `jobs.N`,
@@ -70,7 +70,24 @@ class Submissions:
             rows = [{"id": kept["id"], "name": kept["name"]} for _, kept in accepted]
             return Answer({"jobs": rows, "note": note}, [event for event, _ in accepted], 201)
 
-        return self._store.once(key, digest(jobs) if key else "", accept, self._stored)
+        return self._once(key, jobs, accept)
+
+    def _once(self, key: str, body: Any, accept: Callable[[], Answer]) -> Data:
+        """Raises NotStored, which says when to come back, where it is the store that cannot take what was accepted."""
+        accepted = False
+
+        def make() -> Answer:
+            nonlocal accepted
+            made = accept()
+            accepted = True
+            return made
+
+        try:
+            return self._store.once(key, digest(body) if key else "", make, self._stored)
+        except FleetError as e:
+            if accepted:
+                raise NotStored(*e.args) from e
+            raise
 
     def _accepted(
         self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, note: str

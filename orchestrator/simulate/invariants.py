@@ -36,7 +36,7 @@ SENTENCES = {
     "L2": "a job fails only where its own code, or what its user asked for, makes it fail",
     "L3": "nothing is left: attempts, reservations, strangers, reports of ended attempts",
     "L4": "every healthy node takes work",
-    "L5": "preemption does not go round in circles",
+    "L5": "no job is preempted again and again for one that never starts",
     "L6": "retries stay within their budgets",
     "L7": "no job waits while devices that fit it are idle",
     "P7": "a new job succeeds",
@@ -44,6 +44,7 @@ SENTENCES = {
 }
 
 MISSED_S = 20.0
+MOST_ASKED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class Checks:
     def __init__(self, world: "World"):
         self.world = world
         self.leases: dict[tuple[str, int], str] = {}
+        self.asked: dict[tuple[str, str], int] = {}
         self.used: dict[tuple[str, int], int] = {}
-        self.parts: dict[tuple[str, int, int], Attempt] = {}
 
     def broken(self, name: str, job: str, what: str) -> None:
         raise Broken(Violation(name, what, self.world.now_s, job))
@@ -121,6 +122,7 @@ class Checks:
 
     def _placed(self, event: Event, record: Record) -> None:
         job, world = record.job, self.world
+        self.asked = {pair: count for pair, count in self.asked.items() if pair[0] != job.id} if self.asked else {}
         if job.id in world.cancelled:
             self.broken("I16", job.id, "was placed after its cancel was acknowledged")
         for devices_id, numbers in record.attempts[-1].leases:
@@ -168,7 +170,8 @@ class Checks:
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
         counts = {len(set(numbers)) for _, numbers in attempt.leases}
-        if len(attempt.leases) != want.nodes or len(counts) != 1 or not want.min_count <= min(counts) <= want.count:
+        right = want.exclusive or want.min_count <= min(counts) <= want.count
+        if len(attempt.leases) != want.nodes or len(counts) != 1 or not right:
             self.broken("I3", event.job, f"leases {attempt.leases} for {want}")
         for devices_id, numbers in attempt.leases:
             name, _, kind = devices_id.partition("/")
@@ -176,6 +179,9 @@ class Checks:
             facts = node.facts if node and not node.lost else None
             if facts is None or facts.pool != attempt.pool or max(numbers) >= len(facts.devices):
                 self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}, or is lost")
+                return
+            if want.exclusive and len(numbers) != len(facts.devices):
+                self.broken("I3", event.job, f"holds {numbers} of {devices_id} and asked for whole nodes")
             if not any(pattern == "any" or meets(pattern, kind) for pattern in want.kinds):
                 self.broken("I10", event.job, f"{kind} is none of {want.kinds}")
             if name in was.drained:
@@ -185,6 +191,10 @@ class Checks:
         by = self.world.server.control.records.get(event.data["by"])
         if by is not None and by.job.priority <= victim.job.priority:
             self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
+        pair = (event.data["by"], event.job)
+        self.asked[pair] = self.asked.get(pair, 0) + 1
+        if self.asked[pair] > MOST_ASKED:
+            self.broken("L5", event.job, f"was preempted {MOST_ASKED} times for {pair[0]}, which never started")
 
     def turned(self, control: Control, events: Sequence[Event]) -> None:
         """The controller and the store agree on every job that this turn has moved."""

@@ -84,19 +84,25 @@ class Machine:
             devices = tuple(
                 Device(backend, self.kind, i, self.kind, total_memory_bytes=16 * GIB) for i in range(self.count)
             )
-            named: tuple[Any, ...] = (
-                self.label,
-                self.ray_id,
-                "host",
-                "10.0.0.1",
-                self.pool,
-                backend,
-                self.pool,
-                PROTOCOL,
-                {},
-                devices,
+            self._facts = NodeFacts(
+                node=self.label,
+                ray_node_id=self.ray_id,
+                host="host",
+                address="10.0.0.1",
+                pool=self.pool,
+                backend=backend,
+                environment=self.pool,
+                protocol=PROTOCOL,
+                versions={},
+                devices=devices,
+                cpu_count=8,
+                memory_total_bytes=GIB,
+                memory_free_bytes=GIB,
+                load_1min=0.0,
+                disk_free_bytes=GIB,
+                agent_pid=1,
+                storage="/store",
             )
-            self._facts = NodeFacts(*named, 8, GIB, GIB, 0.0, GIB, 1, "/store")
         return self._facts
 
     def obey(self, generation: int) -> None:

@@ -14,6 +14,8 @@ from orchestrator.simulate.users import Script, Users
 from orchestrator.simulate.world import World
 
 LASTS_S = 100.0
+ONE = Candidate(("cpu",))
+ORDINARY = Recovery(grace_s=3.0, lease_s=5.0, backoff_s=0.5)
 
 
 class Storyteller(Users):
@@ -73,9 +75,9 @@ class Line:
     at_s: float
     name: str
     script: Script
-    want: Candidate = Candidate(("cpu",))
+    want: Candidate = ONE
     priority: int = 0
-    recovery: Recovery = Recovery(grace_s=3.0, lease_s=5.0, backoff_s=0.5)
+    recovery: Recovery = ORDINARY
 
 
 AGAIN = Recovery(max_restarts=2, grace_s=3.0, lease_s=5.0, backoff_s=0.5)
@@ -84,7 +86,7 @@ JOBS = (
     Line(3.0, "plain", Script(4.0)),
     Line(3.2, "gang", Script(8.0), GANG),
     Line(3.4, "long", Script(30.0)),
-    Line(3.6, "fails", Script(8.0, ((0, 0, 1.0, "user"),), may_fail=True)),
+    Line(3.6, "fails", Script(8.0, tuple((start, 0, 1.0, "user") for start in range(9)), may_fail=True)),
     Line(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=AGAIN),
     Line(12.0, "urgent", Script(3.0), Candidate(("cpu",), count=2, min_count=2, nodes=3), priority=9),
     Line(14.0, "cancelled", Script(60.0)),

@@ -44,7 +44,7 @@ class Dead(Exception):
 
 
 class Server:
-    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents`: node -> Ray id."""
+    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents` are Ray ids."""
 
     def __init__(self, world: "World"):
         self.world, self.store = world, world.store

@@ -80,12 +80,12 @@ def _idle(world: "World") -> tuple[str, str, str] | None:
         job = record.job
         for want in job.candidates:
             able = [
-                machine.pool
+                (machine.pool, machine.count if want.exclusive else 0)
                 for machine in world.machines
-                if machine.count >= want.min_count and any(k == "any" or meets(k, machine.kind) for k in want.kinds)
+                if (want.exclusive or machine.count >= want.min_count) and any(k == "any" or meets(k, machine.kind) for k in want.kinds)
                 and (job.recovery.cross_vendor or job.backend in ("", machine.pool))
             ]  # fmt: skip
-            if any(able.count(pool) >= want.nodes for pool in able):
+            if any(able.count(island) >= want.nodes for island in able):
                 return "L7", job.id, f"waits although {want} fits: {world.server.control.plan.why_not.get(job.id)}"
     return None
 

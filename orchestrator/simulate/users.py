@@ -34,7 +34,9 @@ def candidate(rng: Random) -> Candidate:
     kinds = (rng.choice((*KINDS, "any")),) if rng.random() < 0.8 else tuple(rng.sample(KINDS, 2))
     count = rng.choice((1, 1, 1, 2, 4))
     least = rng.choice((1, count))
-    return Candidate(kinds, count=count, min_count=least, nodes=rng.choice((1, 1, 1, 2, 2, 3)))
+    return Candidate(
+        kinds, count=count, min_count=least, nodes=rng.choice((1, 1, 1, 2, 2, 3)), exclusive=rng.random() < 0.08
+    )
 
 
 def recovery(rng: Random) -> Recovery:

@@ -13,7 +13,7 @@ from cluster.errors import FleetError, UserError
 from orchestrator.store import copies, postgresql, schema, sqlite
 
 FORMS = "write sqlite:////absolute/path.db or postgresql://user@host/database"
-READ_AGAIN_S = 1.0
+READ_AGAIN_S = 3.0
 POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 
 
@@ -54,13 +54,13 @@ class Database:
         with self.errors(), self._readers.connect() as connection:
             yield connection
 
-    def first(self, wanted: Select[Any]) -> Row[Any] | None:
+    def first(self, wanted: Select[Any], **parameters: Any) -> Row[Any] | None:
         """The first row, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
         begun_s = time.monotonic()
         while True:
             try:
                 with self.reading() as connection:
-                    return connection.execute(wanted).first()
+                    return connection.execute(wanted, parameters).first()
             except ConnectionLost:
                 if time.monotonic() - begun_s > READ_AGAIN_S:
                     raise

@@ -39,6 +39,7 @@ METRICS = (
     .scalar_subquery()
     .label("metrics")
 )
+SOME = select(*READ).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
 UPDATE = (
     jobs.update()
     .where(jobs.c.id == bindparam("of"))
@@ -113,9 +114,8 @@ class JobTable:
 
     def load_some(self, connection: Connection, ids: list[str]) -> Iterator[Record]:
         """Those of `ids` that have a row."""
-        wanted = select(*READ).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
         for chunk in _chunks(ids):
-            for row in connection.execute(wanted, {"ids": chunk}).all():
+            for row in connection.execute(SOME, {"ids": chunk}).all():
                 if record := self._record(connection, row):
                     yield record
 

@@ -128,7 +128,8 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     fleet: Orchestrator, training, home: Path, until, processes_of, cli, resumes_in: str
 ):
     """Where the job ran, found by its ranks as they load it; in another pool, as it is copied there."""
-    job = fleet.submit(TrainJob(**training, resources={"ordered": [{"pool": "right"}, {"pool": resumes_in}]}))
+    wanted = {"ordered": [{"pool": "right"}, {"pool": resumes_in}]}
+    job = fleet.submit(TrainJob(**training, resources=wanted, checkpoint={"keep": 100}))
     until(lambda: len(list((home / "storage" / "right" / job.id).glob("step-*/MANIFEST.json"))) >= 2)
     [rank] = [p for p in processes_of(job.id) if "workers.attempt.child" in p.cmdline()]
     rank.suspend()

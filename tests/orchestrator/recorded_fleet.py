@@ -52,6 +52,11 @@ class RecordedAgent(Agent):
         found = from_plain(NodeFacts, self.facts)
         self._discovered_s, self._devices, self._findings = time.monotonic(), found.devices, found.findings
 
+    def watch(self, generation: int, cursors: Any, known: Any, timeout_s: float, *rest: Any) -> dict[str, Any]:
+        """The first is answered at once: a test does not wait until nothing has happened for two seconds."""
+        first, self.watched = not getattr(self, "watched", False), True
+        return super().watch(generation, cursors, known, 0.0 if first else timeout_s, *rest)
+
     def _watch_fences(self) -> None:
         """It would never end."""
 
@@ -186,11 +191,10 @@ class RecordedFleet:
         _until(service, lambda: (agent := service.agents.get(node)) is not None and agent.facts == wanted)
 
     def wait_until_known(self, service: Service) -> None:
-        """Until every node has told its facts."""
-        everyone = {f["node"] for f in self.facts.values()}
-        _until(
-            service, lambda: everyone <= {name for name, _ in service.agents.ready()} and not service.runtime.trouble
-        )
+        """Until every node has told its facts, and what runs there."""
+        _until(service, lambda: not service.runtime.trouble)
+        _until(service, lambda: len(service.runtime.snapshot().devices) == len(self.facts))
+        _until(service, lambda: all(devices.schedulable for devices in service.runtime.snapshot().devices))
 
     def hold(self, service: Service) -> None:
         """From now on jobs wait: the fleet's record says that it is stopping."""
@@ -211,9 +215,12 @@ class RecordedFleet:
             actor.agent.stop_all()
             actor.threads.shutdown(wait=False)
 
-    def printed(self, job: str, lines: list[str], node: str = "cpu-0") -> None:
-        """These lines are what rank 0 of the job's first attempt printed, in place of what it did."""
-        log = Folder(self._home / "nodes" / node / "attempts" / f"{job}.1.0").log(0)
+    def printed(self, job: str, lines: list[str]) -> None:
+        """These lines are what rank 0 of the job's first attempt printed, in place of what it did, on the node where it
+        ran; on cpu-0 where no attempt really ran.
+        """
+        ran = [*(self._home / "nodes").glob(f"*/attempts/{job}.1.0")]
+        log = Folder(ran[0] if ran else self._home / "nodes" / "cpu-0" / "attempts" / f"{job}.1.0").log(0)
         log.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{STAMP} out {line}\n" for line in lines)
         log.write_bytes(text.encode("utf-8", "surrogatepass"))

@@ -159,8 +159,9 @@ def test_checkpoints_are_listed_checked_and_moved(o, checkpoint):
 
 
 def test_a_benchmark_measures_each_kind_and_compares(o, live, tmp_path, measuring):
-    (tmp_path / "model.py").write_text("def make(): ...")
-    answer = o.benchmark(entry="model.py:make", working_dir=str(tmp_path), rounds=3)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "model.py").write_text("def make(): ...")
+    answer = o.benchmark(entry="model.py:make", working_dir=str(tmp_path / "code"), rounds=3)
     assert [(cell["column"], cell["kind"]) for cell in answer["cells"]] == [("cpu", "cpu"), ("tpu:emulated",) * 2]
     assert answer["cells"][1]["versus"]["ratio"] == pytest.approx(0.5)
     assert "0.50× ▼" in text(answer)

@@ -26,12 +26,11 @@ def test_a_drained_node_takes_no_job_until_it_is_resumed(client, wait_for):
             verb("absent")
 
 
-def test_a_drain_outlives_the_server(client, live):
+def test_a_drain_outlives_the_server(client, live, wait_for):
     client.node_drain("xla-0")
     live.service.close()
     again = type(live.service)(live.home)
-    live.fleet.wait_until_known(again)
-    assert {node["node"]: node["state"] for node in again.nodes()}["xla-0"] == "drained"
+    wait_for(lambda: {node["node"]: node["state"] for node in again.nodes()}["xla-0"] == "drained")
     again.close()
 
 

@@ -93,6 +93,10 @@ def test_a_full_spec_becomes_a_job_with_everything_filled_in():
         recovery=Recovery(
             2, 10, (75,), 0.5, 30.0, 60.0, {"oom": "next", "nan": "ignore"}, False, "wait", 600.0,
         ),
+        entry="train.py:main",
+        secrets={"HF_TOKEN": "env:HF_TOKEN", "KEY": "file:/run/key"},
+        keep_checkpoints=5,
+        resume_from="cpu:finetune-0a1b2c/step-10",
     )  # fmt: skip
 
 

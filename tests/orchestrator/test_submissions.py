@@ -1,6 +1,7 @@
 """What is submitted is checked against the devices seen last; known keys answer first; limits say when to come back."""
 
 import json
+import sqlite3
 
 import pytest
 
@@ -110,6 +111,19 @@ def test_too_many_waiting_jobs_are_refused_with_when_to_come_back(live, monkeypa
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "30")
     assert refused.json()["error"]["message"] == "3 jobs wait already, and at most 3 may"
     assert len(live.specs) == 3
+
+
+def test_a_store_that_takes_nothing_is_told_at_once_with_when_to_come_back(live):
+    live.fleet.hold(live.service)
+    with sqlite3.connect(live.home / "polyfleet.db", isolation_level=None) as other, live.http as client:
+        other.execute("BEGIN IMMEDIATE")
+        refused = client.post("/v1/jobs", json={"spec": RUN}, headers={"Idempotency-Key": "k"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "NotStored")
+        assert int(refused.headers["Retry-After"]) > 0
+        other.execute("ROLLBACK")
+        assert client.post("/v1/jobs", json={"spec": RUN}, headers={"Idempotency-Key": "k"}).status_code == 201
+    other.close()
+    assert live.specs == [RUN]
 
 
 @pytest.mark.parametrize(("text", "most"), [("", limits.MOST_WAITING), ("7", 7), ("0", 0)])

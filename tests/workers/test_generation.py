@@ -1,6 +1,7 @@
 """Which controller an agent obeys, what it tells a new one, and whose folder it keeps."""
 
 import pickle
+from contextlib import nullcontext
 
 import pytest
 
@@ -9,6 +10,7 @@ from workers.agent import Agent
 from workers.discovery.facts import place
 from workers.errors import TakenOver
 from workers.generation import Generation
+from workers.messages import Order
 
 
 @pytest.fixture
@@ -75,3 +77,19 @@ def test_agents_of_two_fleets_on_one_node_have_folders_of_their_own(tmp_path, mo
     assert (own.fleet, own.node_dir) == ("f1", tmp_path / "n")
     assert same == own
     assert (other.fleet, other.node_dir) == ("f2", tmp_path / "n/fleets/f2")
+
+
+@pytest.mark.parametrize(("fleet", "refused"), [("f1", True), ("f2", False)])
+def test_the_fences_in_a_nodes_folder_are_those_of_its_own_fleet(tmp_path, monkeypatch, fleet, refused):
+    (tmp_path / "fences").mkdir()
+    (tmp_path / "fences/j").write_text("3\n")
+    monkeypatch.setenv("POLYFLEET_FLEET", "f1")
+    monkeypatch.setenv("POLYFLEET_FENCES", str(tmp_path / "fences"))
+    agent = Agent(tmp_path / "node", tmp_path / "storage", "n0", "cpu", "cpu", fleet)
+    order = Order("j", 2, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=("true",))
+    with pytest.raises(Conflict, match="epoch 3 has taken over") if refused else nullcontext():
+        agent.start(1, order.to_plain(), {})
+    known = {}
+    while not refused and known.get("j.2.0") != "ended":
+        for report in agent.watch(1, {}, known, 5.0)["reports"]:
+            known["j.2.0"] = report["phase"]

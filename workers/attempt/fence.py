@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.untrusted import Unreadable as BadFile
-from cluster.untrusted import read_bytes
+from cluster import fences
+from cluster.errors import UserError
 from workers.attempt import lease
 from workers.messages import FENCE_KEY
 
@@ -74,13 +74,12 @@ class Fences:
 def of_folder(folder: Path, job: str) -> int:
     """0 where none was raised. Raises Unreadable, also where the folder is missing."""
     try:
-        return _number(read_bytes(folder / job, LONGEST_BYTES))
-    except FileNotFoundError:
-        if folder.is_dir():
-            return 0
-        raise Unreadable(f"{folder} does not exist") from None
-    except (OSError, BadFile) as e:
+        found = fences.read(folder, job)
+    except UserError as e:
         raise Unreadable(str(e)) from None
+    if found is None and not folder.is_dir():
+        raise Unreadable(f"{folder} does not exist")
+    return found or 0
 
 
 def _number(text: bytes | None) -> int:
@@ -91,21 +90,21 @@ def _number(text: bytes | None) -> int:
     return int(text)
 
 
-def check(attempts: "Iterable[Attempt]", fences: Fences) -> None:
+def check(attempts: "Iterable[Attempt]", known: Fences) -> None:
     """Renew each attempt that is not fenced off, end each that is. What goes wrong with one is logged, and concerns
     that one alone. An answer counts from when it was asked for, so a slow one cannot stretch a lease.
     """
     for attempt in attempts:
         try:
-            _check(attempt, fences)
+            _check(attempt, known)
         except Exception:
             LOG.exception("attempt %s: its lease was not renewed", attempt.id)
 
 
-def _check(attempt: "Attempt", fences: Fences) -> None:
+def _check(attempt: "Attempt", known: Fences) -> None:
     asked_s = lease.now_s()
     with suppress(Unreadable):
-        epoch = fences.epoch(attempt.id.job)
+        epoch = known.epoch(attempt.id.job)
         if epoch > attempt.id.epoch:
             LOG.warning("attempt %s ends: epoch %d of its job has taken over", attempt.id, epoch)
             attempt.stop("cancel")

@@ -117,6 +117,15 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
         raise
 
 
+def sync_folder(path: Path) -> None:
+    """Make the names in it durable: the fsync of a file does not."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
     replace_text(path, json.dumps(value), durable=durable)
 

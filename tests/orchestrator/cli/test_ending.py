@@ -123,8 +123,9 @@ def test_environments_are_named_in_errors(here, tmp_path, monkeypatch):
 
 
 def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path, measuring):
-    (tmp_path / "m.py").write_text("def make(): ...")
-    done = here("benchmark", "run", "m.py:make", "--working-dir", str(tmp_path), "--rounds", "3", "--no-train")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "m.py").write_text("def make(): ...")
+    done = here("benchmark", "run", "m.py:make", "--working-dir", str(tmp_path / "code"), "--rounds", "3", "--no-train")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["CASE", "cpu", "tpu:emulated"]
@@ -132,7 +133,7 @@ def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path, measur
     told = json.loads(here("benchmark", "run", "mlp", "-o", "json").stdout)
     assert told["cells"][1]["versus"]["verdict"] == "SLOWER"
     detached = here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout
-    assert re.fullmatch("bench-[0-9a-f]{6}\n", detached)
+    assert re.fullmatch("bench-[0-9a-f]{12}\n", detached)
     assert here("benchmark", "run", "mlp", "--detach", "--key", "k").stdout == detached
     for words, sentence in (
         (("mpl",), "did you mean 'mlp'"),

@@ -92,7 +92,7 @@ def test_colours_are_for_terminals_and_for_those_who_want_them(command, live, jo
 
 def acting(text):
     """Characters of `text` that a terminal would act on; our own colours are taken out."""
-    for colour in ("\x1b[1m", "\x1b[31m", "\x1b[0m"):
+    for colour in ("\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[0m"):
         text = text.replace(colour, "")
     return [c for c in text if (c < " " and c != "\n") or c in "\x7f\x9b\u202e"]
 

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.vocabulary import Device, NodeFacts
+from orchestrator.core import commands as commands_
+from orchestrator.core import messages as m
+from orchestrator.core.control import step
+from orchestrator.core.draft import Control
+from orchestrator.core.fold import apply, submitted
+from orchestrator.core.messages import Now
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
+from workers.messages import PROTOCOL, AttemptReport, Failure, Outcome
 
 GiB = 2**30
 
@@ -48,3 +56,119 @@ class Words:
 @pytest.fixture
 def w():
     return Words()
+
+
+class Controller:
+    """A controller told one message after another. `tell` answers with what it stores and commands."""
+
+    def __init__(self, w):
+        self.w, self.s, self.wall_s, self.control = w, 1000.0, 5e8, Control()
+        self.number = 0
+        self.tell(m.Joined())
+
+    def tell(self, message, after_s=0.0):
+        """(events as (job, event, epoch), commands), `after_s` seconds after the last."""
+        self.s += after_s
+        done = step(self.control, message, Now(self.s, self.wall_s))
+        self.control, self.events = done.control, done.events
+        return [(e.job, e.event, e.epoch) for e in done.events], list(done.commands)
+
+    def tick(self, after_s=0.0, **told):
+        """As time passes: in steps of a second, so that nothing looks like a process that was stopped. Answers as
+        `tell` does, for all of them together.
+        """
+        events, commands, stored = [], [], []
+        while after_s > 1.0:
+            more = self.tick(1.0, **told)
+            events, commands, after_s = events + more[0], commands + more[1], after_s - 1.0
+            stored += self.events
+        more = self.tell(m.Tick(**told), after_s)
+        self.events = (*stored, *self.events)
+        return events + more[0], commands + more[1]
+
+    def node(self, name, count=1, kind="cpu", pool=None):
+        """A node joins, its agent is made, and tells that nothing runs there."""
+        alive = [m.NodeSeen(n.ray_id, n.name) for n in self.control.nodes.values() if not n.lost]
+        self.tell(m.NodesSeen((*alive, m.NodeSeen(f"ray-{name}", name))))
+        self.tell(m.AgentMade(name, f"ray-{name}"))
+        self.hear(name, facts=facts(name, count, kind, pool or kind.partition(":")[0]))
+        self.hear(name)
+
+    def hear(self, name, *reports, there=None, after_s=0.0, **more):
+        """A node's answer: everything that is followed there is there, unless `there` says what is."""
+        if there is None:
+            live = [(live, rank, part) for live in self.control.lives.values() for rank, part in enumerate(live.parts)]
+            there = [live.part_key(rank) for live, rank, part in live if part.node == name]
+        ray_id = more.pop("ray_id", f"ray-{name}")
+        told = {"asked_s": self.s + after_s, "attempts": frozenset(there), **more}
+        return self.tell(m.Heartbeat(name, ray_id, reports=reports, **told), after_s)
+
+    def hear_all(self, *names, seconds, every_s=2.0):
+        """These nodes answer and time passes. Answers as `tell` does."""
+        events, commands = [], []
+        for _ in range(int(seconds / every_s)):
+            for name in names:
+                self.hear(name)
+            told = self.tick(every_s)
+            events, commands = events + told[0], commands + told[1]
+        return events, commands
+
+    def submit(self, job):
+        self.number += 1
+        stored = replace(submitted(job, {}, self.wall_s), seq=self.number)
+        return self.tell(m.Submitted((apply(None, stored),)))
+
+    def place(self, job):
+        """Submitted, placed, and its launch under way. The Launch."""
+        self.submit(job)
+        _, commands = self.tick()
+        [launch] = [c for c in commands if isinstance(c, commands_.Launch) and c.job == job.id]
+        return launch
+
+    def run(self, job):
+        """Submitted, placed, started on every node. The Launch."""
+        launch = self.place(job)
+        self.tell(m.Launched(job.id, launch.epoch))
+        for rank, node in enumerate(launch.nodes):
+            self.hear(node, report(job.id, launch.epoch, rank, "running"))
+        assert self.state(job.id) == "RUNNING"
+        return launch
+
+    def state(self, job):
+        """Its state; "" once it is closed: ended, with nothing of it left."""
+        return str(self.control.records[job].job.state) if job in self.control.records else ""
+
+
+def facts(name, count=1, kind="cpu", pool="cpu"):
+    backend = kind.partition(":")[0]
+    devices = tuple(Device(backend, kind, i, kind, total_memory_bytes=80 * GiB) for i in range(count))
+    here = (name, f"ray-{name}", "host", "10.0.0.1", pool, backend, pool, PROTOCOL, {}, devices, 8)
+    return NodeFacts(*here, GiB, GiB, 0.0, GiB, 1, "/store")
+
+
+def report(job, epoch, rank=0, phase="running", *events, cursor=0, outcome=None):
+    return AttemptReport(job, epoch, rank, phase, events, cursor, outcome)
+
+
+def ended(job, epoch, rank=0, state="succeeded", kind="", message="", codes=None, node="a"):
+    failure = Failure(rank, node, kind, message) if kind else None
+    outcome = Outcome(job, epoch, rank, state, codes or {}, failure)
+    return AttemptReport(job, epoch, rank, "ended", (), 0, outcome)
+
+
+class Told:
+    """Short ways to write what agents tell."""
+
+    report = staticmethod(report)
+    ended = staticmethod(ended)
+    facts = staticmethod(facts)
+
+
+@pytest.fixture
+def c(w):
+    return Controller(w)
+
+
+@pytest.fixture
+def t():
+    return Told

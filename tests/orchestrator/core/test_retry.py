@@ -153,7 +153,7 @@ def test_a_launch_that_was_refused_spends_nothing_and_waits_longer_each_time(w):
 
 @pytest.mark.parametrize("kind", ["oom", "storage", "start"])
 def test_a_place_that_was_too_small_costs_a_restart_and_comes_last_next_time(w, kind):
-    ended = Ended("failed", 0, kind, "peak 9 GiB, limit 8 GiB", (-9,), ("a",))
+    ended = Ended("failed", 0, kind, "peak 9 GiB, limit 8 GiB", (1,) if kind == "start" else (-9,), ("a",))
     assert after(running(w, max_restarts=1), ended) == Decision(
         "interrupted", "restart 1 of 1: peak 9 GiB, limit 8 GiB", 1, 0, 1, 1, avoid=("a",)
     ), "the next candidate"

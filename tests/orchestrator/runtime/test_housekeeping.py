@@ -115,7 +115,7 @@ def test_a_job_being_removed_is_told_apart_from_one_that_never_was(url):
     filled(url)
     store = EventStore(url)
     assert store.retention.remove_jobs(time.time() - 30 * DAY_S, store.last_seq) == 2
-    with pytest.raises(NotFound, match=r"job 'old-1' was removed; .*keep_jobs"):
+    with pytest.raises(NotFound, match=r"job 'old-1' was removed; .*POLYFLEET_KEEP_JOBS"):
         Jobs(store).find("old-1")
     assert store.differences() == []
     store.close()

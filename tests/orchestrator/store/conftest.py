@@ -14,7 +14,9 @@ def sqlite_url(tmp_path):
 
 @pytest.fixture
 def postgresql_url(postgresql):
-    return postgresql.url()
+    url = postgresql.url()
+    yield url
+    postgresql.give_back(url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -156,10 +156,13 @@ def test_a_restart_during_commits_loses_and_doubles_nothing(open_store, postgres
 
 
 def test_benchmark_lines_of_a_broken_commit_are_stored_once(store, postgresql, url):
+    killers = [threading.Thread(target=postgresql.sql, args=(url, KILL_OURS)) for _ in range(12)]
     for number in range(60):
         if number % 5 == 0:
-            threading.Thread(target=postgresql.sql, args=(url, KILL_OURS)).start()
+            killers[number // 5].start()
         store.benchmarks.append("run", {"line": "cell", "number": number})
+    for killer in killers:
+        killer.join()
     assert [line["number"] for line in store.benchmarks.read("run")] == list(range(60))
 
 

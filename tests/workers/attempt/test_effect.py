@@ -109,9 +109,9 @@ def test_an_attempt_counts_until_its_lease_has_passed_or_its_fence_was_raised(no
     node.start(command=("sleep", "600"), epoch=2)
     folder = node.folder(epoch=2)
     assert effect.replaced(folder.shared) == ""
-    (tmp_path / "fences/j").write_text("3")
+    (tmp_path / "fences/j").write_text("3\n")
     assert effect.replaced(folder.shared) == "epoch 3 of its job has taken over"
-    (tmp_path / "fences/j").write_text("2")
+    (tmp_path / "fences/j").write_text("2\n")
     assert effect.replaced(folder.shared) == ""
     lease.write(folder.lease, -1.0)
     assert effect.replaced(folder.shared).startswith("its lease ended 1.")

@@ -60,7 +60,7 @@ def test_while_rays_head_is_away_the_servers_folder_renews_and_ends(node, runnin
     store, folder = Store(j=b"3"), tmp_path / "fences"
     store.away = True
     folder.mkdir()
-    (folder / "j").write_text("3")
+    (folder / "j").write_text("3\n")
     fences, before = Fences("f1", folder, store), lease.deadline_s(running.folder.lease)
     fence.check([running], fences)
     assert lease.deadline_s(running.folder.lease) > before + 20
@@ -71,7 +71,7 @@ def test_while_rays_head_is_away_the_servers_folder_renews_and_ends(node, runnin
 
 
 def test_the_higher_fence_counts(tmp_path):
-    (tmp_path / "j").write_text("7")
+    (tmp_path / "j").write_text("7\n")
     assert Fences(folder=tmp_path, stored=Store(j=b"5")).epoch("j") == 7
     assert Fences(folder=tmp_path, stored=Store(j=b"9")).epoch("j") == 9
     assert Fences(folder=tmp_path, stored=Store()).epoch("other") == 0
@@ -85,7 +85,7 @@ def test_a_fence_that_is_no_epoch_is_not_read_as_one(tmp_path, text):
 
 
 def test_an_epoch_below_the_fence_is_not_started(node, tmp_path):
-    (tmp_path / "j").write_text("3")
+    (tmp_path / "j").write_text("3\n")
     node.fences = Fences(folder=tmp_path)
     node.reopen()
     with pytest.raises(Conflict, match="epoch 2 of j is past: epoch 3 has taken over"):

@@ -1,0 +1,100 @@
+"""How attempts end: the first cause decides, whoever tells first."""
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Fence, Forget, Release, Stop
+from orchestrator.core.model import Recovery
+
+
+@pytest.fixture
+def gang(c, w):
+    """A job on nodes a and b, running."""
+    c.node("a")
+    c.node("b")
+    c.run(w.job("g", w.want("cpu", nodes=2)))
+    return c
+
+
+def test_a_job_that_succeeds_is_finished_forgotten_and_gives_its_devices_back(c, w, t):
+    c.node("a")
+    launch = c.run(w.job("j", w.want("cpu")))
+    assert c.hear("a", t.ended("j", 1, codes={0: 0})) == ([("j", "finished", 1)], [Forget("a", "j", 1)])
+    assert c.tick() == ([], [Release(launch.place)])
+    assert c.tell(m.Released(launch.place)) == ([], [])
+    assert not c.control.records and not c.control.lives and not c.control.releasing
+
+
+def test_a_sister_whose_connection_broke_does_not_hide_the_node_that_was_lost(gang, t):
+    """The survivor's failure is told at once, the loss of the other node only after its lease."""
+    broken = t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b")
+    assert gang.hear("b", broken, after_s=1.0) == ([], [Stop("a", "g", 1, "cancel")])
+    events, commands = gang.hear_all("b", seconds=10)
+    assert (events, {x for x in commands if isinstance(x, Fence)}) == ([], {Fence("g", 2)})
+    gang.tell(m.Fenced("g", 2, stands=2))
+    events, commands = gang.hear_all("b", seconds=14)
+    assert events == [("g", "interrupted", 1)]
+    record = gang.control.records["g"]
+    assert record.attempts[-1].outcome == "lost"
+    assert record.failure["kind"] == "lost" and record.failure["node"] == "a"
+    assert record.reason.startswith("node a has not answered for "), "not rank 0, and not its own code"
+    assert record.job.avoid == ("a",)
+
+
+def test_a_sister_killed_from_outside_does_not_hide_the_node_that_was_lost(gang, t):
+    gang.hear("b", t.ended("g", 1, 1, "failed", "signal", "killed", {1: -9}, "b"))
+    told = t.ended("g", 1, 0, "lost", "lost", "the attempt's supervisor is gone", {}, "a")
+    assert gang.hear("a", told)[0] == [("g", "interrupted", 1)]
+    assert gang.control.records["g"].job.interruptions == 1
+
+
+def test_the_loss_that_a_node_tells_itself_decides_however_late_it_is_told(gang, t):
+    broken = t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b")
+    gang.hear("b", broken)
+    told = t.ended("g", 1, 0, "lost", "lost", "the attempt's supervisor is gone", {}, "a")
+    assert gang.hear("a", told, after_s=5.0)[0] == [("g", "interrupted", 1)]
+    assert gang.control.records["g"].reason == "node a (node rank 0): the attempt's supervisor is gone"
+
+
+def test_a_failure_of_the_jobs_own_code_decides_when_its_sister_was_still_heard_later(gang, t):
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "ValueError: 7", {1: 1}, "b"))
+    gang.hear("a", after_s=4.0)
+    gang.tick()
+    events, _ = gang.hear_all("b", seconds=8)
+    gang.tell(m.Fenced("g", 2, stands=2))
+    events, _ = gang.hear_all("b", seconds=16)
+    assert events == [("g", "failed", 1)]
+    assert gang.state("g") == "", "it has ended"
+
+
+def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
+    """Cut off, a node reads the fence and ends its part; its sister's connection breaks."""
+    _, commands = gang.hear_all("b", seconds=8)
+    assert Fence("g", 2) in commands
+    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    assert gang.hear("a", t.ended("g", 1, 0, "cancelled"))[0] == [("g", "interrupted", 1)]
+    reason = gang.control.records["g"].reason
+    assert "node a has not answered for" in reason and "node a then ended its part" in reason
+
+
+def test_what_ranks_wrote_and_nobody_can_read_stops_that_attempt_only_and_decides(gang, t):
+    told = m.Spoiled("g", 1, 1, "events.jsonl is a folder")
+    assert [x.text for x in gang.tell(told)[1]] == [
+        "attempt g.1.1: what node b told cannot be used: events.jsonl is a folder"
+    ]
+    assert gang.tick()[1] == [Stop("a", "g", 1, "cancel"), Stop("b", "g", 1, "cancel")]
+    gang.hear("a", t.ended("g", 1, 0, "cancelled"))
+    assert gang.hear("b", t.ended("g", 1, 1, "succeeded"))[0] == [("g", "failed", 1)]
+    assert gang.events[0].data["failure"]["kind"] == "unreadable"
+
+
+def test_a_report_that_comes_twice_or_of_a_part_that_has_ended_changes_nothing(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(max_restarts=1)))
+    said = t.ended("j", 1, 0, "failed", "user", "boom", {0: 1})
+    assert c.hear("a", said)[0] == [("j", "interrupted", 1)]
+    before = c.control.records
+    assert c.hear("a", said)[0] == []
+    assert c.hear("a", t.report("j", 1, 0, "running"))[0] == []
+    assert c.control.records == before

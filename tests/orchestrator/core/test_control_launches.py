@@ -1,0 +1,118 @@
+"""From a placement to its start: the answer of a launch always counts, and a start that failed costs nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Fence, Forget, Launch, Stop
+from orchestrator.core.control import resumed
+from orchestrator.core.messages import Now
+
+
+def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.tell(m.Parted())
+    c.tell(m.Launched("j", 1, step=7))
+    assert not c.control.lives["j"].launching, "it would be STARTING for ever"
+    assert c.control.records["j"].resumed_step == 7
+
+
+def test_a_launch_that_failed_while_no_fleet_is_joined_frees_its_devices(c, w):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.tell(m.Parted())
+    assert c.tell(m.LaunchFailed("j", 1, "launch", "no devices"))[0] == [("j", "interrupted", 1)]
+    assert c.state("j") == "RECOVERING" and not c.control.lives
+
+
+def test_a_launch_that_started_no_rank_spends_nothing_waits_longer_each_time_and_avoids_its_node(c, w):
+    c.node("a")
+    c.node("b")
+    launch = c.place(w.job("j", w.want("cpu")))
+    pauses = []
+    for epoch in (1, 2, 3):
+        c.tell(m.LaunchFailed("j", epoch, "launch", f"node {launch.nodes[0]} gave no answer"))
+        job = c.control.records["j"].job
+        assert (job.interruptions, job.restarts, job.refusals, job.avoid) == (0, 0, epoch, launch.nodes)
+        pauses.append(c.control.paused_until_s["j"] - c.s)
+        _, commands = c.hear_all("a", "b", seconds=2 * (1 + pauses[-1]))
+        [again] = [x for x in commands if isinstance(x, Launch)]
+        assert again.nodes != launch.nodes, "the same node is not tried first"
+        launch = again
+    assert pauses == [1, 2, 4]
+
+
+def test_what_its_user_has_to_put_right_ends_the_job(c, w):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    assert c.tell(m.LaunchFailed("j", 1, "user", "secrets.X is not set"))[0] == [("j", "failed", 1)]
+
+
+def test_a_launch_that_timed_out_is_replaced_only_when_its_start_cannot_arrive_any_more(c, w):
+    """The fence is raised, and the node then says that it has nothing."""
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    told = m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",))
+    assert c.tell(told) == ([], [Stop("a", "j", 1, "cancel")])
+    assert c.tick(1.0) == ([], [Fence("j", 2)])
+    assert c.hear("a", there=(), after_s=1.0) == ([], []), "it says so, but a start may still arrive"
+    assert c.tell(m.Fenced("j", 2, stands=2))[1] == [Stop("a", "j", 1, "cancel")]
+    assert c.tell(m.Stopped("a", "j", 1, "cancel"), 0.5) == ([], [])
+    c.hear("a", there=(), after_s=1.0)
+    assert c.tick()[0] == [("j", "interrupted", 1)]
+    assert c.control.records["j"].job.interruptions == 0, "nothing had run"
+
+
+def test_a_start_that_arrived_after_all_is_stopped_and_told_by_its_end(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",)))
+    c.hear("a", t.report("j", 1, 0, "running"))
+    assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[1] == [Forget("a", "j", 1)]
+    assert c.state("j") == "RECOVERING"
+
+
+@pytest.mark.parametrize("told", [m.Launched("j", 1), m.LaunchFailed("j", 1, "launch", "late", ("a",))])
+def test_an_answer_that_comes_twice_or_of_an_older_epoch_changes_nothing(c, w, told):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    before = c.control
+    assert c.tell(told) == ([], [])
+    assert c.control.lives == before.lives
+    assert c.tell(replace(told, epoch=9)) == ([], [])
+
+
+def test_a_controller_that_restarts_during_a_launch_gives_its_node_a_word_before_it_places_again(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.tell(m.Joined())
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
+    c.tell(m.AgentMade("a", "ray-a"))
+    c.hear("a", facts=t.facts("a"), attempts=None)
+    assert c.hear("a", t.report("j", 1, 0, "running"))[0] == [("j", "started", 1)], "it had arrived: it is adopted"
+
+
+def test_an_epoch_that_a_node_or_the_fence_knows_is_never_used(c, w):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    told = m.LaunchFailed("j", 1, "launch", "its fence stands at epoch 4 already", seen=4)
+    assert c.tell(told)[0] == [("j", "overtaken", 1), ("j", "interrupted", 1)]
+    _, commands = c.hear_all("a", seconds=4)
+    [launch] = [x for x in commands if isinstance(x, Launch)]
+    assert (launch.epoch, launch.fenced, launch.wait_s) == (5, False, 12.0), "what the log does not know may still run"
+
+
+def test_the_fence_that_we_raised_ourselves_is_no_attempt_of_that_epoch(c, w):
+    c.node("a")
+    c.node("b")
+    launch = c.run(w.job("j", w.want("cpu")))
+    [other] = {"a", "b"} - {*launch.nodes}
+    c.hear_all(other, seconds=8)
+    c.tell(m.Fenced("j", 2, stands=2))
+    events, commands = c.hear_all(other, seconds=18)
+    [again] = [x for x in commands if isinstance(x, Launch)]
+    assert events == [("j", "interrupted", 1), ("j", "placed", 2)]
+    assert (again.epoch, again.fenced, again.wait_s) == (2, True, 0.0)

@@ -1,0 +1,134 @@
+"""Which nodes take work: drained, about to go, quarantined; and what waits for a node that never comes."""
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Release, Stop
+from orchestrator.core.model import Recovery
+from orchestrator.core.nodes import closed
+
+
+def why(c, node):
+    return closed(c.control.nodes[node], c.control.drained, c.s)
+
+
+def test_a_drained_node_takes_no_new_work_and_what_runs_there_goes_on(c, w):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    assert c.tell(m.DrainAsked("a", "new memory")) == ([("node/a", "drained", 0)], [])
+    assert why(c, "a") == "node a is drained: new memory; `polyfleet node resume a` ends that"
+    assert c.tell(m.DrainAsked("a", "new memory")) == ([], []), "twice is once"
+    assert c.tell(m.ResumeAsked("a")) == ([("node/a", "undrained", 0)], [])
+    assert why(c, "a") == ""
+
+
+def test_a_node_that_is_drained_now_has_its_attempts_saved(c, w):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    events, commands = c.tell(m.DrainAsked("a", now=True))
+    assert events == [("node/a", "drained", 0), ("j", "preempted", 1)]
+    assert commands == [Stop("a", "j", 1, "preempt")]
+
+
+def test_a_node_that_is_not_there_is_refused_with_the_nearest_name(c):
+    c.node("alpha")
+    [refused] = c.tell(m.DrainAsked("alpa"))[1]
+    assert (refused.message, refused.absent) == ("no node 'alpa'", True)
+    assert "alpha" in refused.remedy
+
+
+def test_a_node_that_ray_drains_takes_nothing_and_its_attempts_save(c, w):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    events, commands = c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a", draining_s=30.0),)))
+    assert (events, commands) == ([("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
+    assert "is about to go" in why(c, "a")
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
+    assert why(c, "a") == "", "Ray has taken it back"
+
+
+def test_the_third_failure_within_ten_minutes_puts_a_node_into_quarantine_and_it_says_so(c):
+    c.node("a")
+    for _ in range(3):
+        assert why(c, "a") == ""
+        c.tell(m.AgentDied("a", "ray-a"), 60.0)
+        c.hear("a")
+    assert why(c, "a") == (
+        "node a failed 3 times within 10 minutes (last: its agent ended) and takes no jobs for 600 s; "
+        "`polyfleet node resume a` ends that"
+    )
+    c.tell(m.ResumeAsked("a"))
+    assert why(c, "a") == ""
+
+
+def test_failures_that_lie_apart_and_many_words_of_one_failure_put_no_node_into_quarantine(c):
+    c.node("a")
+    for _ in range(5):
+        c.tell(m.AgentDied("a", "ray-a"), 400.0)
+        c.tell(m.AgentDied("a", "ray-a"), 0.1)
+    c.hear("a")
+    assert why(c, "a") == ""
+
+
+def test_a_job_whose_last_possible_pool_is_absent_waits_and_says_for_what(c, w):
+    c.node("a")
+    c.submit(w.job("j", w.want("tpu:v5e")))
+    assert c.hear_all("a", seconds=10)[0] == []
+    assert c.control.plan.why_not["j"] == {(0, "a/cpu"): "is cpu, job accepts tpu:v5e"}
+
+
+def test_a_job_that_is_to_stop_is_refused_with_words_when_nothing_could_ever_run_it(c, w):
+    c.node("a")
+    c.submit(w.job("j", w.want("tpu:v5e"), recovery=Recovery(on_disconnect="stop")))
+    assert c.tick()[0] == [("j", "refused", 0)]
+    assert c.events[-1].data["reason"].endswith("; recovery.on_disconnect is stop")
+    assert "tpu:v5e" in c.events[-1].data["reason"]
+
+
+def test_nothing_is_placed_while_there_is_trouble_and_all_is_placed_after_it(c, w):
+    c.node("a")
+    c.submit(w.job("j", w.want("cpu")))
+    assert c.tick(trouble="Ray's head does not answer")[0] == []
+    assert c.control.trouble == "Ray's head does not answer"
+    assert c.tick()[0] == [("j", "placed", 1)]
+
+
+def test_what_is_reserved_for_nobody_is_given_back_until_ray_confirms_it(c, w):
+    c.node("a")
+    launch = c.run(w.job("j", w.want("cpu")))
+    c.tell(m.Reserved(frozenset({"left-over", launch.place})))
+    assert c.tick()[1] == [Release("left-over")]
+    c.tell(m.Released("left-over", "Ray's head does not answer"))
+    assert c.hear_all("a", seconds=6)[1] == [Release("left-over")]
+    c.tell(m.Released("left-over"))
+    assert c.hear_all("a", seconds=20)[1] == []
+
+
+def test_the_next_attempt_on_the_same_devices_takes_its_reservation_over(c, w, t):
+    c.node("a")
+    c.submit(w.job("next", w.want("cpu")))
+    first = c.run(w.job("j", w.want("cpu"), priority=1))
+    c.hear("a", t.ended("j", 1, 0, "succeeded"))
+    events, commands = c.tick()
+    assert events == [("next", "placed", 1)]
+    assert [type(x).__name__ for x in commands] == ["Launch"], "nothing is given back in between"
+    assert commands[0].place == first.place
+
+
+@pytest.mark.parametrize("back_s", [-3.2e8, -3600.0, 3600.0, 3.2e8])
+def test_a_wall_clock_that_is_set_changes_no_decision(c, w, t, back_s):
+    """Pauses end by the monotonic clock, jobs are served in the order of submission, events are known by position."""
+    from workers.messages import RankEvent
+
+    c.node("a")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(max_restarts=1)))
+    c.hear("a", t.report("j", 1, 0, "running", RankEvent("report", 0, 9e8, 100, {"step": 1}), cursor=100))
+    c.wall_s += back_s
+    later = RankEvent("report", 0, 9e8 + back_s, 200, {"step": 2})
+    [stored] = c.hear("a", t.report("j", 1, 0, "running", later, cursor=200))[1]
+    assert (stored.at, stored.metrics) == (200, {"step": 2})
+    c.hear("a", t.ended("j", 1, 0, "failed", "user", "boom", {0: 1}))
+    c.submit(w.job("second", w.want("cpu")))
+    assert c.tick(0.5)[0] == [("second", "placed", 1)], "the first pauses for a second"
+    c.tell(m.LaunchFailed("second", 1, "launch", "no devices"))
+    assert c.tick(0.6)[0] == [("j", "placed", 2)], "its pause has ended, and it was submitted first"

@@ -1,0 +1,103 @@
+"""Attempts that are asked to save: for a job of higher priority, for a node that goes, for a move."""
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Forget, Launch, Stop
+from orchestrator.core.model import Recovery
+
+
+@pytest.fixture
+def gang(c, w):
+    c.node("a")
+    c.node("b")
+    c.run(w.job("g", w.want("cpu", nodes=2), recovery=Recovery(grace_s=30.0)))
+    return c
+
+
+def test_the_first_part_that_has_saved_leaves_its_sisters_their_own_grace(gang, w, t):
+    gang.submit(w.job("urgent", w.want("cpu", nodes=2), priority=9))
+    assert gang.tick() == ([("g", "preempted", 1)], [Stop("a", "g", 1, "preempt"), Stop("b", "g", 1, "preempt")])
+    for node in ("a", "b"):
+        gang.tell(m.Stopped(node, "g", 1, "preempt"))
+    gang.hear("a", t.ended("g", 1, 0, "preempted"))
+    assert gang.hear_all("a", "b", seconds=28) == ([], []), "no cancel within the grace of 30 s"
+    assert gang.hear("b", t.ended("g", 1, 1, "preempted"))[0] == [("g", "interrupted", 1)]
+    events, _ = gang.tick()
+    assert events == [("urgent", "placed", 1)]
+    job = gang.control.records["g"].job
+    assert (job.interruptions, job.restarts, job.avoid) == (1, 0, ()), "its place in line is kept, nothing is avoided"
+
+
+def test_a_part_that_does_not_heed_its_stop_is_asked_again_after_its_grace(gang, t):
+    gang.tell(m.DrainAsked("a", now=True))
+    for node in ("a", "b"):
+        gang.tell(m.Stopped(node, "g", 1, "preempt"))
+    gang.hear("a", t.ended("g", 1, 0, "preempted"))
+    _, commands = gang.hear_all("a", "b", seconds=60)
+    assert set(commands) == {Stop("b", "g", 1, "preempt")}
+
+
+def test_a_failure_while_one_part_saves_has_the_other_stopped_at_once(gang, t):
+    gang.tell(m.DrainAsked("a", now=True))
+    told = t.ended("g", 1, 0, "failed", "storage", "the disk is full", {0: 1})
+    assert gang.hear("a", told)[1] == [Stop("b", "g", 1, "cancel")]
+
+
+def test_a_move_replaces_where_the_job_may_run_and_it_saves_first(c, w, t):
+    c.node("a")
+    c.node("v", kind="tpu:v5e")
+    c.run(w.job("j", w.want("cpu")))
+    events, commands = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
+    assert (events, commands) == ([("j", "migrated", 1), ("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
+    c.hear("a", t.ended("j", 1, 0, "preempted"))
+    _, commands = c.tick()
+    [launch] = [x for x in commands if isinstance(x, Launch)]
+    assert (launch.nodes, launch.visited) == (("v",), ("cpu",))
+
+
+def test_a_move_to_where_nothing_is_free_is_refused_and_the_job_runs_on(c, w):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    events, [refused] = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
+    assert (events, c.state("j")) == ([], "RUNNING")
+    assert refused.message == "job j cannot move to tpu:v5e now: is cpu, job accepts tpu:v5e"
+
+
+def test_a_job_that_may_not_cross_vendors_stays_with_the_one_it_last_ran_on(c, w, t):
+    c.node("a")
+    c.node("v", kind="tpu:v5e")
+    wants = (w.want("cpu"), w.want("tpu:v5e"))
+    c.submit(w.job("j", *wants, ordered=True, recovery=Recovery(cross_vendor=False)))
+    c.tick()
+    c.tell(m.Launched("j", 1))
+    c.hear("a", t.ended("j", 1, 0, "lost", "lost", "its supervisor is gone"))
+    assert c.hear_all("a", "v", seconds=4)[0] == [("j", "placed", 2)]
+    assert [part.node for part in c.control.lives["j"].parts] == ["a"]
+
+
+def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
+    from workers.messages import RankEvent
+
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    saved = RankEvent("checkpoint", 0, 1.0, 100, {"path": "/store/j/step-10", "step": 10})
+    said = t.report("j", 1, 0, "running", saved, cursor=100)
+    assert c.hear("a", said)[0] == [("j", "checkpoint", 1)]
+    assert c.hear("a", said)[0] == [], "told twice, stored once"
+    c.tell(m.DrainAsked("a", now=True))
+    assert c.hear("a", t.ended("j", 1, 0, "preempted"))[1] == [Forget("a", "j", 1)]
+    c.tell(m.ResumeAsked("a"))
+    _, commands = c.tick()
+    [launch] = [x for x in commands if isinstance(x, Launch)]
+    assert launch.known == {"pool": "cpu", "path": "j/step-10", "at": 100, "step": 10}
+
+
+@pytest.mark.parametrize("path", ["/elsewhere/2", "/store/../etc", "../store/x", "store/x", "/store2/x"])
+def test_a_checkpoint_outside_of_the_nodes_storage_does_not_count(c, w, t, path):
+    from workers.messages import RankEvent
+
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    saved = RankEvent("checkpoint", 0, 1.0, 100, {"path": path, "step": 10})
+    assert c.hear("a", t.report("j", 1, 0, "running", saved, cursor=100))[0] == []

@@ -1,0 +1,135 @@
+"""Nodes that are silent: agents that hang are started again, and no attempt is replaced while it may still run."""
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Fence, Forget, Launch, RestartAgent, Stop
+from orchestrator.core.model import Recovery
+
+
+@pytest.fixture
+def two(c, w):
+    """Nodes a and b; job j runs on a."""
+    c.node("a")
+    c.node("b")
+    c.tell(m.DrainAsked("b"))
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0)))
+    c.tell(m.ResumeAsked("b"))
+    return c
+
+
+def fences(commands):
+    return list(dict.fromkeys(x for x in commands if isinstance(x, Fence)))
+
+
+def test_an_agent_that_does_not_answer_is_missed_started_again_and_gets_no_new_work(two, w):
+    _, commands = two.hear_all("b", seconds=12)
+    assert [x.node for x in commands if isinstance(x, RestartAgent)] == ["a"]
+    two.submit(w.job("next", w.want("cpu")))
+    two.tick()
+    assert [part.node for part in two.control.lives["next"].parts] == ["b"]
+
+
+def test_a_silent_node_is_fenced_waited_for_one_whole_lease_and_then_replaced(two):
+    _, commands = two.hear_all("b", seconds=8)
+    assert fences(commands) == [Fence("j", 2)]
+    events, commands = two.hear_all("b", seconds=20)
+    assert events == [], "the fence does not stand yet: its lease may be renewed"
+    two.tell(m.Fenced("j", 2, stands=2))
+    events, commands = two.hear_all("b", seconds=12)
+    assert events == [], "ten seconds of lease, two for the supervisor to notice"
+    events, commands = two.hear_all("b", seconds=4)
+    assert events == [("j", "interrupted", 1), ("j", "placed", 2)] or events == [("j", "interrupted", 1)]
+    events, commands = two.hear_all("b", seconds=4)
+    assert [part.node for part in two.control.lives["j"].parts] == ["b"]
+
+
+def test_a_fence_that_could_not_be_written_is_asked_for_again_and_nothing_is_replaced(two):
+    for _ in range(10):
+        events, commands = two.hear_all("b", seconds=8)
+        assert events == [] and fences(commands) == [Fence("j", 2)]
+        two.tell(m.Fenced("j", 2, error="Ray's head does not answer"))
+
+
+def test_a_node_that_ray_calls_dead_is_no_proof_that_its_work_stopped(two):
+    """A frozen raylet: its agent may renew the lease until the fence stands."""
+    two.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"),)))
+    _, commands = two.hear_all("b", seconds=8)
+    assert fences(commands) == [Fence("j", 2)]
+    two.tell(m.Fenced("j", 2, stands=2))
+    assert two.hear_all("b", seconds=12)[0] == []
+    events = two.hear_all("b", seconds=6)[0]
+    assert events[0] == ("j", "interrupted", 1)
+
+
+def test_a_node_that_is_heard_again_in_time_goes_on_and_its_fence_is_lowered(two, t):
+    two.hear_all("b", seconds=8)
+    two.tell(m.Fenced("j", 2, stands=2))
+    two.hear("a", t.report("j", 1, 0, "running"))
+    events, commands = two.hear_all("a", "b", seconds=2)
+    assert (events, fences(commands)) == ([], [Fence("j", 1, lower=True)])
+    assert two.hear_all("a", "b", seconds=30) == ([], [])
+
+
+def test_the_word_of_its_node_that_nothing_runs_is_enough_if_it_was_asked_after_the_fence(two):
+    """The node's folder is gone."""
+    two.hear("a", there=())
+    two.tick(1.0)
+    assert two.tell(m.Fenced("j", 2, stands=2))[1] == [Stop("a", "j", 1, "cancel")]
+    two.hear("a", there=(), after_s=0.5)
+    assert two.tick()[0] == [], "it has not heard the stop"
+    two.tell(m.Stopped("a", "j", 1, "cancel"))
+    two.hear("a", there=(), after_s=0.5)
+    assert two.tick()[0][0] == ("j", "interrupted", 1)
+    assert two.control.records["j"].reason == "node a has no record of this attempt"
+
+
+def test_a_list_that_was_asked_for_before_a_newer_one_says_nothing(two):
+    two.hear("a", after_s=1.0)
+    two.hear("a", there=(), asked_s=two.s - 1.0)
+    assert two.tick(0.5) == ([], [])
+
+
+def test_a_job_that_waits_for_a_node_that_is_cut_off_is_never_replaced(c, w):
+    c.node("a")
+    c.node("b")
+    launch = c.run(w.job("j", w.want("cpu"), recovery=Recovery(on_disconnect="wait")))
+    [other] = {"a", "b"} - {*launch.nodes}
+    events, commands = c.hear_all(other, seconds=100)
+    assert (events, fences(commands)) == ([], [])
+
+
+def test_a_job_that_is_to_stop_when_it_is_cut_off_ends_with_that_reason(c, w):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(on_disconnect="stop")))
+    c.tick(8.0)
+    c.tell(m.Fenced("j", 2, stands=2))
+    assert c.tick(13.0)[0] == [("j", "failed", 1)]
+    assert c.events[0].data["reason"].endswith("recovery.on_disconnect is stop")
+
+
+def test_a_controller_that_was_stopped_itself_blames_no_node(two):
+    assert two.tell(m.Tick(), 60.0) == ([], [])
+
+
+def test_while_no_fleet_is_joined_no_silence_counts(two):
+    two.tell(m.Parted())
+    assert two.tick(60.0) == ([], [])
+
+
+def test_a_fence_that_others_raised_ends_the_attempt_and_no_epoch_is_used_again(two):
+    """Another controller's log is newer: ours was restored."""
+    two.tell(m.Joined())
+    assert two.tell(m.Fenced("j", 1, stands=3)) == ([("j", "overtaken", 1)], [Stop("a", "j", 1, "cancel")])
+    assert two.control.records["j"].job.next_epoch == 4
+
+
+def test_an_attempt_that_was_lost_and_is_told_again_is_stopped_and_forgotten(two, t):
+    two.hear_all("b", seconds=8)
+    two.tell(m.Fenced("j", 2, stands=2))
+    _, commands = two.hear_all("b", seconds=18)
+    assert any(isinstance(x, Launch) for x in commands)
+    assert two.hear("a", t.report("j", 1, 0, "running"), there=["j.1.0"])[1] == [Stop("a", "j", 1, "cancel")]
+    two.tick(3.0)
+    said = t.ended("j", 1, 0, "cancelled")
+    assert two.hear("a", said, there=["j.1.0"]) == ([], [Forget("a", "j", 1)])

@@ -1,0 +1,114 @@
+"""Attempts that nobody here knows, names that two nodes bear, logs that were put back."""
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import DropAgent, Forget, MakeAgent, Stop
+from orchestrator.core.nodes import closed
+
+
+def why(c, node):
+    return closed(c.control.nodes[node], c.control.drained, c.s)
+
+
+def test_an_attempt_of_a_job_that_the_log_does_not_know_is_not_stopped_and_its_node_takes_no_work(c, t):
+    c.node("a")
+    told = t.report("other", 3, 0, "running")
+    assert c.hear("a", told, there=["other.3.0"]) == ([], [])
+    assert why(c, "a") == "node a runs other.3.0, unknown to this server's database; see `polyfleet doctor`"
+    assert c.tick(3.0) == ([], [])
+    c.hear("a", there=())
+    assert why(c, "a") == ""
+
+
+def test_an_attempt_of_a_job_that_has_ended_is_stopped_and_then_forgotten_until_it_is(c, t):
+    """Asked again, and not more often than a node can answer: stops and forgets may be lost."""
+    c.node("a")
+    known = {"known": frozenset({"old"}), "there": ["old.2.0"]}
+    assert c.hear("a", t.report("old", 2, 0, "running"), **known)[1] == [Stop("a", "old", 2, "cancel")]
+    assert why(c, "a") == "node a still runs old.2.0, which was replaced and is being stopped"
+    assert c.hear("a", t.ended("old", 2, 0, "cancelled"), **known)[1] == [Forget("a", "old", 2)]
+    assert c.tick(1.0)[1] == []
+    assert c.tick(2.0)[1] == [Forget("a", "old", 2)]
+    c.hear("a", there=())
+    assert c.tick(5.0)[1] == []
+
+
+def test_an_attempt_newer_than_the_log_saves_and_its_epoch_is_never_used(c, w, t):
+    """The log is an older copy."""
+    c.node("a")
+    c.submit(w.job("j", w.want("tpu:v5e")))
+    told = c.hear("a", t.report("j", 4, 0, "running"), there=["j.4.0"])
+    assert told == ([("j", "overtaken", 0)], [Stop("a", "j", 4, "preempt")])
+    assert c.control.records["j"].job.next_epoch == 5
+
+
+def test_a_job_is_not_placed_while_an_attempt_of_it_runs_somewhere(c, w, t):
+    c.node("a")
+    c.node("b")
+    c.submit(w.job("j", w.want("cpu")))
+    c.hear("a", t.report("j", 4, 0, "running"), there=["j.4.0"])
+    assert c.tick()[0] == []
+    c.hear("a", there=())
+    assert c.tick()[0] == [("j", "placed", 5)]
+
+
+def test_epochs_that_a_node_has_seen_are_never_used_again(c, w):
+    c.submit(w.job("j", w.want("tpu:v5e")))
+    c.node("a")
+    assert c.hear("a", epochs={"j": 2, "gone": 7})[0] == [("j", "overtaken", 0)]
+    assert c.hear("a", epochs={"j": 2})[0] == []
+
+
+def test_the_same_epoch_on_a_node_where_the_log_did_not_place_it_is_stopped(c, w, t):
+    c.node("a")
+    c.node("b")
+    launch = c.run(w.job("j", w.want("cpu")))
+    [other] = {"a", "b"} - {*launch.nodes}
+    assert c.hear(other, t.report("j", 1, 0, "running"), there=["j.1.0"])[1] == [Stop(other, "j", 1, "cancel")]
+    assert c.state("j") == "RUNNING"
+
+
+def test_two_living_nodes_with_one_name_do_not_take_turns(c):
+    c.node("a")
+    both = m.NodesSeen((m.NodeSeen("ray-a", "a"), m.NodeSeen("0second", "a")))
+    assert c.tell(both)[1] == [MakeAgent("a-0secon", "0second")]
+    for _ in range(5):
+        assert c.tell(both, 1.0) == ([], [])
+    assert c.control.nodes["a"].ray_id == "ray-a"
+    assert why(c, "a-0secon") == "node a-0secon was given the name of a, which is up; give every node its own name"
+
+
+def test_the_second_of_a_name_takes_it_over_when_the_first_has_gone_and_its_attempts_go_on(c, w, t):
+    """A raylet that was started again before Ray had missed it."""
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"), m.NodeSeen("0second", "a"))))
+    c.tell(m.AgentMade("a-0secon", "0second"))
+    assert c.hear("a-0secon", t.report("j", 1, 0, "running"), there=["j.1.0"], ray_id="0second") == ([], [])
+    _, commands = c.tell(m.NodesSeen((m.NodeSeen("0second", "a"),)))
+    assert commands == [DropAgent("a", "ray-a"), DropAgent("a-0secon", "0second"), MakeAgent("a", "0second")]
+    assert list(c.control.nodes) == ["a"]
+    c.tell(m.AgentMade("a", "0second"))
+    c.hear("a", t.report("j", 1, 0, "running"), ray_id="0second")
+    assert c.tick(0.5) == ([], [])
+    assert c.state("j") == "RUNNING"
+
+
+@pytest.mark.parametrize("after", ["facts", "list"])
+def test_a_node_takes_work_only_once_it_has_told_what_runs_there(c, w, t, after):
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
+    c.tell(m.AgentMade("a", "ray-a"))
+    c.submit(w.job("j", w.want("cpu")))
+    c.hear("a", facts=t.facts("a"), attempts=None)
+    assert why(c, "a") == "node a has not told yet what runs there"
+    if after == "list":
+        c.hear("a")
+    assert c.tick()[0] == ([] if after == "facts" else [("j", "placed", 1)])
+
+
+def test_an_answer_of_a_node_that_has_another_ray_id_by_now_does_not_count(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    assert c.hear("a", t.ended("j", 1, 0, "succeeded"), ray_id="ray-old") == ([], [])
+    assert c.state("j") == "RUNNING"
