@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Forget, Launch, RestartAgent, Stop
+from orchestrator.core.fencing import waits_for
 from orchestrator.core.model import Recovery
 
 
@@ -147,3 +148,27 @@ def test_the_answer_to_a_fence_that_was_lowered_since_does_not_count_for_the_nex
     assert two.control.lives["j"].fenced_s is None
     two.tell(m.Fenced("j", 2, stands=2))
     assert two.control.lives["j"].fenced_s == two.s
+
+
+def test_a_job_whose_node_is_silent_says_what_it_waits_for(two):
+    def said():
+        return waits_for(two.control, "j", m.Now(two.s))
+
+    assert said() == ""
+    two.hear_all("b", seconds=8)
+    assert said() == "node a has not answered for 8 s; its attempt is being fenced off"
+    two.tell(m.Fenced("j", 2, stands=2))
+    two.hear_all("b", seconds=2)
+    assert said() == "node a has not answered for 10 s; its attempt is replaced in 10 s unless the node answers"
+
+
+def test_a_job_that_is_to_wait_for_its_node_is_not_replaced_and_says_so(c, w):
+    c.node("a")
+    c.node("b")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, on_disconnect="wait")))
+    node = c.control.lives["j"].parts[0].node
+    [other] = {"a", "b"} - {node}
+    events, commands = c.hear_all(other, seconds=300)
+    assert (events, fences(commands)) == ([], [])
+    told = waits_for(c.control, "j", m.Now(c.s))
+    assert told.endswith("; the job waits for it (recovery.on_disconnect is wait)"), told
