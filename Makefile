@@ -1,7 +1,7 @@
 # Everything needs only Python >= 3.11 and the internet; a second run is quick.
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
 #   make test    the whole test suite, with the second environment where this machine can have it
-#   make chaos   real faults, one after the other: killed processes, frozen ones, full and failing disks, restarts
+#   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; CHAOS="--seeds 1-20"
 #   make fuzz    a million mutated inputs for the readers of untrusted bytes, at low priority; FUZZ="--seconds 60"
 #   make lint    formatting, lint and types, as in .ci/run and pre-commit
 #   make docs    write the generated pages of docs/ anew
@@ -42,7 +42,7 @@ test: environment second-environment
 chaos: environment second-environment
 	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
 	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
-	$(BIN)/python -m pytest -m chaos $(PYTEST_ARGUMENTS)
+	$(BIN)/python tests/chaos/campaign.py $(CHAOS)
 
 fuzz: environment
 	$(BIN)/python tests/attacks/fuzz_campaign.py $(FUZZ)

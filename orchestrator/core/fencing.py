@@ -11,9 +11,11 @@ from dataclasses import replace
 from orchestrator.core import ending, nodes
 from orchestrator.core.attempts import MARGIN_S, Live, Part
 from orchestrator.core.commands import Fence
-from orchestrator.core.draft import Draft
+from orchestrator.core.draft import Control, Draft
 from orchestrator.core.endings import lost
-from orchestrator.core.messages import Fenced
+from orchestrator.core.messages import Fenced, Now
+from orchestrator.core.model import Job
+from orchestrator.core.orders import PATIENT_LEASE_S
 from orchestrator.core.states import State
 
 SILENT_S = 6.5
@@ -114,17 +116,36 @@ def _certain(draft: Draft, live: Live, rank: int) -> str:
     if live.fenced_s is None:
         return ""
     part, job = live.parts[rank], draft.records[live.job].job
-    lease_s = job.recovery.lease_s
-    if job.state is State.CANCELLED:
-        lease_s = min(lease_s, CANCELLED_S)
     node, asked = draft.nodes.get(part.node), live.asked.get(part.node)
     renewed_s = max(live.fenced_s, node.heard_s if node else 0.0)  # a node that answers renews its leases itself
-    if draft.now.s - renewed_s > lease_s + MARGIN_S:
+    if draft.now.s - renewed_s > _lease_s(job) + MARGIN_S:
         return _doubt(draft, live, part)
     if node is None or asked is None or not asked.heard or asked.at_s < live.fenced_s:
         return ""
     gone = node.listed_s is not None and node.listed_s > asked.at_s and live.part_key(rank) not in node.listed
     return _doubt(draft, live, part) if gone else ""
+
+
+def _lease_s(job: Job) -> float:
+    """So long the attempt may go on after the last renewal."""
+    given_s = PATIENT_LEASE_S if job.recovery.on_disconnect == "wait" else job.recovery.lease_s
+    return min(given_s, CANCELLED_S) if job.state is State.CANCELLED else given_s
+
+
+def waits_for(control: Control, job: str, now: Now) -> str:
+    """What an attempt whose node is silent waits for, in a sentence; "" for others."""
+    live, draft = control.lives.get(job), Draft(control, now)
+    if live is None or live.launching:
+        return ""
+    doubts = [why for part in live.parts if part.outcome is None and (why := _doubt(draft, live, part))]
+    if not doubts:
+        return ""
+    if _waits(draft, live):
+        return f"{doubts[0]}; the job waits for it (recovery.on_disconnect is wait)"
+    if live.fenced_s is None:
+        return f"{doubts[0]}; its attempt is being fenced off"
+    left_s = max(0.0, live.fenced_s + _lease_s(control.records[job].job) + MARGIN_S - now.s)
+    return f"{doubts[0]}; its attempt is replaced in {left_s:.0f} s unless the node answers"
 
 
 def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:

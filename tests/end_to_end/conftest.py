@@ -5,14 +5,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from cluster import fleet_record
 from orchestrator import Orchestrator, client
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # helpers of all tests; nothing else is called like them
+
+import fleet_processes
 
 FLEET = """
 name: test
@@ -102,61 +106,25 @@ def until() -> Callable[..., Any]:
 @pytest.fixture
 def processes_of() -> Callable[[str], list[psutil.Process]]:
     """Every process that carries a job's mark, wherever it hides."""
-
-    def find(job_id: str) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("POLYFLEET_JOB") == job_id and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-    return find
+    return fleet_processes.of_job
 
 
 @pytest.fixture
 def raylet_of() -> Callable[[str], psutil.Process]:
     """The raylet of one of our nodes, to be killed as a crash would."""
-
-    def find(node: str) -> psutil.Process:
-        record = fleet_record.read()
-        assert record is not None
-        [start] = [p for p in record.processes if p.node == node]
-        return next(c for c in psutil.Process(start.pid).children() if c.name() == "raylet")
-
-    return find
+    return fleet_processes.raylet
 
 
 @pytest.fixture
 def state_server() -> Callable[[], psutil.Process]:
-    """The process of the head that holds the cluster's state; Ray calls it gcs_server."""
-
-    def find() -> psutil.Process:
-        record = fleet_record.read()
-        assert record is not None
-        [start] = [p for p in record.processes if p.role == "head"]
-        return next(c for c in psutil.Process(start.pid).children(recursive=True) if c.name() == "gcs_server")
-
-    return find
+    """The process of the head that holds the cluster's state."""
+    return fleet_processes.state_server
 
 
 @pytest.fixture
 def agent_of(home: Path) -> Callable[[str], psutil.Process]:
     """The agent of one of our nodes."""
-
-    def find(node: str) -> psutil.Process:
-        folder = str(home / "nodes" / node)
-        for process in psutil.process_iter():
-            try:
-                if process.name().startswith("ray::Agent") and process.environ()["POLYFLEET_NODE_DIR"] == folder:
-                    return process
-            except (psutil.Error, KeyError):
-                continue
-        raise AssertionError(f"no agent of {node} runs")
-
-    return find
+    return partial(fleet_processes.agent, home)
 
 
 @pytest.fixture

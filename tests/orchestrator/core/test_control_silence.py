@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Forget, Launch, RestartAgent, Stop
+from orchestrator.core.fencing import waits_for
 from orchestrator.core.model import Recovery
 
 
@@ -159,3 +160,27 @@ def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answ
     c.tell(m.Fenced("j", 2, stands=2))
     assert c.hear_all("a", seconds=40)[0] == []
     assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[0] == [("j", "interrupted", 1)]
+
+
+def test_a_job_whose_node_is_silent_says_what_it_waits_for(two):
+    def said():
+        return waits_for(two.control, "j", m.Now(two.s))
+
+    assert said() == ""
+    two.hear_all("b", seconds=8)
+    assert said() == "node a has not answered for 8 s; its attempt is being fenced off"
+    two.tell(m.Fenced("j", 2, stands=2))
+    two.hear_all("b", seconds=2)
+    assert said() == "node a has not answered for 10 s; its attempt is replaced in 10 s unless the node answers"
+
+
+def test_a_job_that_is_to_wait_for_its_node_is_not_replaced_and_says_so(c, w):
+    c.node("a")
+    c.node("b")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, on_disconnect="wait")))
+    node = c.control.lives["j"].parts[0].node
+    [other] = {"a", "b"} - {node}
+    events, commands = c.hear_all(other, seconds=300)
+    assert (events, fences(commands)) == ([], [])
+    told = waits_for(c.control, "j", m.Now(c.s))
+    assert told.endswith("; the job waits for it (recovery.on_disconnect is wait)"), told

@@ -1,0 +1,305 @@
+"""One real fleet, and cases on it: work that runs, a fault, its end, and then what must hold after every fault.
+
+P1  every acknowledged job is in the store and has ended as it would have without the fault
+P2  attempts of a job follow each other: their epochs grow, no older one works once a newer one does, none is left
+P3  an attempt goes on from the newest checkpoint that was complete
+P4  how long it took is measured and written down, not asserted, but for the limit of a hang
+P6  no device stays held, `doctor` finds nothing
+P7  every node runs a new job
+"""
+
+import json
+import os
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fleet_processes
+import psutil
+
+from cluster.errors import PolyfleetError
+from orchestrator import Orchestrator, RunJob, TrainJob, client
+
+FLEET = """
+name: chaos
+pools:
+  left: {backend: cpu, nodes: 2}
+  right: {backend: cpu}
+"""
+NODES = ("left-0", "left-1", "right-0")
+HANG_S = 150.0
+"""So long nothing may take; what takes longer never ends."""
+SUBJECTS = {"allocation", "store", "head", "ray", "controller", "fleet", "node", "agent"}
+STALE_S = 2.0
+"""What was frozen works no longer than this after it goes on."""
+TRAINS = Path(__file__).with_name("trains.py")
+Data = dict[str, Any]
+
+
+def until(truth: Callable[[], Any], limit_s: float = HANG_S) -> Any:
+    """Wait for a truth and return it; no answer is none yet."""
+    deadline, seen = time.monotonic() + limit_s, None
+    while True:
+        try:
+            if seen := truth():
+                return seen
+        except (PolyfleetError, psutil.NoSuchProcess) as e:
+            seen = e
+        assert time.monotonic() < deadline, f"waited {limit_s:.0f} s in vain; last seen {seen!r}"
+        time.sleep(0.05)
+
+
+class Fleet:
+    """One that lasts over many cases. `o` is renewed where its server was ended."""
+
+    def __init__(self, folder: Path, spec: str = FLEET):
+        self.home = folder
+        self.file = folder / "fleet.yaml"
+        self.file.write_text(spec)
+        self.o = Orchestrator.up(self.file)
+
+    def whole(self) -> None:
+        """As after `polyfleet up`, with a server that has seen no fault yet."""
+        from orchestrator.server import daemon
+
+        self.o.close()
+        daemon.stop_server(self.home)
+        self.o = Orchestrator.up(self.file)
+        until(lambda: {n["state"] for n in self.o.inventory()} == {"ready"})
+
+    def reconnected(self) -> Orchestrator:
+        """Starts a server where there is none."""
+        self.o.close()
+        self.o = Orchestrator.connect()
+        return self.o
+
+    def resume_nodes(self) -> None:
+        with client.connect() as asked:
+            for node in asked.nodes():
+                asked.node_resume(node["node"])
+
+    def server(self) -> psutil.Process:
+        return fleet_processes.server(self.home)
+
+    def agent(self, node: str) -> psutil.Process:
+        found: psutil.Process = until(lambda: _or_none(lambda: fleet_processes.agent(self.home, node)))
+        return found
+
+    def down(self) -> None:
+        self.reconnected().down()
+
+    def log(self) -> str:
+        return (self.home / "logs" / "server.log").read_text()
+
+
+def _or_none(find: Callable[[], Any]) -> Any:
+    try:
+        return find()
+    except AssertionError:
+        return None
+
+
+@dataclass(eq=False)
+class Training:
+    id: str
+    ledger: Path
+
+    def lines(self, *what: str) -> list[Data]:
+        if not self.ledger.exists():
+            return []
+        whole = self.ledger.read_text().rpartition("\n")[0].splitlines()
+        return [told for told in map(json.loads, whole) if told["what"] in what]
+
+    @property
+    def epoch(self) -> int:
+        return max((told["epoch"] for told in self.lines("start")), default=0)
+
+    def steps_since(self, at_s: float, epoch: int = 0) -> list[Data]:
+        return [s for s in self.lines("step") if s["at_s"] > at_s and s["epoch"] >= epoch]
+
+
+@dataclass(eq=False)
+class Case:
+    """`frozen`: a stale attempt may work for STALE_S once it goes on, at `thawed_s`. `expected` is by job id."""
+
+    fleet: Fleet
+    folder: Path
+    random: random.Random
+    record: Data
+    expected: dict[str, str] = field(default_factory=dict)
+    trainings: list[Training] = field(default_factory=list)
+    at_s: float = 0.0
+    thawed_s: float | None = None
+
+    @property
+    def end(self) -> Path:
+        return self.folder / "end"
+
+    def train(self, arguments: Data | None = None, ends: str = "SUCCEEDED", **fields: Any) -> Training:
+        ledger = self.folder / f"ledger-{len(self.trainings)}"
+        given = {"end": str(self.end), "ledger": str(ledger)} | (arguments or {})
+        working_dir = self.folder / "code"
+        working_dir.mkdir(exist_ok=True)
+        (working_dir / "trains.py").write_text(TRAINS.read_text())
+        job = self.fleet.o.submit(TrainJob(entry="trains.py", working_dir=str(working_dir), arguments=given, **fields))
+        training = Training(job.id, ledger)
+        self.trainings.append(training)
+        self.expected[job.id] = ends
+        return training
+
+    def run(self, command: str, ends: str = "SUCCEEDED", key: str = "", **fields: Any) -> str:
+        job = self.fleet.o.submit(RunJob(command=command, **fields), key=key)
+        self.expected[job.id] = ends
+        return job.id
+
+    def gang(self) -> Training:
+        """On both nodes of `left`, beside a training on the third, and commands that wait for a node."""
+        gang = self.train(resources={"pool": "left", "nodes": 2})
+        self.train(resources={"pool": "right"})
+        self.works()
+        for pool in ("left", "right"):
+            self.run("true", resources={"pool": pool})
+        return gang
+
+    def single(self, **fields: Any) -> Training:
+        """On `right`, with `left` to go to, where a command runs already."""
+        alone = self.train(resources={"ordered": [{"pool": "right"}, {"pool": "left"}]}, **fields)
+        self.works()
+        self.run(f"while [ ! -e {self.end} ]; do sleep 0.2; done", resources={"node": "left-0"})
+        self.run("true", resources={"pool": "right"})
+        return alone
+
+    def works(self) -> None:
+        """Every training has saved; then a seeded while."""
+        until(lambda: all(t.lines("saved") for t in self.trainings))
+        time.sleep(self.random.uniform(0.0, 1.5))
+
+    def view(self, job: str) -> Data:
+        return dict(self.fleet.o.job(job).view)
+
+    def inject(self, act: Callable[[], Any]) -> None:
+        self.at_s = time.monotonic()
+        act()
+
+    def goes_on(self, training: Training, newer: bool = True) -> None:
+        """Steps again, in a newer attempt unless it is to be the same one."""
+        epoch = training.epoch
+        steps = until(lambda: training.steps_since(self.at_s, epoch + 1 if newer else epoch))
+        self.took("recovery_s", steps[0]["at_s"] - self.at_s)
+
+    def told(self, training: Training, name: str = "recovery_s") -> None:
+        """The server tells of a step that was done after the fault."""
+
+        def told() -> bool:
+            newer = training.steps_since(self.at_s)
+            return bool(newer) and self.view(training.id)["metrics"].get("step", 0) >= newer[0]["step"]
+
+        until(told)
+        self.took(name, time.monotonic() - self.at_s)
+
+    def took(self, name: str, seconds: float) -> None:
+        self.record[name] = round(seconds, 2)
+
+    # -- what holds after every fault
+
+    def ends(self) -> None:
+        self.end.touch()
+        for job, state in self.expected.items():
+            view = until(lambda job=job: self._ended(job))
+            assert view["state"] == state, (view["reason"], view["failure"], view["attempts"])
+        kept = {job["id"] for job in self.fleet.o.jobs(limit=1000)}
+        assert self.expected.keys() <= kept
+        for training in self.trainings:
+            self._attempts_follow_each_other(training)
+        for job in self.expected:
+            until(lambda job=job: not fleet_processes.of_job(job), 30)
+
+    def _ended(self, job: str) -> Data | None:
+        view = self.view(job)
+        return view if view["state"] in ("SUCCEEDED", "FAILED", "CANCELLED") else None
+
+    def _attempts_follow_each_other(self, training: Training) -> None:
+        epochs = [attempt["epoch"] for attempt in self.view(training.id)["attempts"]]
+        assert epochs == sorted(set(epochs))
+        begun: dict[int, float] = {}
+        saving, saved = {0}, 0
+        for told in training.lines("start", "step", "saving", "saved"):
+            if any(epoch > told["epoch"] for epoch in begun):
+                assert self._stale(told), f"{training.id}: {told} after a newer attempt began: {begun}"
+            elif told["rank"] == 0 and told["what"] == "start":
+                begun[told["epoch"]] = told["at_s"]
+                assert told["step"] >= saved and told["step"] in saving, (told, saved, saving)
+            elif told["rank"] == 0 and told["what"] == "saving":
+                saving.add(told["step"])  # it may be complete before it is noted as such
+            elif told["rank"] == 0 and told["what"] == "saved":
+                saved = max(saved, told["step"])
+
+    def _stale(self, told: Data) -> bool:
+        return self.thawed_s is not None and told["at_s"] < self.thawed_s + STALE_S
+
+    def whole(self) -> None:
+        o = self.fleet.o
+        until(lambda: {n["state"].partition(" ")[0] for n in o.inventory()} <= {"ready", "quarantined"})
+        self.fleet.resume_nodes()
+        until(lambda: {n["state"] for n in o.inventory()} == {"ready"})
+        until(lambda: not [d for n in o.inventory() for d in n["devices"] if d["leased_by"]])
+        until(lambda: not [f for f in o.doctor() if f["level"] != "info" and f["subject"] in SUBJECTS])
+        probes = [o.submit(RunJob(command="true", resources={"node": node})) for node in NODES]
+        assert [probe.wait(HANG_S).state for probe in probes] == ["SUCCEEDED"] * len(NODES)
+
+
+@contextmanager
+def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int) -> Iterator[Case]:
+    """A fault is injected within; afterwards everything is to be as it was. Its figures are printed, and kept."""
+    fleet.whole()
+    began_s = len(fleet.log())
+    record: Data = {"fault": fault, "what": what, "seed": seed, "load": os.getloadavg()[0]}
+    now = Case(fleet, folder, random.Random(f"{fault} {what} {seed}"), record)
+    try:
+        yield now
+        fleet.reconnected()
+        now.ends()
+        now.whole()
+        record["outcome"] = "held"
+    except BaseException as e:
+        record |= {"outcome": "failed", "error": repr(e)[:2000]}
+        _tell(now, began_s)
+        _clear(now)
+        raise
+    finally:
+        keep(record)
+
+
+def keep(record: Data) -> None:
+    print(json.dumps(record))
+    if kept := os.environ.get("POLYFLEET_CHAOS_RESULTS"):
+        with Path(kept).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _tell(now: Case, began_s: int) -> None:
+    """What one needs to understand a failure: the server's log and the history of every job of the case."""
+    print(now.fleet.log()[began_s:][-8000:])
+    try:
+        with client.connect() as asked:
+            for job in now.expected:
+                print(job, *(json.dumps(event) for event in asked.history(job)), sep="\n  ")
+            print(*asked.doctor(), sep="\n")
+    except PolyfleetError:
+        traceback.print_exc()
+
+
+def _clear(now: Case) -> None:
+    """The next case begins with free nodes."""
+    now.end.touch()
+    try:
+        o = now.fleet.reconnected()
+        for job in now.expected:
+            o.cancel(job)
+    except PolyfleetError:
+        traceback.print_exc()

@@ -1,0 +1,83 @@
+"""The job store is locked by another program, goes back to an older backup, or is restarted, while jobs run."""
+
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import fleet_processes
+import pytest
+from faults import Fleet, case, until
+
+from cluster.errors import FleetError
+
+pytestmark = pytest.mark.chaos
+
+
+def polyfleet(*words):
+    done = subprocess.run(
+        [Path(sys.executable).with_name("polyfleet"), *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_store_that_is_locked_refuses_within_seconds_and_training_goes_on(case, fleet, seed):
+    with case("F22", "another program locks the database for 15 s", seed) as now:
+        gang = now.gang()
+        with closing(sqlite3.connect(fleet.home / "polyfleet.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            now.inject(lambda: None)
+            with pytest.raises(FleetError):
+                now.run("true")
+            now.took("refused_s", time.monotonic() - now.at_s)
+            time.sleep(max(0.0, 15 - now.record["refused_s"]))
+            assert {s["epoch"] for s in gang.steps_since(now.at_s + 10)} == {1}
+            other.execute("ROLLBACK")
+        now.at_s = time.monotonic()
+        now.told(gang)
+        now.run("true", resources={"node": "left-0"})
+        assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+
+
+def test_an_older_backup_uses_no_epoch_again(case, fleet, seed, tmp_path):
+    """The backup knows of the first attempt; two newer ones have been by the time it is restored."""
+    with case("F22", "an older backup is restored while a newer attempt runs", seed) as now:
+        training = now.train(resources={"pool": "right"}, recovery={"backoff": "0.1s"})
+        now.works()
+        saved = tmp_path / "saved.db"
+        polyfleet("server", "backup", str(saved))
+        for epoch in (2, 3):
+            fleet_processes.ranks(training.id, fleet.home)[0].kill()
+            until(lambda epoch=epoch: training.epoch == epoch)
+        until(lambda: now.view(training.id)["state"] == "RUNNING" and training.lines("saved")[-1]["epoch"] == 3)
+        polyfleet("server", "stop")
+        polyfleet("server", "restore", str(saved))
+        now.inject(fleet.reconnected)
+        now.goes_on(training)
+        assert training.epoch == 4
+        assert 4 in [attempt["epoch"] for attempt in now.view(training.id)["attempts"]]
+
+
+def test_a_postgresql_that_is_restarted_under_a_fleet(tmp_path, seed, postgresql, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("POLYFLEET_HOME", str(home))
+    monkeypatch.setenv("POLYFLEET_DATABASE_URL", postgresql.url())
+    fleet = Fleet(home)
+    try:
+        with case(fleet, tmp_path, "F22", "PostgreSQL is restarted (immediate), 3 s away", seed) as now:
+            gang = now.gang()
+            server = fleet.server()
+            now.inject(postgresql.stop)
+            time.sleep(3)
+            postgresql.start()
+            now.at_s = time.monotonic()
+            now.told(gang)
+            now.run("true", resources={"node": "left-0"})
+            assert fleet.server().pid == server.pid
+            assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+    finally:
+        fleet.down()
