@@ -115,15 +115,21 @@ def _certain(draft: Draft, live: Live, rank: int) -> str:
     """Why it is certain that nothing of this part runs, or ""."""
     if live.fenced_s is None:
         return ""
-    part, job = live.parts[rank], draft.records[live.job].job
+    part = live.parts[rank]
     node, asked = draft.nodes.get(part.node), live.asked.get(part.node)
-    renewed_s = max(live.fenced_s, node.heard_s if node else 0.0)  # a node that answers renews its leases itself
-    if draft.now.s - renewed_s > _lease_s(job) + MARGIN_S:
+    if draft.now.s > _lapses_s(draft, live, part):
         return _doubt(draft, live, part)
     if node is None or asked is None or not asked.heard or asked.at_s < live.fenced_s:
         return ""
     gone = node.listed_s is not None and node.listed_s > asked.at_s and live.part_key(rank) not in node.listed
     return _doubt(draft, live, part) if gone else ""
+
+
+def _lapses_s(draft: Draft, live: Live, part: Part) -> float:
+    """When nothing of it can run any more. A node that answers renews its leases itself."""
+    node = draft.nodes.get(part.node)
+    renewed_s = max(live.fenced_s or draft.now.s, node.heard_s if node else 0.0)
+    return renewed_s + _lease_s(draft.records[live.job].job) + MARGIN_S
 
 
 def _lease_s(job: Job) -> float:
@@ -137,15 +143,16 @@ def waits_for(control: Control, job: str, now: Now) -> str:
     live, draft = control.lives.get(job), Draft(control, now)
     if live is None or live.launching:
         return ""
-    doubts = [why for part in live.parts if part.outcome is None and (why := _doubt(draft, live, part))]
+    doubts = [(p, why) for p in live.parts if p.outcome is None and (why := _doubt(draft, live, p))]
     if not doubts:
         return ""
+    part, why = doubts[0]
     if _waits(draft, live):
-        return f"{doubts[0]}; the job waits for it (recovery.on_disconnect is wait)"
+        return f"{why}; the job waits for it (recovery.on_disconnect is wait)"
     if live.fenced_s is None:
-        return f"{doubts[0]}; its attempt is being fenced off"
-    left_s = max(0.0, live.fenced_s + _lease_s(control.records[job].job) + MARGIN_S - now.s)
-    return f"{doubts[0]}; its attempt is replaced in {left_s:.0f} s unless the node answers"
+        return f"{why}; its attempt is being fenced off"
+    left_s = max(0.0, _lapses_s(draft, live, part) - now.s)
+    return f"{why}; its attempt is replaced in {left_s:.0f} s unless the node answers"
 
 
 def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:
