@@ -141,9 +141,10 @@ class Agent:
         known: dict[str, str],
         timeout_s: float,
         clock_s: float | None = None,
+        gather_s: float = 0.0,
     ) -> dict[str, Any]:
         """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key], "poison": {key: {"count",
-        "reason"}}, "clock_s"} at news, else after `timeout_s`.
+        "reason"}}, "clock_s"} at news, else after `timeout_s`. What ranks tell waits for `gather_s`; a phase does not.
 
         `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows,
         "poison" those whose ranks wrote what cannot be used. Each call renews all leases; so that they hold until the
@@ -155,7 +156,7 @@ class Agent:
         self._attempts.renew(clock_s)
         leases = [a.lease_s / 3 for a in self._attempts.live()]
         due_s = 0.0 if self._told_s == float("-inf") else timeout_s
-        reports = self._attempts.news(cursors, known, min([due_s, *leases]))
+        reports = self._attempts.news(cursors, known, min([due_s, *leases]), gather_s)
         told = {
             "reports": [r.to_plain() for r in reports],
             "attempts": self._attempts.known(),
