@@ -118,14 +118,18 @@ class Agent:
         self._attempts.wake()
 
     def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
-        """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch that is past or was stopped, and
-        TakenOver for an older controller, as all calls that act; FleetError where its fence cannot be read.
+        """Start the ranks of an Order here; where it names no meeting point, we do. Idempotent. Raises Conflict for an
+        epoch that is past or was stopped, and TakenOver for an older controller, as all calls that act; FleetError
+        where its fence cannot be read.
         """
         self._generation.admit(generation)
         try:
             asked = Order.parse(order)
         except Unusable as e:
             raise UserError(f"the order {e}", "install the same Polyfleet version on server and node") from None
+        if not asked.master_address:
+            address, port = self.meeting_place()
+            asked = replace(asked, master_address=address, master_port=port)
         named = {str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties}
         self._attempts.start(replace(asked, visible_as=named), secrets)
 
