@@ -125,7 +125,9 @@ class Training:
 
 @dataclass(eq=False)
 class Case:
-    """`frozen`: a stale attempt may work for STALE_S once it goes on, at `thawed_s`. `expected` is by job id."""
+    """One fault, at `at_s`; `before` are the epochs of the trainings by then. `expected` are states, by job. What was
+    frozen goes on at `thawed_s`: an older attempt may work for STALE_S from then.
+    """
 
     fleet: Fleet
     folder: Path
@@ -134,6 +136,7 @@ class Case:
     expected: dict[str, str] = field(default_factory=dict)
     trainings: list[Training] = field(default_factory=list)
     at_s: float = 0.0
+    before: dict[str, int] = field(default_factory=dict)
     thawed_s: float | None = None
 
     @property
@@ -183,12 +186,13 @@ class Case:
         return dict(self.fleet.o.job(job).view)
 
     def inject(self, act: Callable[[], Any]) -> None:
+        self.before = {training.id: training.epoch for training in self.trainings}
         self.at_s = time.monotonic()
         act()
 
     def goes_on(self, training: Training, newer: bool = True) -> None:
-        """Steps again, in a newer attempt unless it is to be the same one."""
-        epoch = training.epoch
+        """Steps again, in an attempt newer than that of the fault, unless the same one will do."""
+        epoch = self.before[training.id]
         steps = until(lambda: training.steps_since(self.at_s, epoch + 1 if newer else epoch))
         self.took("recovery_s", steps[0]["at_s"] - self.at_s)
 
