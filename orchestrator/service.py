@@ -15,6 +15,7 @@ from cluster.plain import to_plain
 from orchestrator import checkpoint_moves
 from orchestrator.benchmark import throughput
 from orchestrator.checkpoints import Checkpoints, Progress
+from orchestrator.core import fencing
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import CancelAsked, DrainAsked, MigrateAsked, ResumeAsked, Submitted
@@ -187,8 +188,10 @@ class Service:
         return job_view(record, metrics, self._why(record))
 
     def _why(self, record: Record) -> str:
-        """Why a waiting job waits, in one sentence; "" for others."""
-        if record.job.state not in WAITING or record.live is not None:
+        """Why a waiting job, or one whose node is silent, waits, in one sentence; "" for others."""
+        if record.live is not None:
+            return fencing.waits_for(self.runtime.control, record.job.id, now())
+        if record.job.state not in WAITING:
             return ""
         if waits := self.runtime.trouble or self.runtime.holding:
             return waits

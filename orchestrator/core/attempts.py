@@ -60,7 +60,8 @@ class Asked:
 class Live:
     """`launching` until the launch has answered. `since_s`: from then on its nodes must know it.
 
-    `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood. `asked` is by node.
+    `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood; `raised_s`: when it
+    was first asked for since it was last lowered. `asked` is by node.
     `cut_off`: why a fence was first raised, and when: a node that reads it ends its part, whatever we asked it.
     `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
     newest stored event of rank 0. Monotonic seconds.
@@ -75,6 +76,7 @@ class Live:
     asked: Mapping[str, Asked] = field(default_factory=dict)
     fence_asked_s: float | None = None
     fenced_s: float | None = None
+    raised_s: float = 0.0
     overruled: str = ""
     cut_off: str = ""
     cut_off_s: float = 0.0

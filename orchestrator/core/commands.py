@@ -62,11 +62,13 @@ class Fence:
     """Let nothing of `job` count that is older than `epoch`. Answered by Fenced.
 
     `lower`: the attempt `epoch` counts again; the fence just above it is taken down. Fences change in the order given.
+    `asked_s` comes back with the answer (monotonic).
     """
 
     job: str
     epoch: int
     lower: bool = False
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

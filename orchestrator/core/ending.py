@@ -29,8 +29,9 @@ def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: boo
         return
     if part.spoiled:
         outcome = lost(live, rank, part.spoiled, "unreadable")
-    elif outcome.state == "cancelled" and _cut_off(live):
-        outcome = lost(live, rank, f"{live.cut_off}; node {part.node} then ended its part")
+    elif outcome.state == "cancelled" and _cut_off(live, part.node):
+        why = live.cut_off or "its fence stood above it, which a server before this one had raised"
+        outcome = lost(live, rank, f"{why}; node {part.node} then ended its part")
     node = draft.nodes.get(part.node)
     heard_s = node.heard_s if node and node.listed_s is not None else 0.0  # its appearance is no word of it
     ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, told=told, unsure="")
@@ -38,8 +39,11 @@ def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: boo
     look_after(draft, job)
 
 
-def _cut_off(live: Live) -> bool:
-    """Its fence was raised before any part had failed."""
+def _cut_off(live: Live, node: str) -> bool:
+    """Nobody had asked that node to cancel, or its fence was raised before any part had failed."""
+    asked = live.asked.get(node)
+    if asked is None or asked.how != "cancel":
+        return True
     failed_s = [part.ended_s for part in live.parts if part.outcome and part.outcome.state == "failed"]
     return bool(live.cut_off) and live.cut_off_s <= min(failed_s, default=live.cut_off_s)
 

@@ -11,9 +11,11 @@ from dataclasses import replace
 from orchestrator.core import ending, nodes
 from orchestrator.core.attempts import MARGIN_S, Live, Part
 from orchestrator.core.commands import Fence
-from orchestrator.core.draft import Draft
+from orchestrator.core.draft import Control, Draft
 from orchestrator.core.endings import lost
-from orchestrator.core.messages import Fenced
+from orchestrator.core.messages import Fenced, Now
+from orchestrator.core.model import Job
+from orchestrator.core.orders import PATIENT_LEASE_S
 from orchestrator.core.states import State
 
 SILENT_S = 6.5
@@ -69,9 +71,10 @@ def _raise(draft: Draft, live: Live, why: str) -> None:
     if live.fence_asked_s is None or draft.now.s - live.fence_asked_s > UNANSWERED_S:
         if not live.cut_off:
             live = replace(live, cut_off=why, cut_off_s=draft.now.s)
-        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s)
+        raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
+        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=raised_s)
         draft.raised[live.job] = live.epoch + 1
-        draft.command(Fence(live.job, live.epoch + 1))
+        draft.command(Fence(live.job, live.epoch + 1, asked_s=draft.now.s))
 
 
 def _waits(draft: Draft, live: Live) -> bool:
@@ -95,8 +98,8 @@ def fenced(draft: Draft, told: Fenced) -> None:
         return
     if told.epoch == live.epoch:
         live = _fenced_by_others(draft, live, told.stands)
-    elif live.fence_asked_s is None:
-        return  # it was lowered meanwhile
+    elif live.fence_asked_s is None or told.asked_s < live.raised_s:
+        return  # it was lowered after that
     draft.lives[live.job] = replace(live, fenced_s=draft.now.s, asked={})  # a word from before does not count
     ending.look_after(draft, live.job)
 
@@ -104,24 +107,52 @@ def fenced(draft: Draft, told: Fenced) -> None:
 def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
     draft.event(live.job, "overtaken", live.epoch, node="", seen=stands)
     why = f"its fence stands at epoch {stands}, above this attempt"
-    return replace(live, overruled=why, fence_asked_s=draft.now.s)
+    cut_off, cut_off_s = live.cut_off or why, live.cut_off_s or draft.now.s
+    return replace(live, overruled=why, fence_asked_s=draft.now.s, cut_off=cut_off, cut_off_s=cut_off_s)
 
 
 def _certain(draft: Draft, live: Live, rank: int) -> str:
     """Why it is certain that nothing of this part runs, or ""."""
     if live.fenced_s is None:
         return ""
-    part, job = live.parts[rank], draft.records[live.job].job
-    lease_s = job.recovery.lease_s
-    if job.state is State.CANCELLED:
-        lease_s = min(lease_s, CANCELLED_S)
-    if draft.now.s - live.fenced_s > lease_s + MARGIN_S:
-        return _doubt(draft, live, part)
+    part = live.parts[rank]
     node, asked = draft.nodes.get(part.node), live.asked.get(part.node)
+    if draft.now.s > _lapses_s(draft, live, part):
+        return _doubt(draft, live, part)
     if node is None or asked is None or not asked.heard or asked.at_s < live.fenced_s:
         return ""
     gone = node.listed_s is not None and node.listed_s > asked.at_s and live.part_key(rank) not in node.listed
     return _doubt(draft, live, part) if gone else ""
+
+
+def _lapses_s(draft: Draft, live: Live, part: Part) -> float:
+    """When nothing of it can run any more. A node that answers renews its leases itself."""
+    node = draft.nodes.get(part.node)
+    renewed_s = max(live.fenced_s or draft.now.s, node.heard_s if node else 0.0)
+    return renewed_s + _lease_s(draft.records[live.job].job) + MARGIN_S
+
+
+def _lease_s(job: Job) -> float:
+    """So long the attempt may go on after the last renewal."""
+    given_s = PATIENT_LEASE_S if job.recovery.on_disconnect == "wait" else job.recovery.lease_s
+    return min(given_s, CANCELLED_S) if job.state is State.CANCELLED else given_s
+
+
+def waits_for(control: Control, job: str, now: Now) -> str:
+    """What an attempt whose node is silent waits for, in a sentence; "" for others."""
+    live, draft = control.lives.get(job), Draft(control, now)
+    if live is None or live.launching:
+        return ""
+    doubts = [(p, why) for p in live.parts if p.outcome is None and (why := _doubt(draft, live, p))]
+    if not doubts:
+        return ""
+    part, why = doubts[0]
+    if _waits(draft, live):
+        return f"{why}; the job waits for it (recovery.on_disconnect is wait)"
+    if live.fenced_s is None:
+        return f"{why}; its attempt is being fenced off"
+    left_s = max(0.0, _lapses_s(draft, live, part) - now.s)
+    return f"{why}; its attempt is replaced in {left_s:.0f} s unless the node answers"
 
 
 def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:

@@ -1,6 +1,7 @@
 """What the controller is told: by users, by agents, by those who carry out its commands, by the clock.
 
-Any message may come twice, late, or after another that was sent later: no order is relied on.
+Any message may come twice, late, or after another that was sent later: no order is relied on. Submitted alone comes
+once, since a job that has ended is not kept here.
 """
 
 from collections.abc import Mapping
@@ -171,12 +172,16 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The fence of `job` was to stand at `epoch` at least, and stands at `stands`; or `error` says why not."""
+    """The fence of `job` was to stand at `epoch` at least, and stands at `stands`; or `error` says why not.
+
+    `asked_s` is of the command that it answers.
+    """
 
     job: str
     epoch: int
     stands: int = 0
     error: str = ""
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

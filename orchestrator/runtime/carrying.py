@@ -105,9 +105,9 @@ class Carrier:
     def _fence(self, fence: c.Fence) -> Message:
         try:
             write = fences.lower_to if fence.lower else fences.raise_to
-            return Fenced(fence.job, fence.epoch, write(fence.job, fence.epoch))
+            return Fenced(fence.job, fence.epoch, write(fence.job, fence.epoch), asked_s=fence.asked_s)
         except (PolyfleetError, OSError) as e:
-            return Fenced(fence.job, fence.epoch, error=str(e))
+            return Fenced(fence.job, fence.epoch, error=str(e), asked_s=fence.asked_s)
 
     def _report(self, report: c.StoreReport) -> None:
         self._store.report(

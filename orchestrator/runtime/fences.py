@@ -42,6 +42,15 @@ def lower_to(job: str, epoch: int) -> int:
     return stands
 
 
+@in_time("remove a fence", LIMIT_S)
+def forget(job: str) -> None:
+    """Of a job that was removed: nothing of it can run any more."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    fences.forget(fences.folder_here(), job)
+    _internal_kv_del(_key(job))
+
+
 def _key(job: str) -> str:
     return FENCE_KEY.format(fleet=fleet_identity(home()), job=job)
 

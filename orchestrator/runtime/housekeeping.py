@@ -6,9 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from cluster.errors import FleetError, UserError
 from orchestrator.resources import duration_s
+from orchestrator.runtime import fences
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store import EventStore
@@ -65,7 +67,9 @@ class Clock:
 
 
 def forget_on(agents: Agents) -> Forget:
-    """Asks each node once for all its folders. What a node that does not answer still has, it is asked for again."""
+    """Asks each node once for all its folders, and removes the fences of their jobs. A node that does not answer is asked
+    again for what it still has.
+    """
 
     def forget(places: list[Place]) -> list[Place]:
         gone: list[Place] = []
@@ -77,6 +81,9 @@ def forget_on(agents: Agents) -> Forget:
                 log.info("node %s keeps %d folders of removed jobs for now: %s", node, len(asked), e)
                 continue
             gone += [Place(node, job, epoch) for job, epoch in done]
+        for job in dict.fromkeys(place.job for place in gone):
+            with suppress(FleetError):  # a few bytes: they may stay
+                fences.forget(job)
         return gone
 
     return forget

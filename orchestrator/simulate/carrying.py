@@ -98,7 +98,8 @@ class Carrying:
 
     def _fenced(self, job: str, stands: int, error: str) -> None:
         queue = self._fences[job]
-        self.server.tell(m.Fenced(job, queue.pop(0).epoch, stands, error))
+        command = queue.pop(0)
+        self.server.tell(m.Fenced(job, command.epoch, stands, error, command.asked_s))
         if queue:
             self._next_fence(job)
         else:

@@ -89,7 +89,7 @@ def fence_not_raised() -> list[Change]:
     """An attempt is taken for fenced, and nobody wrote the fence."""
 
     def unfenced(draft: Draft, live: Live, why: str) -> None:
-        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, fenced_s=draft.now.s)
+        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s)
 
     return [(fencing, "_raise", unfenced)]
 

@@ -137,13 +137,8 @@ class Server:
         told = m.Submitted((self.store.records[job.id],))
         self.receive(told)
         if self.world.rng.random() < self.world.faults.doubled:
-            self.later(self.world.rng.uniform(0.1, 5.0), self._again, told)
+            self.receive(told)  # at once: later, its job may have ended
         return True
-
-    def _again(self, told: m.Submitted) -> None:
-        """A submission is told once; one that is told again is of a job that is open."""
-        if told.records[0].job.id in self.control.records:
-            self.receive(told)
 
     def receive(self, message: m.Message, done: Callable[[], None] | None = None) -> None:
         if not self.up:

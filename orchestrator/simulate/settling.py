@@ -82,7 +82,8 @@ def _idle(world: "World") -> tuple[str, str, str] | None:
             able = [
                 (machine.pool, machine.count if want.exclusive else 0)
                 for machine in world.machines
-                if (want.exclusive or machine.count >= want.min_count) and any(k == "any" or meets(k, machine.kind) for k in want.kinds)
+                if (want.exclusive or machine.count >= want.min_count)
+                and any(k == "any" or meets(k, machine.kind) for k in want.kinds)
                 and (job.recovery.cross_vendor or job.backend in ("", machine.pool))
             ]  # fmt: skip
             if any(able.count(island) >= want.nodes for island in able):

@@ -67,6 +67,26 @@ def test_a_failure_of_the_jobs_own_code_decides_when_its_sister_was_still_heard_
     assert gang.state("g") == "", "it has ended"
 
 
+def test_a_part_that_was_cancelled_and_nobody_had_asked_for_it_was_lost(gang, t):
+    """Its fence was raised by a server before this one, which remembers nothing of that."""
+    gang.hear("a", t.ended("g", 1, 0, "cancelled"))
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    assert [e.event for e in gang.events] == ["interrupted"]
+    assert gang.control.records["g"].attempts[-1].outcome == "lost"
+
+
+def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
+    """Its machine has joined a new cluster and its agent does not answer: that is no word of its part."""
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    gang.tell(m.Parted(over=True))
+    gang.tell(m.Joined(), 5.0)
+    gang.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"), m.NodeSeen("ray-b", "b"))))
+    gang.tick(10.0)
+    gang.tell(m.Fenced("g", 2, stands=2))
+    assert gang.tick(14.0)[0] == [("g", "interrupted", 1)]
+    assert gang.control.records["g"].attempts[-1].outcome == "lost"
+
+
 def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
     """Cut off, a node reads the fence and ends its part; its sister's connection breaks."""
     _, commands = gang.hear_all("b", seconds=8)
@@ -98,3 +118,11 @@ def test_a_report_that_comes_twice_or_of_a_part_that_has_ended_changes_nothing(c
     assert c.hear("a", said)[0] == []
     assert c.hear("a", t.report("j", 1, 0, "running"))[0] == []
     assert c.control.records == before
+
+
+def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
+    gang.tell(m.Joined())
+    gang.tell(m.Fenced("g", 1, stands=2))
+    gang.hear("a", t.ended("g", 1, 0, "cancelled"))
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    assert [e.event for e in gang.events] == ["interrupted"]

@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Forget, Launch, RestartAgent, Stop
+from orchestrator.core.fencing import waits_for
 from orchestrator.core.model import Recovery
 
 
@@ -133,3 +134,53 @@ def test_an_attempt_that_was_lost_and_is_told_again_is_stopped_and_forgotten(two
     two.tick(3.0)
     said = t.ended("j", 1, 0, "cancelled")
     assert two.hear("a", said, there=["j.1.0"]) == ([], [Forget("a", "j", 1)])
+
+
+def test_the_answer_to_a_fence_that_was_lowered_since_does_not_count_for_the_next_one(two, t):
+    """It would stand, as far as the controller knows, before it has been written."""
+    two.hear_all("b", seconds=8)
+    first = m.Fenced("j", 2, stands=2, asked_s=two.s)
+    two.tell(first)
+    two.hear("a", t.report("j", 1, 0, "running"))
+    assert fences(two.hear_all("a", "b", seconds=2)[1]) == [Fence("j", 1, lower=True)]
+    assert fences(two.hear_all("b", seconds=8)[1]) == [Fence("j", 2)]
+    two.tell(first)
+    assert two.control.lives["j"].fenced_s is None
+    two.tell(m.Fenced("j", 2, stands=2))
+    assert two.control.lives["j"].fenced_s == two.s
+
+
+def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answers_and_has_it(c, w, t):
+    """Its leases are renewed by every answer that we hear, whatever the fence says."""
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    c.hear("a", t.report("j", 1, 0, "running"))
+    c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",)))
+    c.tick(1.0)
+    c.tell(m.Fenced("j", 2, stands=2))
+    assert c.hear_all("a", seconds=40)[0] == []
+    assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[0] == [("j", "interrupted", 1)]
+
+
+def test_a_job_whose_node_is_silent_says_what_it_waits_for(two):
+    def said():
+        return waits_for(two.control, "j", m.Now(two.s))
+
+    assert said() == ""
+    two.hear_all("b", seconds=8)
+    assert said() == "node a has not answered for 8 s; its attempt is being fenced off"
+    two.tell(m.Fenced("j", 2, stands=2))
+    two.hear_all("b", seconds=2)
+    assert said() == "node a has not answered for 10 s; its attempt is replaced in 10 s unless the node answers"
+
+
+def test_a_job_that_is_to_wait_for_its_node_is_not_replaced_and_says_so(c, w):
+    c.node("a")
+    c.node("b")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, on_disconnect="wait")))
+    node = c.control.lives["j"].parts[0].node
+    [other] = {"a", "b"} - {node}
+    events, commands = c.hear_all(other, seconds=300)
+    assert (events, fences(commands)) == ([], [])
+    told = waits_for(c.control, "j", m.Now(c.s))
+    assert told.endswith("; the job waits for it (recovery.on_disconnect is wait)"), told
