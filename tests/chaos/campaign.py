@@ -96,7 +96,7 @@ def _figures(of_case: list[Data]) -> list[tuple[str, list[float]]]:
 
 NAMES = {
     "recovery_s": "work went on after",
-    "moved_s": "went on elsewhere after",
+    "placed_s": "placed anew after",
     "stale_s": "stale work after SIGCONT",
     "told_again_s": "told again after",
     "refused_s": "refused after",

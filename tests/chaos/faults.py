@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ class Case:
     expected: dict[str, str] = field(default_factory=dict)
     trainings: list[Training] = field(default_factory=list)
     at_s: float = 0.0
+    at: datetime = datetime.min
     before: dict[str, int] = field(default_factory=dict)
     thawed_s: float | None = None
 
@@ -187,7 +189,7 @@ class Case:
 
     def inject(self, act: Callable[[], Any]) -> None:
         self.before = {training.id: training.epoch for training in self.trainings}
-        self.at_s = time.monotonic()
+        self.at_s, self.at = time.monotonic(), datetime.now(UTC)
         act()
 
     def goes_on(self, training: Training, newer: bool = True) -> None:
@@ -195,6 +197,9 @@ class Case:
         epoch = self.before[training.id]
         steps = until(lambda: training.steps_since(self.at_s, epoch + 1 if newer else epoch))
         self.took("recovery_s", steps[0]["at_s"] - self.at_s)
+        if newer:
+            placed = datetime.fromisoformat(self.view(training.id)["attempts"][-1]["placed_at"])
+            self.took("placed_s", (placed - self.at).total_seconds())
 
     def told(self, training: Training, name: str = "recovery_s") -> None:
         """The server tells of a step that was done after the fault."""
