@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- Written by tests/chaos/campaign.py --table from these results. -->\n", "<!-- end of table -->\n"
-NOT_FIGURES = {"fault", "what", "seed", "load", "outcome", "error"}
+NOT_FIGURES = {"point", "fault", "what", "seed", "load", "outcome", "error"}
 Data = dict[str, Any]
 
 
@@ -96,6 +96,7 @@ def _figures(of_case: list[Data]) -> list[tuple[str, list[float]]]:
 
 NAMES = {
     "recovery_s": "work went on after",
+    "back_s": "the server answered again after",
     "placed_s": "placed anew after",
     "stale_s": "stale work after SIGCONT",
     "told_again_s": "told again after",

@@ -263,12 +263,13 @@ class Case:
 
 
 @contextmanager
-def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int) -> Iterator[Case]:
+def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, point: str = "") -> Iterator[Case]:
     """A fault is injected within; afterwards everything is to be as it was. Its figures are printed, and kept."""
     fleet.whole()
     began_s = len(fleet.log())
-    record: Data = {"fault": fault, "what": what, "seed": seed, "load": os.getloadavg()[0]}
-    now = Case(fleet, folder, random.Random(f"{fault} {what} {seed}"), record)
+    record: Data = {"fault": fault, "what": what, "seed": seed, "load": round(os.getloadavg()[0], 1)}
+    record |= {"point": point} if point else {}
+    now = Case(fleet, folder, random.Random(f"{fault} {what} {point} {seed}"), record)
     try:
         yield now
         fleet.reconnected()
