@@ -2,12 +2,13 @@
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
 #   make test    the whole test suite, with the second environment where this machine can have it
 #   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; CHAOS="--seeds 1-20"
+#   make simulate  the controller in virtual time under faults; SEED=0 EVENTS=10000000
 #   make fuzz    a million mutated inputs for the readers of untrusted bytes, at low priority; FUZZ="--seconds 60"
 #   make lint    formatting, lint and types, as in .ci/run and pre-commit
 #   make docs    write the generated pages of docs/ anew
 #   make clean   remove what was made in this folder; environments in the user's cache stay (polyfleet env remove)
 
-.PHONY: help demo test chaos fuzz lint docs clean environment second-environment
+.PHONY: help demo test chaos simulate fuzz lint docs clean environment second-environment
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -43,6 +44,11 @@ chaos: environment second-environment
 	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
 	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
 	$(BIN)/python tests/chaos/campaign.py $(CHAOS)
+
+SEED ?= 0
+EVENTS ?= 10000000
+simulate: environment
+	$(BIN)/python -m orchestrator.simulate --seed $(SEED) --events $(EVENTS) --keep-going
 
 fuzz: environment
 	$(BIN)/python tests/attacks/fuzz_campaign.py $(FUZZ)

@@ -118,14 +118,18 @@ class Agent:
         self._attempts.wake()
 
     def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
-        """Start the ranks of an Order here. Idempotent. Raises Conflict for an epoch that is past or was stopped, and
-        TakenOver for an older controller, as all calls that act; FleetError where its fence cannot be read.
+        """Start the ranks of an Order here; where it names no meeting point, we do. Idempotent. Raises Conflict for an
+        epoch that is past or was stopped, and TakenOver for an older controller, as all calls that act; FleetError
+        where its fence cannot be read.
         """
         self._generation.admit(generation)
         try:
             asked = Order.parse(order)
         except Unusable as e:
             raise UserError(f"the order {e}", "install the same Polyfleet version on server and node") from None
+        if not asked.master_address:
+            address, port = self.meeting_place()
+            asked = replace(asked, master_address=address, master_port=port)
         named = {str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties}
         self._attempts.start(replace(asked, visible_as=named), secrets)
 
@@ -141,9 +145,10 @@ class Agent:
         known: dict[str, str],
         timeout_s: float,
         clock_s: float | None = None,
+        gather_s: float = 0.0,
     ) -> dict[str, Any]:
         """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key], "poison": {key: {"count",
-        "reason"}}, "clock_s"} at news, else after `timeout_s`.
+        "reason"}}, "clock_s"} at news, else after `timeout_s`. What ranks tell waits for `gather_s`; a phase does not.
 
         `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows,
         "poison" those whose ranks wrote what cannot be used. Each call renews all leases; so that they hold until the
@@ -155,7 +160,7 @@ class Agent:
         self._attempts.renew(clock_s)
         leases = [a.lease_s / 3 for a in self._attempts.live()]
         due_s = 0.0 if self._told_s == float("-inf") else timeout_s
-        reports = self._attempts.news(cursors, known, min([due_s, *leases]))
+        reports = self._attempts.news(cursors, known, min([due_s, *leases]), gather_s)
         told = {
             "reports": [r.to_plain() for r in reports],
             "attempts": self._attempts.known(),

@@ -212,6 +212,10 @@ class AttemptReport:
     cursor: int
     outcome: Outcome | None = None
 
+    @property
+    def key(self) -> str:
+        return f"{self.job}.{self.epoch}.{self.node_rank}"
+
     def to_plain(self) -> dict[str, Any]:
         told = {
             "events": [event.to_plain() for event in self.events],

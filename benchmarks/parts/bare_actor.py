@@ -8,6 +8,8 @@ from typing import Any
 from helper import answer
 
 from cluster import connect, fleet_record
+from cluster.identity import fleet_identity, namespace
+from cluster.paths import home
 
 NODE = sys.argv[1]
 COMMAND = sys.argv[2:]
@@ -50,7 +52,7 @@ def hello() -> float:
     """The node's agent looks for its devices anew and tells all its facts."""
     import ray
 
-    agent = ray.get_actor(f"agent-{NODE}", namespace=connect.NAMESPACE)
+    agent = ray.get_actor(f"agent-{NODE}", namespace=namespace(fleet_identity(home())))
     start = perf_counter()
     ray.get(agent.hello.remote(0))
     return perf_counter() - start

@@ -101,8 +101,9 @@ class Live:
     def part_key(self, node_rank: int) -> str:
         return f"{self.key}.{node_rank}"
 
-    def with_part(self, node_rank: int, part: Part) -> "Live":
-        return replace(self, parts=(*self.parts[:node_rank], part, *self.parts[node_rank + 1 :]))
+    def with_part(self, node_rank: int, part: Part, told_at: int | None = None) -> "Live":
+        parts = (*self.parts[:node_rank], part, *self.parts[node_rank + 1 :])
+        return replace(self, parts=parts, told_at=self.told_at if told_at is None else told_at)
 
 
 def live_of(record: Record, now_s: float, *, launching: bool = False, told_at: int = 0) -> Live | None:

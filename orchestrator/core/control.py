@@ -42,6 +42,14 @@ def step(control: Control, message: Message, now: Now) -> Step:
     return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
 
 
+def heard(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
+    """As `step` with each of them, one after the other: their tables are copied once, and not by each."""
+    draft = Draft(control, now)
+    for beat in beats:
+        following.heard(draft, beat)
+    return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
+
+
 def resumed(
     records: Iterable[Record], drained: Mapping[str, str], told_at: Callable[[str, int], int], now: Now
 ) -> Control:

@@ -13,6 +13,7 @@ from orchestrator.core.attempts import MARGIN_S, Live, Part
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.endings import lost
+from orchestrator.core.fold import WORKING
 from orchestrator.core.messages import Fenced, Now
 from orchestrator.core.model import Job
 from orchestrator.core.orders import PATIENT_LEASE_S
@@ -28,10 +29,19 @@ CANCELLED_S = 30.0
 
 
 def look(draft: Draft) -> None:
-    """Once per tick, at every attempt."""
+    """Once per tick, at every attempt but those of which there is nothing to be said."""
+    now_s = draft.now.s
+    heard = {n.name for n in draft.nodes.values() if not n.lost and n.silent_s(now_s) <= SILENT_S}
     for live in draft.lives.values():
-        if not live.launching:
+        if not (live.launching or _is_well(draft, live, heard)):
             _look(draft, live)
+
+
+def _is_well(draft: Draft, live: Live, heard: set[str]) -> bool:
+    """All of it is where it should be, and nobody wants it to stop."""
+    if live.overruled or live.fence_asked_s is not None or draft.records[live.job].job.state not in WORKING:
+        return False
+    return all(p.node in heard and p.outcome is None and not p.unsure and not p.spoiled for p in live.parts)
 
 
 def _look(draft: Draft, live: Live) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from orchestrator.core import ending, membership, nodes
 from orchestrator.core.attempts import Live
@@ -38,12 +39,12 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
 
 
 def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
-    after = replace(node, heard_s=max(node.heard_s, now_s))
+    changes: dict[str, Any] = {"heard_s": max(node.heard_s, now_s)}
     if beat.facts is not None:
-        after = replace(after, facts=beat.facts, refused=nodes.refusal(beat.facts))
+        changes |= {"facts": beat.facts, "refused": nodes.refusal(beat.facts)}
     if beat.attempts is not None and (node.listed_s is None or beat.asked_s >= node.listed_s):
-        after = replace(after, listed_s=beat.asked_s, listed=beat.attempts)
-    return after
+        changes |= {"listed_s": beat.asked_s, "listed": beat.attempts}
+    return replace(node, **changes)
 
 
 def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None:
@@ -57,10 +58,13 @@ def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None
     part = live.parts[report.node_rank]
     if part.outcome is not None:
         return
+    told_at = live.told_at
     for event in report.events if not part.spoiled else ():
-        live = _absorb(draft, live, node, event)
+        if event.rank == 0 and event.at > told_at:
+            told_at = event.at
+            _absorb(draft, live, node, event)
     part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), unsure="")
-    live = live.with_part(report.node_rank, part)
+    live = live.with_part(report.node_rank, part, told_at)
     draft.lives[live.job] = live
     if report.phase != "starting" and live.running and draft.records[live.job].job.state is State.STARTING:
         draft.event(live.job, "started", live.epoch)
@@ -68,15 +72,12 @@ def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None
         ending.part_ended(draft, live.job, report.node_rank, report.outcome)
 
 
-def _absorb(draft: Draft, live: Live, node: str, event: RankEvent) -> Live:
+def _absorb(draft: Draft, live: Live, node: str, event: RankEvent) -> None:
     """Rank 0 speaks for all; what was stored before is known by its position, since clocks may be set back."""
-    if event.rank != 0 or event.at <= live.told_at:
-        return live
     if event.type == "checkpoint":
         _checkpoint(draft, live, node, event)
     elif event.type == "report":
         draft.command(StoreReport(live.job, live.epoch, event.t, event.at, dict(event.data)))
-    return replace(live, told_at=event.at)
 
 
 def _checkpoint(draft: Draft, live: Live, node: str, event: RankEvent) -> None:
@@ -109,7 +110,7 @@ def _of_no_life(draft: Draft, node: str, report: AttemptReport, known: bool) -> 
     """An older attempt is stopped, and forgotten once it has ended. A newer one than the log knows means that the log
     is an older copy: its epoch is never used again. One of a job that the log does not know is not ours to stop.
     """
-    key = f"{report.job}.{report.epoch}.{report.node_rank}"
+    key = report.key
     record = draft.records.get(report.job)
     if record is not None:
         _seen_epoch(draft, node, report.job, report.epoch)

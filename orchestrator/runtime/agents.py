@@ -29,6 +29,9 @@ LIMIT_S = 20.0
 HEAD_LATE_S = 5.0
 """Ray answers within milliseconds; without an answer for so long nothing new is placed."""
 
+ANSWERS_PER_S = 500.0
+"""Of all agents together, as far as ranks only tell numbers: with many nodes those wait for each other."""
+
 REST_S = 0.5
 """After a watch that failed: an actor that restarts fails them at once."""
 
@@ -165,7 +168,9 @@ class Agents:
         handle.asked_s = asked_s = time.monotonic()
         hello = not handle.greeted
         method = handle.actor.hello if hello else handle.actor.watch
-        arguments = () if hello else (cursors, known, timeout_s if handle.listed else 0.0, handle.clock_s)
+        limit_s = timeout_s if handle.listed else 0.0
+        gather_s = min(timeout_s, len(self._handles) / ANSWERS_PER_S)
+        arguments = () if hello else (cursors, known, limit_s, handle.clock_s, gather_s)
         future = method.remote(self.generation, *arguments).future()
         future.add_done_callback(lambda f: self._answered(handle, asked_s, f, hello))
 

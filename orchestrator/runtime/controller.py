@@ -6,9 +6,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from cluster import fleet_record
@@ -38,6 +40,15 @@ log = logging.getLogger(__name__)
 TURN_S = 0.5
 SOON_S = 0.02
 """While something has changed and the plan that looks at it rests (see core/placing.py)."""
+
+TICK_SHARE = 0.2
+"""Of the controller's time that ticks may take: with a thousand nodes one looks at thousands of attempts, and plans."""
+
+TURN_SHARE = 0.5
+GATHER_S = 0.02
+"""Turns take a half of a core at most, unless more is to be done than that: what comes while one rests shares the next.
+It rests no longer than this.
+"""
 
 WATCH_S = 2.0
 ANSWER_S = 5.0
@@ -93,6 +104,8 @@ class Runtime(threading.Thread):
         self._trouble_since_s = time.monotonic()
         self._kept: list[Any] = []
         self._reserved_s = 0.0
+        self._tick_due_s = self._turn_due_s = 0.0
+        self._ticked = True
         self._closing = threading.Event()
         agents.generation = store.next_generation()
         self._link = Link(agents, self._inbox.put)
@@ -155,9 +168,12 @@ class Runtime(threading.Thread):
     def run(self) -> None:
         while not self._closing.is_set():
             self._drain()
+            used_s = time.thread_time()
             try:
                 self._turn()
                 self.pulse.ended()
+                rest_s = (time.thread_time() - used_s) * (1 / TURN_SHARE - 1)
+                self._turn_due_s = time.monotonic() + min(rest_s, GATHER_S)
             except NotStored as e:
                 self._answer_all(e)
                 self._failed(str(e))
@@ -192,7 +208,8 @@ class Runtime(threading.Thread):
         items: list[Any] = []
         self.pulse.doing = "waiting for messages"
         try:
-            items.append(self._inbox.get(timeout=SOON_S if self._plan_is_due else TURN_S))
+            items.append(self._inbox.get(timeout=self._wait_s()))
+            self._closing.wait(max(0.0, self._turn_due_s - time.monotonic()))
             while True:
                 items.append(self._inbox.get_nowait())
         except queue.Empty:
@@ -201,9 +218,11 @@ class Runtime(threading.Thread):
         self._kept += [m.Submitted(new)] if new else []
         self._kept += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
 
-    @property
-    def _plan_is_due(self) -> bool:
-        return self.control.changed and self.control.joined and not self.control.trouble
+    def _wait_s(self) -> float:
+        if not (self.control.changed and self.control.joined) or self.control.trouble:
+            return TURN_S
+        left_s = self._tick_due_s - time.monotonic()
+        return SOON_S if self._ticked else max(0.0, left_s)
 
     def _turn(self) -> None:
         """What was kept is taken; it is kept until all that follows from it is stored."""
@@ -213,14 +232,20 @@ class Runtime(threading.Thread):
         self._kept = [item for item in self._kept if not isinstance(item, tuple)]
         self._kept += self._linked(told, recorded)
         self.pulse.doing = "deciding"
-        tick = m.Tick(self._throughput(), self.trouble or self.holding, self._prices())
-        commands = self._steps([*self._kept, tick])
+        commands = self._steps([*self._kept, *self._tick()])
         self._kept.clear()
         self._carry(commands)
         self._tell_devices()
         self.pulse.doing = "asking the agents"
         if not self.trouble:
             self._look()
+
+    def _tick(self) -> list[m.Tick]:
+        """None where the last was long, and a moment ago."""
+        self._ticked = time.monotonic() >= self._tick_due_s
+        if not self._ticked:
+            return []
+        return [m.Tick(self._throughput(), self.trouble or self.holding, self._prices())]
 
     def _tell_devices(self) -> None:
         there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
@@ -257,11 +282,16 @@ class Runtime(threading.Thread):
         """All of a turn is stored at once, or nothing of it has happened. Raises NotStored."""
         state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()
         at = now()
-        for item in items:
+        waiting = deque(_together(items))
+        while waiting:
+            item = waiting.popleft()
             message = item.message if isinstance(item, Ask) else item
             try:
-                done = control.step(state, self._known(message, state), at)
+                done = self._step(state, message, at)
             except Exception as e:
+                if isinstance(message, list):  # of which one is at fault
+                    waiting.extendleft(reversed(message))
+                    continue
                 log.exception("a message of kind %s is dropped", type(message).__name__)
                 if isinstance(item, Ask):
                     item.error = FleetError(f"internal error: {e!r}", "its traceback is in the server's log")
@@ -280,6 +310,16 @@ class Runtime(threading.Thread):
             ask.answer(ask.error)
         return commands
 
+    def _step(self, state: Control, message: Any, at: Now) -> control.Step:
+        if isinstance(message, list):
+            return control.heard(state, (self._known(beat, state) for beat in message), at)
+        begun_s = time.monotonic()
+        done = control.step(state, self._known(message, state), at)
+        if isinstance(message, m.Tick):
+            took_s = time.monotonic() - begun_s
+            self._tick_due_s = begun_s + min(took_s / TICK_SHARE, took_s + TURN_S)
+        return done
+
     def _commit(self, events: list[Event]) -> None:
         for event in events:
             crash.point(f"event:{event.event}:before")
@@ -297,11 +337,11 @@ class Runtime(threading.Thread):
                 log.exception("%s could not be begun", command)
             crash.point(f"command:{type(command).__name__}:after")
 
-    def _known(self, message: Message, state: Control) -> Message:
+    def _known(self, message: Any, state: Control) -> Any:
         """An agent's answer with which of its jobs the store has, beside those that are open in `state`."""
         if not isinstance(message, m.Heartbeat):
             return message
-        others = {report.job for report in message.reports} - state.records.keys()
+        others = {report.job for report in message.reports if report.job not in state.records}
         if not others:
             return message
         return replace(message, known=frozenset(job for job in others if job in self._jobs))
@@ -330,6 +370,15 @@ class Runtime(threading.Thread):
         self._agents.dismiss()
         for place in reservations.held():
             reservations.release(place)
+
+
+def _together(items: list[Any]) -> Iterator[Any]:
+    """In their order; answers of agents that follow each other as a list."""
+    for are_beats, some in groupby(items, lambda item: isinstance(item, m.Heartbeat)):
+        if are_beats:
+            yield list(some)
+        else:
+            yield from some
 
 
 def _error(refused: Refuse) -> PolyfleetError:

@@ -76,7 +76,8 @@ class Launcher:
         if asked.package:
             send = partial(self.packages.send, asked.package, agents=self.agents)
             _raise_first(self._on_each(dict.fromkeys(asked.nodes), send))
-        address, port = self.agents.call(asked.nodes[0], "meeting_place")
+        alone = len(asked.nodes) == 1  # its agent says where its ranks meet
+        address, port = ("", 0) if alone else self.agents.call(asked.nodes[0], "meeting_place")
         given = {
             node: replace(order, master_address=address, master_port=port, resume_from=_resume(order, resumed))
             for node, order in zip(asked.nodes, asked.orders, strict=True)

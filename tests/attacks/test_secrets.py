@@ -135,7 +135,8 @@ def test_nothing_a_training_job_says_of_its_secret_is_kept_or_told(node, fail):
     node.start(secrets={"KEY": CANARY}, **order)
     ended = node.outcome()
     assert ended["state"] == ("failed" if fail else "succeeded"), node.text()
-    told = json.dumps([ended, node.attempts.news({}, {}, 0.0), node.text()], ensure_ascii=False).encode()
+    news = [report.to_plain() for report in node.attempts.news({}, {}, 0.0)]
+    told = json.dumps([ended, news, node.text()], ensure_ascii=False).encode()
     assert told.count(b"***") >= 5
     assert not [name for name, form in printed(CANARY).items() if core(form, CANARY) in told]
     assert holding(node.root, CANARY) == []

@@ -118,16 +118,22 @@ class Known:
                 except OSError as e:
                     LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
-    def news(self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float) -> list[AttemptReport]:
-        """Of all attempts with news, as soon as there is one; [] after `timeout_s`, or once `wake` was called."""
-        until, wakes = time.monotonic() + timeout_s, self._wakes
+    def news(
+        self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float, gather_s: float = 0.0
+    ) -> list[AttemptReport]:
+        """Of all attempts with news, as soon as one is in another phase than `known`, or `gather_s` have passed and
+        there are events; [] after `timeout_s`, or once `wake` was called.
+        """
+        asked_s, wakes = time.monotonic(), self._wakes
         while True:
             reports, live = self._look(cursors, known)
-            left = until - time.monotonic()
-            if reports or left <= 0 or self._wakes != wakes:
+            passed_s = time.monotonic() - asked_s
+            moved = any(report.phase != known.get(report.key) for report in reports)
+            if moved or passed_s >= timeout_s or self._wakes != wakes or (reports and passed_s >= gather_s):
                 return reports
+            left_s = (min(gather_s, timeout_s) if reports else timeout_s) - passed_s
             with self._changed:
-                self._changed.wait(min(left, LOOK_EVERY_S) if live else left)
+                self._changed.wait(min(left_s, LOOK_EVERY_S) if live and not reports else left_s)
 
     def _look_now(self) -> None:
         with self._changed:

@@ -374,3 +374,25 @@ def test_a_bell_that_job_code_has_taken_away_costs_nothing_but_time(node):
     assert node.outcome("first")["state"] == "succeeded"
     node.start("second")
     assert node.outcome("second")["state"] == "succeeded"
+
+
+def test_what_ranks_tell_waits_for_more_of_it_and_an_end_does_not(node):
+    node.start(command=FOREVER)
+    node.until_printed("ready")
+
+    def tell(step):
+        with node.folder().events.open("a") as f:
+            f.write(json.dumps({"t": time.time(), "rank": 0, "type": "report", "step": step}) + "\n")
+
+    def ask(gather_s):
+        return [e.data["step"] for r in node.attempts.news({}, {"j.1.0": "running"}, 600.0, gather_s) for e in r.events]
+
+    tell(1)
+    assert ask(0.0) == [1]
+    found = []
+    waiting = threading.Thread(target=lambda: found.extend(ask(600.0)))
+    waiting.start()
+    tell(2)
+    node.attempts.stop("j", 1, "cancel")
+    waiting.join(timeout=60)
+    assert found == [1, 2]
