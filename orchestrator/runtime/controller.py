@@ -337,7 +337,7 @@ class Runtime(threading.Thread):
                 log.exception("%s could not be begun", command)
             crash.point(f"command:{type(command).__name__}:after")
 
-    def _known(self, message: Message, state: Control) -> Message:
+    def _known(self, message: Any, state: Control) -> Any:
         """An agent's answer with which of its jobs the store has, beside those that are open in `state`."""
         if not isinstance(message, m.Heartbeat):
             return message
