@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -52,11 +52,10 @@ class Node:
     def close(self) -> None:
         self._starter.close()
 
-    def start(self) -> str:
+    def start(self, command: Sequence[str] = ("true",)) -> str:
         job = f"j{next(self._numbers)}"
-        self._attempts.start(
-            Order(job, 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=("true",)), {}
-        )
+        order = Order(job, 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=tuple(command))
+        self._attempts.start(order, {})
         return job
 
     def ended(self, live: set[str], known: dict[str, str]) -> set[str]:
@@ -71,9 +70,9 @@ class Node:
             self._attempts.forget(job, 1)
         return done
 
-    def one(self, samples: Samples) -> None:
+    def one(self, samples: Samples, command: Sequence[str] = ("true",)) -> None:
         began = perf_counter()
-        job = self.start()
+        job = self.start(command)
         samples.add(f"{self.way}.start", perf_counter() - began)
         self.ended({job}, {})
         samples.add(f"{self.way}.end", perf_counter() - began)

@@ -37,7 +37,7 @@ class Jobs:
         began, start = time.time(), perf_counter()
         job = self._client.submit(NO_OP)["id"]
         self.samples.add(f"{case}.acknowledged", perf_counter() - start)
-        self._until_finished({job})
+        self.until_finished({job})
         done_s = perf_counter() - start
         self.samples.add(f"{case}.done", done_s)
         self._stages(case, job, began, done_s)
@@ -50,16 +50,16 @@ class Jobs:
     def back_to_back(self) -> None:
         """The job before it has ended a moment ago and holds the only device until Ray has it back."""
         with self.samples.timing("job.back_to_back"):
-            self._until_finished({self._client.submit(NO_OP)["id"]})
+            self.until_finished({self._client.submit(NO_OP)["id"]})
 
     def queued(self, jobs: int) -> None:
         """Submitted at once, for one device: seconds per job."""
         start = perf_counter()
-        self._until_finished({self._client.submit(NO_OP)["id"] for _ in range(jobs)})
+        self.until_finished({self._client.submit(NO_OP)["id"] for _ in range(jobs)})
         self.samples.add("job.queued", (perf_counter() - start) / jobs)
 
-    def _until_finished(self, waited_for: set[str]) -> None:
-        """Told by the server's change feed, without polling."""
+    def until_finished(self, waited_for: set[str], pause_s: float = 0.0) -> None:
+        """Told by the server's change feed, without polling; it is asked again after `pause_s`."""
         deadline = time.monotonic() + PATIENCE_S
         waiting = set(waited_for)
         while waiting:
@@ -67,6 +67,7 @@ class Jobs:
             self._seen = changes["last"]
             ended = {event["job"]: event for event in changes["events"] if event["event"] in ("finished", "failed")}
             waiting -= set(ended)
+            time.sleep(pause_s if waiting else 0.0)
             broken = [job for job, event in ended.items() if event["event"] == "failed"]
             if broken or time.monotonic() > deadline:
                 raise SystemExit(f"no-op jobs: failed {broken}, not ended {waiting}")
