@@ -201,11 +201,12 @@ class Case:
             placed = datetime.fromisoformat(self.view(training.id)["attempts"][-1]["placed_at"])
             self.took("placed_s", (placed - self.at).total_seconds())
 
-    def told(self, training: Training, name: str = "recovery_s") -> None:
-        """The server tells of a step that was done after the fault."""
+    def told(self, training: Training, name: str = "recovery_s", since_s: float | None = None) -> None:
+        """The server tells of a step that was done after the fault, or since then."""
+        since_s = self.at_s if since_s is None else since_s
 
         def told() -> bool:
-            newer = training.steps_since(self.at_s)
+            newer = training.steps_since(since_s)
             return bool(newer) and self.view(training.id)["metrics"].get("step", 0) >= newer[0]["step"]
 
         until(told)

@@ -1,9 +1,10 @@
 """Ranks, agents, raylets and the server are killed while jobs run."""
 
+import time
+
 import fleet_processes
 import pytest
-
-IN_CI = {"left-0"}
+from faults import until
 
 
 def chosen(values, in_ci):
@@ -42,9 +43,11 @@ def test_a_killed_raylet_costs_no_work_where_it_is_back_in_time_and_moves_it_els
     monkeypatch.setenv("POLYFLEET_REPAIR", "on" if kept else "off")
     with case("F3", f"kill -9 of a raylet; {what}", seed) as now:
         alone = now.single(recovery={"lease": "60s", "on_disconnect": "wait"} if kept else {})
+        agent = fleet.agent("right-0")
         now.inject(fleet_processes.raylet("right-0").kill)
         if kept:
-            now.told(alone)
+            until(lambda: fleet_processes.ended(agent))  # it tells for as long as it lives
+            now.told(alone, since_s=time.monotonic())
         else:
             now.goes_on(alone)
             assert now.view(alone.id)["attempts"][-1]["pool"] == "left"
