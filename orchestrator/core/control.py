@@ -112,6 +112,7 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.NodesSeen: membership.seen,
     m.AgentMade: membership.agent_made,
     m.AgentDied: membership.agent_died,
+    m.AgentFailed: membership.agent_failed,
     m.Heartbeat: following.heard,
     m.Spoiled: following.spoiled,
     m.Launched: ending.launched,

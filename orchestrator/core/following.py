@@ -43,7 +43,7 @@ def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
     if beat.facts is not None:
         changes |= {"facts": beat.facts, "refused": nodes.refusal(beat.facts)}
     if beat.attempts is not None and (node.listed_s is None or beat.asked_s >= node.listed_s):
-        changes |= {"listed_s": beat.asked_s, "listed": beat.attempts}
+        changes |= {"listed_s": beat.asked_s, "listed": beat.attempts, "broken": ""}
     return replace(node, **changes)
 
 

@@ -8,6 +8,7 @@ from orchestrator.core.commands import DropAgent, Fence, MakeAgent, Refuse, Rest
 from orchestrator.core.draft import Draft
 from orchestrator.core.messages import (
     AgentDied,
+    AgentFailed,
     AgentMade,
     DrainAsked,
     Joined,
@@ -173,6 +174,15 @@ def agent_died(draft: Draft, told: AgentDied) -> None:
         draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
     if told.gone:
         _make(draft, node.name)
+
+
+def agent_failed(draft: Draft, told: AgentFailed) -> None:
+    """Until it tells what runs there. What runs is not known to have ended: its lease decides."""
+    node = draft.nodes.get(told.node)
+    if node is not None and node.ray_id == told.ray_id and node.broken != told.why:
+        draft.nodes[node.name] = replace(node, broken=told.why)
+        draft.warn(f"node {node.name}: {told.why}")
+        draft.change(changed=True)
 
 
 def drain(draft: Draft, asked: DrainAsked) -> None:

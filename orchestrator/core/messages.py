@@ -106,6 +106,15 @@ class AgentDied:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentFailed:
+    """It answers with an error that is none of its attempts': it may be of another version."""
+
+    node: str
+    ray_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """An answer of an agent. `asked_s` (monotonic) is when it was asked: what it tells was true at that time or later.
 
@@ -219,6 +228,7 @@ Message = (
     | NodesSeen
     | AgentMade
     | AgentDied
+    | AgentFailed
     | Heartbeat
     | Spoiled
     | Launched

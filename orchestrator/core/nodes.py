@@ -41,7 +41,7 @@ class Stranger:
 class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
     its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all
-    (another protocol), `drains` what Ray says of its end. `same_as`: the name that it was given and that another living
+    (another protocol), `broken` why its agent cannot tell what runs there, `drains` what Ray says of its end. `same_as`: the name that it was given and that another living
     node bears. `failures` are the newest, as (when, what). Monotonic seconds.
     """
 
@@ -56,6 +56,7 @@ class Node:
     listed: frozenset[str] = frozenset()
     lost: str = ""
     refused: str = ""
+    broken: str = ""
     drains: str = ""
     same_as: str = ""
     strangers: Mapping[str, Stranger] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        return self.facts is not None and not (self.lost or self.refused)
+        return self.facts is not None and not (self.lost or self.refused or self.broken)
 
     @property
     def notice(self) -> str:
@@ -102,6 +103,8 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
         return f"node {node.name} is lost: {node.lost}"
     if node.refused:
         return f"node {node.name} {node.refused}"
+    if node.broken:
+        return f"node {node.name}: {node.broken}"
     if node.same_as:
         return f"node {node.name} was given the name of {node.same_as}, which is up; give every node its own name"
     if node.name in drained:

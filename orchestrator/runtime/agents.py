@@ -14,7 +14,16 @@ from typing import Any
 from cluster.errors import Conflict, FleetError
 from cluster.plain import from_plain
 from cluster.vocabulary import NodeFacts
-from orchestrator.core.messages import AgentDied, AgentMade, Heartbeat, Message, NodeSeen, NodesSeen, Spoiled
+from orchestrator.core.messages import (
+    AgentDied,
+    AgentFailed,
+    AgentMade,
+    Heartbeat,
+    Message,
+    NodeSeen,
+    NodesSeen,
+    Spoiled,
+)
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors
 from orchestrator.runtime.actors import first_line
@@ -190,8 +199,11 @@ class Agents:
         import ray
 
         handle.rest_until_s, handle.greeted = time.monotonic() + REST_S, False
-        if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, Conflict):
-            log.error("%s", error.cause)
+        if isinstance(error, ray.exceptions.RayTaskError):
+            log.error("node %s: %s", handle.node, error.cause)
+            if not isinstance(error.cause, Conflict):
+                why = f"its agent fails: {error.cause!r}; is it of the same Polyfleet version as the server?"
+                self._post(AgentFailed(handle.node, handle.ray_id, why))
         if isinstance(error, ray.exceptions.RayActorError):
             gone = isinstance(error, ray.exceptions.ActorDiedError)
             self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")

@@ -94,8 +94,8 @@ def node_view(node: Node, control: Control, now_s: float, leased: Leased) -> dic
 
 def _state(node: Node, control: Control, now_s: float) -> str:
     """One word, and a reason where it is not ready."""
-    if node.lost or node.refused:
-        return f"lost: {node.lost or node.refused}"
+    if why := node.lost or node.refused or node.broken:
+        return f"lost: {why}"
     if node.facts is None or node.listed_s is None:
         return "starting"
     if node.name in control.drained:

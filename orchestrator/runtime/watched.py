@@ -32,7 +32,9 @@ class Watched:
             tuple(RAY.blocked()),
             RAY.exhausted,
             tuple(
-                NodeSeen(name, node.lost or node.refused, node.ready, node.silent_s(at.s), tuple(node.unknown))
+                NodeSeen(
+                    name, node.lost or node.refused or node.broken, node.ready, node.silent_s(at.s), tuple(node.unknown)
+                )
                 for name, node in runtime.control.nodes.items()
             ),
             tuple(leaks.found(runtime.control, at)),
