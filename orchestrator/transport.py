@@ -144,6 +144,15 @@ class Transport:
         time.sleep(pause_s)
 
     def _sent(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """What only reads is asked again where the connection breaks: the server closes idle ones, at any moment."""
+        try:
+            return self._request(method, path, **options)
+        except BrokenConnection:
+            if method != "GET":
+                raise
+            return self._request(method, path, **options)
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             return self._http.request(method, path, extensions={"trace": self._look}, **options)
         except httpx.HTTPError as e:

@@ -67,8 +67,8 @@ class Clock:
 
 
 def forget_on(agents: Agents) -> Forget:
-    """Asks each node once for all its folders, and removes the fences of their jobs. A node that does not answer is asked
-    again for what it still has.
+    """Asks each node once for all its folders, and removes the fences of their jobs. A node that is silent is asked again
+    later.
     """
 
     def forget(places: list[Place]) -> list[Place]:

@@ -1,10 +1,10 @@
 """`make chaos`: every fault on a real fleet, one after the other, and how long it took until work went on.
 
     python tests/chaos/campaign.py [--seeds 1-20] [--only WORDS] [-o FILE]     # run; WORDS as for pytest's -k
-    python tests/chaos/campaign.py --table FILE...                             # Markdown of what was kept
+    python tests/chaos/campaign.py --table FILE...                             # docs/reliability.md of what was kept
 
-A seed decides at which moment of the work a fault comes. Each case tells its seed, and keeps its figures whether it held
-or not. Exit code 1 when one did not hold.
+A seed decides at which moment of the work a fault comes. Each case tells its seed, and keeps its figures whether it
+held or not. Exit code 1 when one did not hold.
 """
 
 import argparse
@@ -21,14 +21,16 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NOT_FIGURES = {"fault", "what", "seed", "load", "outcome", "error"}
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- Written by tests/chaos/campaign.py --table from these results. -->\n", "<!-- end of table -->\n"
+NOT_FIGURES = {"point", "fault", "what", "seed", "load", "outcome", "error"}
 Data = dict[str, Any]
 
 
 def main() -> int:
     given = _arguments()
     if given.table:
-        print("\n".join(table([record for file in given.table for record in json.loads(file.read_text())["records"]])))
+        PAGE.write_text(page([json.loads(file.read_text()) for file in given.table]))
         return 0
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from parts import machine
@@ -60,6 +62,13 @@ def _run(given: argparse.Namespace, kept: Path) -> int:
     return int(any(code not in (0, 5) for code in codes))  # 5: nothing of these was asked for
 
 
+def page(results: list[Data]) -> str:
+    """docs/reliability.md with the table of these results."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    lines = table([record for result in results for record in result["records"]])
+    return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}"
+
+
 def table(records: list[Data]) -> Iterator[str]:
     """One line for each fault and figure."""
     yield "| | fault | outcome | figure | median | worst | n | load |"
@@ -87,7 +96,8 @@ def _figures(of_case: list[Data]) -> list[tuple[str, list[float]]]:
 
 NAMES = {
     "recovery_s": "work went on after",
-    "moved_s": "went on elsewhere after",
+    "back_s": "the server answered again after",
+    "placed_s": "placed anew after",
     "stale_s": "stale work after SIGCONT",
     "told_again_s": "told again after",
     "refused_s": "refused after",
@@ -102,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1", help="one number, or first-last")
     parser.add_argument("--only", default="", help="words that pytest's -k takes")
     parser.add_argument("-o", "--output", type=Path, help="keep the records as JSON")
-    parser.add_argument("--table", type=Path, nargs="+", help="print the table of kept records instead")
+    parser.add_argument("--table", type=Path, nargs="+", help="write the page of kept records instead")
     return parser.parse_args()
 
 

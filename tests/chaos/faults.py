@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,9 @@ class Training:
 
 @dataclass(eq=False)
 class Case:
-    """`frozen`: a stale attempt may work for STALE_S once it goes on, at `thawed_s`. `expected` is by job id."""
+    """One fault, at `at_s`; `before` are the epochs of the trainings by then. `expected` are states, by job. What was
+    frozen goes on at `thawed_s`: an older attempt may work for STALE_S from then.
+    """
 
     fleet: Fleet
     folder: Path
@@ -134,6 +137,8 @@ class Case:
     expected: dict[str, str] = field(default_factory=dict)
     trainings: list[Training] = field(default_factory=list)
     at_s: float = 0.0
+    at: datetime = datetime.min
+    before: dict[str, int] = field(default_factory=dict)
     thawed_s: float | None = None
 
     @property
@@ -183,14 +188,18 @@ class Case:
         return dict(self.fleet.o.job(job).view)
 
     def inject(self, act: Callable[[], Any]) -> None:
-        self.at_s = time.monotonic()
+        self.before = {training.id: training.epoch for training in self.trainings}
+        self.at_s, self.at = time.monotonic(), datetime.now(UTC)
         act()
 
     def goes_on(self, training: Training, newer: bool = True) -> None:
-        """Steps again, in a newer attempt unless it is to be the same one."""
-        epoch = training.epoch
+        """Steps again, in an attempt newer than that of the fault, unless the same one will do."""
+        epoch = self.before[training.id]
         steps = until(lambda: training.steps_since(self.at_s, epoch + 1 if newer else epoch))
         self.took("recovery_s", steps[0]["at_s"] - self.at_s)
+        if newer:
+            placed = datetime.fromisoformat(self.view(training.id)["attempts"][-1]["placed_at"])
+            self.took("placed_s", (placed - self.at).total_seconds())
 
     def told(self, training: Training, name: str = "recovery_s") -> None:
         """The server tells of a step that was done after the fault."""
@@ -254,12 +263,13 @@ class Case:
 
 
 @contextmanager
-def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int) -> Iterator[Case]:
+def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, point: str = "") -> Iterator[Case]:
     """A fault is injected within; afterwards everything is to be as it was. Its figures are printed, and kept."""
     fleet.whole()
     began_s = len(fleet.log())
-    record: Data = {"fault": fault, "what": what, "seed": seed, "load": os.getloadavg()[0]}
-    now = Case(fleet, folder, random.Random(f"{fault} {what} {seed}"), record)
+    record: Data = {"fault": fault, "what": what, "seed": seed, "load": round(os.getloadavg()[0], 1)}
+    record |= {"point": point} if point else {}
+    now = Case(fleet, folder, random.Random(f"{fault} {what} {point} {seed}"), record)
     try:
         yield now
         fleet.reconnected()

@@ -66,7 +66,7 @@ def crashing_at(point, home, patch):
 
 @pytest.mark.parametrize("point", [p if p in IN_CI else pytest.param(p, marks=pytest.mark.chaos) for p in POINTS])
 def test_a_crash_at_a_named_point_changes_no_ending(case, fleet, seed, point, monkeypatch):
-    with case("F4", f"the server ends at {point}", seed) as now:
+    with case("F4", "the server ends at a named point of its life", seed, point) as now:
         runs = now.run(f"while [ ! -e {now.end} ]; do sleep 0.1; done", resources={"node": "left-0"})
         until(lambda: now.view(runs)["state"] == "RUNNING")
         with crashing_at(point, fleet.home, monkeypatch) as keeper:
@@ -75,7 +75,7 @@ def test_a_crash_at_a_named_point_changes_no_ending(case, fleet, seed, point, mo
             if point.split(":")[1] in WITH_TRAINING:
                 a_training_that_loses_its_rank(now, fleet)
             until(lambda: keeper.deaths, 30)
-        now.took("recovery_s", keeper.deaths[0])
+        now.took("back_s", keeper.deaths[0])
         assert len(keeper.deaths) == 1
         now.at_s = time.monotonic()
         assert (now.view(runs)["epoch"], now.view(runs)["state"]) == (2, "RUNNING")  # it was asked to move

@@ -102,6 +102,13 @@ def test_every_verb_with_a_key_has_one_effect(live, network, fault, checkpoint):
     assert sorted(names(live)) == sorted(["one", "many-0", "many-1", "many-2", f"{run['run']}-xla"])
 
 
+@pytest.mark.parametrize("fault", [net.Fault(cut_answer_at=0), net.Fault(cut_answer_at=30)])
+def test_what_only_reads_is_asked_again_on_another_connection(waiting, network, fault):
+    assert network(fault).fleet()["name"]
+    with pytest.raises(http.BrokenConnection):
+        network(fault, fault).fleet()
+
+
 def test_when_no_answer_ever_comes_the_key_is_told(waiting, network):
     client = network(*[net.Fault(cut_answer_at=20)] * 20)
     with pytest.raises(http.AnswerLost) as lost:
