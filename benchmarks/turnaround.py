@@ -17,6 +17,7 @@ import tempfile
 from collections import defaultdict
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -85,7 +86,7 @@ def one_fleet(home: Path, devices: int, arguments: argparse.Namespace) -> list[R
     samples, rates, cycles, node = Samples(), [], list[float](), Node(home / "bare", "zygote")
     try:
         with Jobs(samples) as jobs:
-            for number in range(WARM_UP):
+            for _ in range(WARM_UP):
                 jobs.one("warm up")
                 node.one(Samples(), NO_OP["command"])
             for number in range(arguments.rounds):
@@ -133,7 +134,7 @@ def waiting(jobs: Jobs, count: int) -> tuple[float, list[float]]:
     gaps: list[timedelta] = []
     for times in printed.values():
         times.sort()
-        gaps += [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        gaps += [later - earlier for earlier, later in pairwise(times)]
     return rate, [gap.total_seconds() for gap in gaps]
 
 

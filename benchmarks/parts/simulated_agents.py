@@ -1,5 +1,6 @@
 """A process of many agents that run nothing: they answer what the controller asks as real ones do, and make up what
-attempts tell. Calls come as (number, node, method, arguments), answers go back as (number, result).
+attempts tell. Calls come as (number, node, method, arguments), answers go back as (number, result), those of a moment
+together: else the process that reads them would wait for Python's lock at each.
 """
 
 import heapq
@@ -90,6 +91,7 @@ class Agents:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._running: list[tuple[str, str]] = []
+        self._answers: list[tuple[int, Any]] = []
 
     def serve(self) -> None:
         """Until the other side has closed the line."""
@@ -102,6 +104,9 @@ class Agents:
                     wait_s = 0.0
                 while self._due[0][0] <= time.monotonic():
                     heapq.heappop(self._due)[2]()
+                if self._answers:
+                    self.line.send(self._answers)
+                    self._answers = []
         except (EOFError, OSError):
             return
 
@@ -110,7 +115,7 @@ class Agents:
 
     def _asked(self, number: int, node: str, method: str, arguments: tuple[Any, ...]) -> None:
         if method == "end":
-            self.line.send((number, self._end(*arguments)))
+            self._answers.append((number, self._end(*arguments)))
             return
         agent = self.agents[node]
         if method == "watch":
@@ -122,7 +127,7 @@ class Agents:
             if numbers_s:
                 self._later(numbers_s[0], lambda: self._look(node))
             return
-        self.line.send((number, getattr(self, f"_{method}")(node, *arguments[method != "meeting_place" :])))
+        self._answers.append((number, getattr(self, f"_{method}")(node, *arguments[method != "meeting_place" :])))
 
     def _hello(self, node: str) -> Data:
         agent = self.agents[node]
@@ -201,7 +206,7 @@ class Agents:
         if now - agent.told_s >= FACTS_EVERY_S:
             agent.told_s, plain = now, to_plain(agent.facts)
         told = {"attempts": list(agent.attempts), "poison": {}, "clock_s": now, "facts": plain}
-        self.line.send((watch.number, {"reports": [r.to_plain() for r in reports], **told}))
+        self._answers.append((watch.number, {"reports": [r.to_plain() for r in reports], **told}))
 
 
 def serve(line: Connection, nodes: list[str], habits: Habits) -> None:

@@ -49,11 +49,12 @@ class Line:
     def _read(self) -> None:
         while True:
             try:
-                number, result = self._connection.recv()
+                answers = self._connection.recv()
             except (EOFError, OSError):
                 return
-            self.answers += 1
-            self._calls.pop(number).set_result(result)
+            self.answers += len(answers)
+            for number, result in answers:
+                self._calls.pop(number).set_result(result)
 
 
 class Actor:

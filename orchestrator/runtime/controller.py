@@ -42,7 +42,9 @@ SOON_S = 0.02
 """While something has changed and the plan that looks at it rests (see core/placing.py)."""
 
 TICK_SHARE = 0.2
-"""Of the controller's time that ticks may take: with a thousand nodes one looks at thousands of attempts, and plans."""
+"""Of the controller's time that ticks may take, unless that made one wait longer than TURN_S: with a thousand nodes it
+looks at thousands of attempts, and plans.
+"""
 
 TURN_SHARE = 0.5
 GATHER_S = 0.02

@@ -1,0 +1,25 @@
+"""Answers of many agents that are taken together change what they change one by one."""
+
+from orchestrator.core import control as core
+from orchestrator.core import messages as m
+from orchestrator.core.messages import Now
+from workers.messages import AttemptReport, RankEvent
+
+
+def test_answers_taken_together_are_as_one_after_the_other(c, w):
+    c.node("a")
+    c.node("b")
+    for name in ("one", "two"):
+        c.run(w.job(name, w.want("cpu")))
+    told = tuple(RankEvent("report", 0, 1.0, at, {"step": at}) for at in (1, 2))
+    beats = [
+        m.Heartbeat(part.node, f"ray-{part.node}", c.s, None, (AttemptReport(live.job, 1, 0, "running", told, 2),))
+        for live in c.control.lives.values()
+        for part in live.parts
+    ]
+    at, state, events, commands = Now(c.s, c.wall_s), c.control, (), ()
+    for beat in beats:
+        done = core.step(state, beat, at)
+        state, events, commands = done.control, events + done.events, commands + done.commands
+    assert len(commands) == 4
+    assert core.heard(c.control, beats, at) == (state, events, commands)
