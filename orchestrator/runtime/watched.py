@@ -8,6 +8,7 @@ from typing import Any
 from cluster.plain import to_plain
 from cluster.vocabulary import Finding
 from orchestrator.core import leaks
+from orchestrator.core.nodes import Node
 from orchestrator.runtime import health, poison
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.controller import Runtime, now
@@ -77,3 +78,8 @@ class Watched:
         """For `status`: what is seen, and the findings about it."""
         view: dict[str, Any] = to_plain(self.seen())
         return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in self.findings()]}
+
+
+def _down(node: Node) -> str:
+    """Why it cannot be used at all, or ""."""
+    return node.lost or node.refused or node.broken

@@ -132,3 +132,14 @@ def test_a_wall_clock_that_is_set_changes_no_decision(c, w, t, back_s):
     assert c.tick(0.5)[0] == [("second", "placed", 1)], "the first pauses for a second"
     c.tell(m.LaunchFailed("second", 1, "launch", "no devices"))
     assert c.tick(0.6)[0] == [("j", "placed", 2)], "its pause has ended, and it was submitted first"
+
+
+def test_an_agent_that_answers_with_errors_is_named_and_takes_no_work_until_it_tells_what_runs(c, w):
+    c.node("a")
+    c.tell(m.AgentFailed("a", "ray-a", "its agent fails: TypeError('gather_s')"))
+    c.submit(w.job("j", w.want("cpu")))
+    assert c.tick()[0] == []
+    why = c.control.plan.why_not["j"].values()
+    assert list(why) == ["node a: its agent fails: TypeError('gather_s')"]
+    c.hear("a", there=(), after_s=0.5)
+    assert ("j", "placed", 1) in c.tick()[0]
