@@ -23,7 +23,9 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
     node = draft.nodes.get(beat.node)
     if node is None or node.ray_id != beat.ray_id:
         return
-    was_closed = node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > nodes.SILENT_S
+    was_closed = (
+        bool(node.broken) or node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > nodes.SILENT_S
+    )
     before = node.notice
     draft.nodes[node.name] = node = _refreshed(node, beat, draft.now.s)
     if beat.facts is not None or was_closed:

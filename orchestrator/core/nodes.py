@@ -42,7 +42,7 @@ class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
     its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all
     (another protocol), `broken` why its agent cannot tell what runs there, `drains` what Ray says of its end.
-    `same_as`: the name that it was given and that another living node bears. `failures` are the newest, as (when, what).
+    `same_as`: the name that it was given and that another living node bears. `failures`: the newest, as (when, what).
     Monotonic seconds.
     """
 

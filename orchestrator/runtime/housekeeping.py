@@ -67,7 +67,7 @@ class Clock:
 
 
 def forget_on(agents: Agents) -> Forget:
-    """Asks each node once for all its folders, and removes the fences of their jobs. A silent node is asked again later."""
+    """Asks each node once for all its folders, and removes the fences of their jobs. Silent nodes are asked again."""
 
     def forget(places: list[Place]) -> list[Place]:
         gone: list[Place] = []
