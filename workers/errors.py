@@ -73,6 +73,10 @@ class CheckpointError(UserError):
     """A checkpoint that cannot be saved, read or trusted; names file, tensor or chunk."""
 
 
+class Replaced(CheckpointError):
+    """This attempt does not count any more, or may not: no fault of its code."""
+
+
 class NotFinite(UserError):
     """A number or a tensor of `step` that is NaN or infinite: training on is useless, and its checkpoints are too."""
 

@@ -17,7 +17,7 @@ from orchestrator.core.attempts import Live, Part
 from orchestrator.core.retry import Ended
 from workers.messages import Failure, Outcome
 
-PRIMARY = frozenset({"signal", "oom", "storage", "nan", "hang", "launch"})
+PRIMARY = frozenset({"lost", "signal", "oom", "storage", "nan", "hang", "launch"})
 HEARD_LATER_S = 3.0
 """A node heard so long after a neighbour had failed did not cause that failure."""
 

@@ -25,7 +25,7 @@ from workers.attempt.records import MOST_RESULT_BYTES, Shared, read_json, write_
 from workers.attempt.redaction import Redactor
 from workers.attempt.reserve import is_full, put
 from workers.attempt.stalls import SIGNAL
-from workers.errors import NotFinite
+from workers.errors import NotFinite, Replaced
 
 CODE = Path(workers.__file__).parents[1]
 OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
@@ -146,6 +146,8 @@ def _kind(e: BaseException) -> str:
     """What is told apart from an error of the user's code; "" for that."""
     if isinstance(e, NotFinite):
         return "nan"
+    if any(isinstance(it, Replaced) for it in _chain(e)):
+        return "lost"
     if _is_out_of_memory(e):
         return "oom"
     from workers.checkpoint.format.manifest import DamagedCheckpoint  # here: what raises it has imported it

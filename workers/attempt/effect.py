@@ -16,15 +16,15 @@ from workers.attempt import fence, lease
 from workers.attempt.processes import MARK
 from workers.attempt.records import Folder, parse, read_json
 from workers.checkpoint.format.manifest import NAME
-from workers.errors import CheckpointError
+from workers.errors import Replaced
 
 UNFINISHED = re.compile(r"(?:\.part-)?(step-\d{8,}-)[0-9a-f]{8}", re.ASCII)
 
 
 def refuse_replaced(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises CheckpointError in a process of an attempt that may have been replaced. Elsewhere nothing can be."""
+    """Raises Replaced in a process of an attempt that may have been. Elsewhere nothing can be."""
     if MARK in environ and (why := replaced(Path(environ[MARK]))):
-        raise CheckpointError(f"this attempt may not save: {why}", "stop this attempt; the job goes on elsewhere")
+        raise Replaced(f"this attempt may not save: {why}", "stop this attempt; the job goes on elsewhere")
 
 
 def replaced(shared: Path) -> str:

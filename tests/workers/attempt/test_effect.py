@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from workers.attempt import effect, lease
+from workers.attempt import child, effect, lease
 from workers.attempt.environment import CODE
 from workers.attempt.fence import Fences
 from workers.attempt.records import read_json
 from workers.checkpoint.format.folders import newest_first
+from workers.errors import Replaced
 
 SAVES = """
 import os, signal, sys
@@ -131,3 +132,13 @@ def test_only_what_is_unfinished_is_withdrawn(tmp_path):
     assert withdrawn == [".part-step-00000001", ".part-step-00000002"]
     assert not {names[0], names[1]} & kept
     effect.withdraw_unfinished(tmp_path / "absent")
+
+
+def test_a_save_that_was_refused_is_no_failure_of_the_users_code():
+    try:
+        try:
+            raise Replaced("this attempt may not save: its lease ended 1.0 s ago", "stop this attempt")
+        except Replaced as e:
+            raise RuntimeError("saving failed") from e
+    except RuntimeError as e:
+        assert child._kind(e) == "lost"
