@@ -7,6 +7,7 @@ commit then finds nothing to commit.
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,18 +19,24 @@ from workers.attempt.records import Folder, parse, read_json
 from workers.checkpoint.format.manifest import NAME
 from workers.errors import Replaced
 
+LOOK_EVERY_S = 0.1
 UNFINISHED = re.compile(r"(?:\.part-)?(step-\d{8,}-)[0-9a-f]{8}", re.ASCII)
 
 
 def refuse_replaced(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises Replaced in a process of an attempt that may have been. Elsewhere nothing can be."""
-    if MARK in environ and (why := replaced(Path(environ[MARK]))):
-        raise Replaced(f"this attempt may not save: {why}", "stop this attempt; the job goes on elsewhere")
+    """Raises Replaced in a process of an attempt that may have been. Elsewhere nothing can be.
+
+    A fence alone may be lowered again, when a silent node is heard: it is waited for as long as the lease lasts.
+    """
+    while MARK in environ and (why := replaced(Path(environ[MARK]))):
+        if lease.passed(_folder(Path(environ[MARK])).lease):
+            raise Replaced(f"this attempt may not save: {why}", "stop this attempt; the job goes on elsewhere")
+        time.sleep(LOOK_EVERY_S)
 
 
 def replaced(shared: Path) -> str:
     """Why the attempt whose ranks write into `shared` no longer counts; "" while it does."""
-    attempt, folder = parse(shared.name), Folder(shared.parent.parent / "attempts" / shared.name)
+    attempt, folder = parse(shared.name), _folder(shared)
     past_s = lease.now_s() - lease.deadline_s(folder.lease)
     if attempt is None or past_s >= 0:
         return f"its lease ended {past_s:.1f} s ago" if lease.deadline_s(folder.lease) else "it has no lease"
@@ -39,6 +46,11 @@ def replaced(shared: Path) -> str:
             epoch = fence.of_folder(Path(launch["fences"]), attempt.job)
             return f"epoch {epoch} of its job has taken over" if epoch > attempt.epoch else ""
     return ""
+
+
+def _folder(shared: Path) -> Folder:
+    """The node's own records of the attempt."""
+    return Folder(shared.parent.parent / "attempts" / shared.name)
 
 
 def withdraw_unfinished(root: Path) -> None:
