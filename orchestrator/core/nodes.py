@@ -14,7 +14,7 @@ OWNER = "node/"
 
 EVENTS = ("drained", "undrained")
 
-SILENT_S = 5.0
+SILENT_S = 8.0
 """An agent answers within its watch of two seconds. After so long nothing new is placed there."""
 
 FAILURES = 3
