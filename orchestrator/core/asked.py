@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+from cluster.catalogue import meets
 from cluster.plain import to_plain
 from orchestrator.core import ending, placing
 from orchestrator.core.commands import Refuse
 from orchestrator.core.draft import Draft
+from orchestrator.core.fold import WORKING, Record
 from orchestrator.core.messages import CancelAsked, MigrateAsked
 from orchestrator.core.model import Candidate, Job
 from orchestrator.core.plan import survey
@@ -31,6 +33,9 @@ def migrate(draft: Draft, asked: MigrateAsked) -> None:
     if record is None or record.job.state in TERMINAL:
         draft.command(Refuse(f"job {asked.job} has ended", "submit it again with resume_from"))
         return
+    if there := _runs_there(record, asked):
+        draft.command(Refuse(f"job {asked.job} runs there already, on {there}", "name another kind or pool"))
+        return
     job = replace(record.job, candidates=(_moved(record.job, asked),))
     if record.job.state not in WAITING and (reasons := _why_not(draft, job)):
         told = f"job {asked.job} cannot move to {where} now: {reasons}"
@@ -43,6 +48,15 @@ def migrate(draft: Draft, asked: MigrateAsked) -> None:
     draft.paused_until_s.pop(asked.job)
     if not draft.event(asked.job, "preempted", record.job.epoch, reason=reason):
         ending.look_after(draft, asked.job)
+
+
+def _runs_there(record: Record, asked: MigrateAsked) -> str:
+    """The kind and pool it runs on, where these are what was asked for; else ""."""
+    live = record.live
+    if live is None or record.job.state not in WORKING or asked.pool not in ("", live.pool):
+        return ""
+    wanted = not asked.kinds or any(meets(pattern, live.kind) for pattern in asked.kinds)
+    return f"{live.kind} in pool {live.pool}" if wanted else ""
 
 
 def _moved(job: Job, asked: MigrateAsked) -> Candidate:
@@ -58,4 +72,5 @@ def _why_not(draft: Draft, job: Job) -> str:
     options, reasons = survey(job, Room(seen))
     if options:
         return ""
-    return "; ".join(list(dict.fromkeys(reasons.values()))[:2]) or "the fleet has no nodes"
+    told = [f"{devices_id} {why}".strip() for (_, devices_id), why in sorted(reasons.items())]
+    return "; ".join(told[:3]) or "the fleet has no nodes"

@@ -61,7 +61,15 @@ def test_a_move_to_where_nothing_is_free_is_refused_and_the_job_runs_on(c, w):
     c.run(w.job("j", w.want("cpu")))
     events, [refused] = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
     assert (events, c.state("j")) == ([], "RUNNING")
-    assert refused.message == "job j cannot move to tpu:v5e now: is cpu, job accepts tpu:v5e"
+    assert refused.message == "job j cannot move to tpu:v5e now: a/cpu is cpu, job accepts tpu:v5e"
+
+
+def test_a_move_to_where_the_job_runs_is_refused_with_that_word(c, w):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    for asked in (m.MigrateAsked("j", ("cpu",)), m.MigrateAsked("j", pool="cpu")):
+        events, [refused] = c.tell(asked)
+        assert (events, refused.message) == ([], "job j runs there already, on cpu in pool cpu")
 
 
 def test_a_job_that_may_not_cross_vendors_stays_with_the_one_it_last_ran_on(c, w, t):
