@@ -25,7 +25,7 @@ Events of a node, `drained` and `undrained`, have "node/NAME" in place of a job:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.plain import from_plain, to_plain
@@ -229,16 +229,3 @@ STEPS = {
     "failed": _attempt_ended,
     "interrupted": _attempt_ended,
 }
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The fold kept up to date as events are written: what the server holds in memory."""
-
-    records: dict[str, Record] = field(default_factory=dict)
-
-    def apply(self, event: Event) -> Record | None:
-        record = apply(self.records.get(event.job), event)
-        if record:
-            self.records[event.job] = record
-        return record

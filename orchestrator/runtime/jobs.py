@@ -13,7 +13,6 @@ from orchestrator.core.model import Event, Job
 from orchestrator.core.states import WAITING
 from orchestrator.store import EventStore
 from orchestrator.store.jobs import MANY, Page
-from orchestrator.store.ledger import NotCounted
 
 NEAREST_OF = 50
 METRICS_KEPT = 10_000
@@ -58,14 +57,6 @@ class Jobs:
             raise NotStored(*e.args) from e
         return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
 
-    def record(self, event: Event) -> str:
-        """As `commit`, of one event; why it does not count instead of NotCounted, "" when it does."""
-        try:
-            self.commit([event])
-        except NotCounted as e:
-            return e.why
-        return ""
-
     # -- what may not be trusted, and what is too old
 
     def check_histories(self, pause: Callable[[], bool] = lambda: False) -> int:
@@ -86,9 +77,6 @@ class Jobs:
     def open(self) -> list[Record]:
         """Those that have not ended or whose attempt still holds devices, in the order of submission."""
         return self._table.open()
-
-    def all(self) -> list[Record]:
-        return self.open()
 
     def waiting(self) -> tuple[Job, ...]:
         """Jobs to be placed. A job whose last attempt still has processes is not: two attempts never run at once."""

@@ -33,9 +33,7 @@ class Watched:
             tuple(RAY.blocked()),
             RAY.exhausted,
             tuple(
-                NodeSeen(
-                    name, node.lost or node.refused or node.broken, node.ready, node.silent_s(at.s), tuple(node.unknown)
-                )
+                NodeSeen(name, _down(node), node.ready, node.silent_s(at.s), tuple(node.unknown))
                 for name, node in runtime.control.nodes.items()
             ),
             tuple(leaks.found(runtime.control, at)),

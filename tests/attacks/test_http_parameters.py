@@ -74,7 +74,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     patch = pytest.MonkeyPatch()
     patch.setenv("POLYFLEET_HOME", str(home))
     service = Service(home)
-    service.jobs_table.record(submitted(parse_job(RUN).to_job("hello-1", time.time()), RUN, time.time()))
+    service.jobs_table.commit([submitted(parse_job(RUN).to_job("hello-1", time.time()), RUN, time.time())])
     app = make_app(service, TOKEN, home=home)
     with listener(0) as listening:
         server = uvicorn.Server(server_config(app))

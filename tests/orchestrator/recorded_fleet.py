@@ -245,10 +245,7 @@ def happened(service: Service, job: str, run: str, **data: Any) -> None:
     begun_s = time.time()
     for number, told in enumerate(events, 1):
         changed = told["data"] | (data if number == len(events) else {})
-        refused = service.jobs_table.record(
-            Event(job, told["event"], told["epoch"], begun_s + told["after_s"], changed)
-        )
-        assert not refused, refused
+        service.jobs_table.commit([Event(job, told["event"], told["epoch"], begun_s + told["after_s"], changed)])
 
 
 @contextmanager
