@@ -71,7 +71,7 @@ def test_every_verb_reaches_its_route(client, live, checkpoint):
     assert client.checkpoints("cpu", "digits")[0]["path"] == "digits/step-00000012-adeb0f13"
     assert client.checkpoint_show(checkpoint)["step"] == 12
     assert client.checkpoint_plan(checkpoint, "tpu:v5e")["target"]["backend"] == "tpu"
-    assert client.checkpoint_verify(checkpoint)["ok"] is True
+    assert client.checkpoint_tool("verify", {"place": checkpoint})["ok"] is True
     assert client.cancel("hello")["state"] == "SUCCEEDED"
     assert client.shutdown() == {"stopping": True}
 

@@ -16,6 +16,7 @@ import pytest
 from cluster.errors import Conflict, NotFound
 from orchestrator import client as http
 from orchestrator.bundle import SCRATCH
+from orchestrator.connection import AnswerLost
 from orchestrator.runtime.jobs_page import JobsWanted
 
 # Of connections that were aborted as the network's loop ended.
@@ -111,7 +112,7 @@ def test_what_only_reads_is_asked_again_on_another_connection(waiting, network, 
 
 def test_when_no_answer_ever_comes_the_key_is_told(waiting, network):
     client = network(*[net.Fault(cut_answer_at=20)] * 20)
-    with pytest.raises(http.AnswerLost) as lost:
+    with pytest.raises(AnswerLost) as lost:
         client.submit({**RUN, "name": "lost"})
     assert lost.value.remedy.endswith(f"--key {lost.value.key}")
     with http.connect(start=False) as direct:
