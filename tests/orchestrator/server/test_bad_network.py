@@ -18,6 +18,7 @@ from orchestrator import client as http
 from orchestrator.bundle import SCRATCH
 from orchestrator.connection import AnswerLost
 from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.transport import BrokenConnection
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = pytest.mark.filterwarnings("ignore:.*StreamWriter.__del__.*:pytest.PytestUnraisableExceptionWarning")
@@ -106,7 +107,7 @@ def test_every_verb_with_a_key_has_one_effect(live, network, fault, checkpoint):
 @pytest.mark.parametrize("fault", [net.Fault(cut_answer_at=0), net.Fault(cut_answer_at=30)])
 def test_what_only_reads_is_asked_again_on_another_connection(waiting, network, fault):
     assert network(fault).fleet()["name"]
-    with pytest.raises(http.BrokenConnection):
+    with pytest.raises(BrokenConnection):
         network(fault, fault).fleet()
 
 
