@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 BOUND_S = 600.0
 """Virtual time from the last fault until all is settled, beside what jobs need for themselves."""
+AROUND_S = 15.0
+"""What a job needs beside its work: a placement, a failure, a grace, and the work since a checkpoint once more."""
 PROBE_S = 60.0
 LOOK_S = 5.0
 MOST = 400_000
@@ -25,13 +27,18 @@ def settle(world: "World") -> None:
     world.clock.run(world.now_s + 40.0, MOST)
     for name in sorted({*server.control.nodes, *server.control.drained}):
         server.receive(m.ResumeAsked(name))
-    until_s = world.now_s + BOUND_S
+    until_s = world.now_s + BOUND_S + _work_s(world)
     while (left := unsettled(world)) and world.now_s < until_s:
         world.clock.run(world.now_s + LOOK_S, MOST)
     if left:
         world.checks.broken(*left)
     ends(world)
     probe(world)
+
+
+def _work_s(world: "World") -> float:
+    """As if all open jobs ran one after the other: gangs that need the same node do."""
+    return sum(world.scripts[record.job.id].work_s + AROUND_S for record in world.store.open())
 
 
 def unsettled(world: "World") -> tuple[str, str, str] | None:
