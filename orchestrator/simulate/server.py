@@ -1,7 +1,10 @@
-"""The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after."""
+"""The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after. It
+makes its turns as runtime/controller.py does.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import control as core
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 LIST_S = 1.0
 RESERVED_S = 30.0
-TURN_S = 0.005
+TURN_S = (0.002, 0.02, 0.02, 0.3)
+"""What comes within this time shares a turn; the last is of a server that has much to do."""
 AGAIN_S = 0.5
 UNHEARD_S = 4.0
 PARTED_S = 8.0
@@ -58,6 +62,8 @@ class Server:
         self._heard: dict[str, int] = {}
         self._asked: dict[str, int] = {}
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._turn_s = world.rng.choice(TURN_S)
+        self._ticks_each_turn = world.rng.random() < 0.25  # an idle server does, a busy one has no time for it
         self._turning = False
         self._carrying = Carrying(self)
 
@@ -120,24 +126,28 @@ class Server:
         if self.world.crashes_at(point):
             raise Dead(point)
 
+    def answered(self, job: Job) -> bool:
+        """Whether the key of this request has an answer: it comes again, however its job stands by now."""
+        return job.id in self.store.records
+
     def submit(self, job: Job) -> bool:
         """As the threads of HTTP do it. Once this returns True the job is acknowledged."""
-        if not self.up or self.frozen or job.id in self.store.records:
-            return job.id in self.store.records
+        if not self.up or self.frozen:
+            return False
+        if self.answered(job):
+            return True
+        had = {job.id: self.store.records.get(job.id)}
         try:
             self.reach(points.of_event("submitted", points.BEFORE))
             stored = self.store.append([submitted(job, {}, self.world.wall_s)])
-            self.world.checks.stored(stored, {})
+            self.world.checks.stored(stored, had)
             self.reach(points.of_event("submitted", points.AFTER))
         except NotStored:
             return False
         except Dead:
             self.kill()
             return False
-        told = m.Submitted((self.store.records[job.id],))
-        self.receive(told)
-        if self.world.rng.random() < self.world.faults.doubled:
-            self.receive(told)  # at once: later, its job may have ended
+        self.receive(m.Submitted((self.store.records[job.id],)))
         return True
 
     def receive(self, message: m.Message, done: Callable[[], None] | None = None) -> None:
@@ -146,7 +156,7 @@ class Server:
         self.inbox.append((message, done))
         if not self._turning:
             self._turning = True
-            self.later(TURN_S, self._turn)
+            self.later(self._turn_s, self._turn)
 
     def tell(self, message: m.Message) -> None:
         """From elsewhere: it may come twice, the second time much later."""
@@ -157,13 +167,16 @@ class Server:
 
     def _turn(self) -> None:
         taken, self.inbox = self.inbox, []
+        if self._ticks_each_turn and not any(isinstance(message, m.Tick) for message, _ in taken):
+            taken.append((self._time_passed(), None))
         control, now = self.control, self.now()
         events: list[Event] = []
         commands: list[Command] = []
-        for message, _ in taken:
-            self.world.note(message, now.s)
+        for together in _together([message for message, _ in taken]):
+            for message in together:
+                self.world.note(message, now.s)
             was = control
-            control, told, asked = core.step(was, self._known(message, was), now)
+            control, told, asked = self._step(was, together, now)
             if told or asked:
                 self.world.checks.stepped(was, told, asked, control)
             events += told
@@ -195,20 +208,27 @@ class Server:
             self._carrying.out(command)
             self.reach(points.of_command(command, points.AFTER))
 
-    def _known(self, message: m.Message, control: Control) -> m.Message:
+    def _step(self, control: Control, together: list[m.Message], now: m.Now) -> core.Step:
+        try:
+            if isinstance(together[0], m.Heartbeat):
+                return core.heard(control, (self._known(beat, control) for beat in together), now)
+            return core.step(control, together[0], now)
+        except Exception as e:
+            self.world.checks.failed(together[0], e)
+
+    def _known(self, beat: Any, control: Control) -> m.Heartbeat:
         """An agent's answer with which of its jobs the store has, beside those that are open."""
-        if not isinstance(message, m.Heartbeat) or not message.reports:
-            return message
-        others = {report.job for report in message.reports} - control.records.keys()
-        return replace(message, known=frozenset(others & self.store.records.keys())) if others else message
+        others = {report.job for report in beat.reports} - control.records.keys()
+        return replace(beat, known=frozenset(others & self.store.records.keys())) if others else beat
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
-        ray = self.world.ray
-        trouble = "" if self.joined else "no fleet is up"
-        if ray.away and self.joined:
-            trouble = "Ray's head does not answer"
-        self.receive(m.Tick(trouble=trouble))
+        self.receive(self._time_passed())
+
+    def _time_passed(self) -> m.Tick:
+        if not self.joined:
+            return m.Tick(trouble="no fleet is up")
+        return m.Tick(trouble="Ray's head does not answer" if self.world.ray.away else "")
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)
@@ -275,7 +295,7 @@ class Server:
         self._heard[node] = max(self._heard[node], answer)
         if number == self._asked.get(node):
             self._asked[node] += 1
-            self.later(AGAIN_S if self.store.refuses else 3 * TURN_S, self._watch, node, ray_id)
+            self.later(AGAIN_S if self.store.refuses else 0.015, self._watch, node, ray_id)
 
     def _unheard(self, node: str, ray_id: str, number: int) -> None:
         if number == self._asked.get(node):
@@ -287,3 +307,15 @@ class Server:
             if known == ray_id:
                 self._heard[node] = 0
                 self.tell(m.AgentDied(node, ray_id, gone))
+
+
+def _together(messages: list[m.Message]) -> Iterator[list[m.Message]]:
+    """Submissions first, as one; then all others in their order, answers of agents that follow each other at once."""
+    if new := tuple(record for told in messages if isinstance(told, m.Submitted) for record in told.records):
+        yield [m.Submitted(new)]
+    others = (message for message in messages if not isinstance(message, m.Submitted))
+    for are_beats, some in groupby(others, lambda message: isinstance(message, m.Heartbeat)):
+        if are_beats:
+            yield list(some)
+        else:
+            yield from ([message] for message in some)
