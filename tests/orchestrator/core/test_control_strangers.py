@@ -69,6 +69,21 @@ def test_the_same_epoch_on_a_node_where_the_log_did_not_place_it_is_stopped(c, w
     assert c.state("j") == "RUNNING"
 
 
+def test_a_job_waits_for_a_replaced_attempt_and_says_so_but_not_once_its_node_is_silent_for_a_lease(c, w, t):
+    c.node("a")
+    c.node("b")
+    c.tell(m.DrainAsked("b"))
+    c.run(w.job("j", w.want("cpu")))
+    c.hear_all("b", seconds=8)
+    c.tell(m.Fenced("j", 2, stands=2))
+    assert c.hear_all("b", seconds=14)[0] == [("j", "interrupted", 1)]
+    c.hear("a", t.report("j", 1, 0, "running"), there=["j.1.0"])  # it was frozen, and its supervisor has yet to look
+    c.tell(m.ResumeAsked("b"))
+    assert c.hear_all("b", seconds=10)[0] == []
+    assert c.control.plan.why_not["j"] == {(0, ""): "waits for its attempt j.1 on node a to end, which was replaced"}
+    assert c.hear_all("b", seconds=6)[0] == [("j", "placed", 2)]
+
+
 def test_two_living_nodes_with_one_name_do_not_take_turns(c):
     c.node("a")
     both = m.NodesSeen((m.NodeSeen("ray-a", "a"), m.NodeSeen("0second", "a")))
