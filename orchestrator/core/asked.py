@@ -39,8 +39,9 @@ def migrate(draft: Draft, asked: MigrateAsked) -> None:
         return
     job = replace(record.job, candidates=(_moved(record.job, asked),))
     if _may_not(job):
-        told = f"job {asked.job} cannot move to {where}: it last ran on {job.backend}, and recovery.cross_vendor is false"
-        draft.command(Refuse(told, "submit it again with resume_from and cross_vendor: true"))
+        told = f"it last ran on {job.backend}, and recovery.cross_vendor is false"
+        remedy = "submit it again with resume_from and cross_vendor: true"
+        draft.command(Refuse(f"job {asked.job} cannot move to {where}: {told}", remedy))
         return
     if record.job.state not in WAITING and (reasons := _why_not(draft, job)):
         told = f"job {asked.job} cannot move to {where} now: {reasons}"
