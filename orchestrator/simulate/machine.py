@@ -29,13 +29,13 @@ class Refused(Exception):
 class Machine:
     """`attempts`, `seen` (newest epoch by job) and `generation` lie on its disk. `ray_id` is "" while no raylet runs.
 
-    `cut_in`: nothing of the server reaches it; `cut_out`: nothing it says arrives anywhere.
+    `gone`: it never comes back. `cut_in`: nothing of the server reaches it; `cut_out`: what it says arrives nowhere.
     """
 
     def __init__(self, world: "World", label: str, pool: str, kind: str, count: int):
         self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
         self.ray_id = ""
-        self.powered = True
+        self.powered, self.gone = True, False
         self.frozen = self.agent_stopped = self.agent_up = self.agent_gone = False
         self.cut_in = self.cut_out = False
         self.generation = 0

@@ -92,6 +92,10 @@ class World:
     def newest_step(self, job: str) -> int:
         return self.steps.get(job, 0)
 
+    def there(self) -> list[Machine]:
+        """Machines that have not gone for good."""
+        return [machine for machine in self.machines if not machine.gone]
+
     def alive(self) -> list[Attempt]:
         return [attempt for running in self.processes.values() for attempt in running]
 

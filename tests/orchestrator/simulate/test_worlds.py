@@ -1,11 +1,12 @@
 """A million events of worlds under faults: what must always be true was, and everything came to its end. A fault that a
-world has found gets a test of its own in tests/orchestrator/core: another change of a world makes other worlds of its seed.
+world finds gets a test of its own in tests/orchestrator/core: with the next change of worlds its seed is another world.
 """
 
 import secrets
 
 from orchestrator.simulate.campaign import campaign
 from orchestrator.simulate.world import World
+
 
 def test_half_a_million_events_of_the_same_worlds_break_no_law():
     found = campaign(1_000, 500_000)
