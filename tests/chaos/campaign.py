@@ -38,7 +38,8 @@ def main() -> int:
     if given.table:
         PAGE.write_text(page([json.loads(file.read_text()) for file in given.table]))
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first, and pytest would too
+        signal.signal(number, signal.default_int_handler)
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from parts import machine
 

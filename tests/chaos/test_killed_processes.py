@@ -23,9 +23,8 @@ def test_a_gang_outlives_its_ranks_and_its_agents(case, fleet, seed):
             now.fault("F2", f"kill -9 of the agent of {of}")
             agent = fleet.agent(node)
             now.inject(agent.kill)
-            until(lambda agent=agent: fleet_processes.ended(agent))
+            until(lambda node=node, agent=agent: fleet.agent(node).pid != agent.pid)
             now.told(gang if node == "left-0" else now.trainings[1], since_s=time.monotonic())
-            assert fleet.agent(node).pid != agent.pid
             assert [now.view(t.id)["epoch"] for t in now.trainings] == epochs
 
 
