@@ -24,6 +24,7 @@ from typing import Any
 
 import fleet_processes
 import psutil
+import pytest
 
 from cluster.errors import PolyfleetError
 from orchestrator import Orchestrator, RunJob, TrainJob, client
@@ -46,6 +47,15 @@ STALE_S = 2.0
 """What was frozen works no longer than this after it goes on."""
 TRAINS = Path(__file__).with_name("trains.py")
 Data = dict[str, Any]
+
+
+def some_or_all(some: list[Any], everything: list[Any]) -> list[Any]:
+    """Values of a test's parameter: a few with every test run, all of them in the campaign."""
+    in_campaign = pytest.mark.skipif("POLYFLEET_CHAOS_SEEDS" in os.environ, reason="the campaign has them all")
+    return [
+        pytest.param(some, marks=in_campaign, id="some"),
+        pytest.param(everything, marks=pytest.mark.chaos, id="all"),
+    ]
 
 
 def until(truth: Callable[[], Any], limit_s: float = HANG_S) -> Any:

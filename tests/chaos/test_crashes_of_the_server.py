@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from faults import until
+from faults import some_or_all, until
 
 from cluster.errors import FleetError, PolyfleetError
 from orchestrator import Orchestrator, client
@@ -78,13 +78,7 @@ class Chain(threading.Thread):
         os.environ.pop(POINT, None)
 
 
-WHICH = [
-    pytest.param(IN_CI, marks=pytest.mark.skipif("POLYFLEET_CHAOS_SEEDS" in os.environ, reason="all do"), id="some"),
-    pytest.param(POINTS, marks=pytest.mark.chaos, id="all"),
-]
-
-
-@pytest.mark.parametrize("names", WHICH)
+@pytest.mark.parametrize("names", some_or_all(IN_CI, POINTS))
 def test_crashes_at_named_points_change_no_ending(case, fleet, seed, names):
     what = "the server ends at a named point of its life"
     with case("F4", what, seed, point=names[0]) as now:

@@ -4,28 +4,38 @@ import time
 
 import fleet_processes
 import pytest
-from faults import EVENTS, until
+from faults import EVENTS, some_or_all, until
 
 from orchestrator.server import daemon
 
+KILLED = [("rank", "left-1"), ("rank", "left-0"), ("agent", "left-0"), ("agent", "right-0")]
+TOLD = {
+    ("rank", "left-1"): ("F1", "kill -9 of the rank on node 1 of a gang"),
+    ("rank", "left-0"): ("F1", "kill -9 of the rank on node 0 of a gang"),
+    ("agent", "left-0"): ("F2", "kill -9 of the agent of a gang"),
+    ("agent", "right-0"): ("F2", "kill -9 of the agent of one training"),
+}
 
-def test_a_gang_outlives_its_ranks_and_its_agents(case, fleet, seed):
+
+@pytest.mark.parametrize("killed", some_or_all(KILLED[:1] + KILLED[2:3], KILLED))
+def test_a_gang_outlives_its_ranks_and_its_agents(case, fleet, seed, killed):
     """A rank that is killed costs the whole gang one interruption, an agent nothing."""
-    with case("F1", "kill -9 of the rank on node 1 of a gang", seed) as now:
+    with case(*TOLD[killed[0]], seed) as now:
         gang = now.gang()
-        kill_rank(now, gang, "left-1")
-        now.fault("F1", "kill -9 of the rank on node 0 of a gang")
-        until(lambda: gang.lines("saved")[-1]["epoch"] == gang.epoch)
-        kill_rank(now, gang, "left-0")
-        assert now.view(gang.id)["interruptions"] == 2
-        epochs = [now.view(t.id)["epoch"] for t in now.trainings]
-        for node, of in (("left-0", "a gang"), ("right-0", "one training")):
-            now.fault("F2", f"kill -9 of the agent of {of}")
-            agent = fleet.agent(node)
-            now.inject(agent.kill)
-            until(lambda node=node, agent=agent: fleet.agent(node).pid != agent.pid)
-            now.told(gang if node == "left-0" else now.trainings[1], since_s=time.monotonic())
-            assert [now.view(t.id)["epoch"] for t in now.trainings] == epochs
+        for number, (what, node) in enumerate(killed):
+            if number:
+                now.fault(*TOLD[what, node])
+            until(lambda: gang.lines("saved")[-1]["epoch"] == gang.epoch)
+            (kill_rank if what == "rank" else kill_agent)(now, gang, node)
+        assert now.view(gang.id)["interruptions"] == sum(what == "rank" for what, _ in killed)
+
+
+def kill_agent(now, gang, node):
+    agent, epochs = now.fleet.agent(node), [now.view(t.id)["epoch"] for t in now.trainings]
+    now.inject(agent.kill)
+    until(lambda: now.fleet.agent(node).pid != agent.pid)
+    now.told(gang if node == "left-0" else now.trainings[1], since_s=time.monotonic())
+    assert [now.view(t.id)["epoch"] for t in now.trainings] == epochs
 
 
 def kill_rank(now, gang, node):
