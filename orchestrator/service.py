@@ -41,7 +41,7 @@ from orchestrator.runtime.submissions import Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
-from orchestrator.store import Answer
+from orchestrator.store.events import Answer
 from orchestrator.store.setting import open_store
 
 NO_FLEET = "run `polyfleet up` first"

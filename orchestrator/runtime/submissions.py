@@ -21,7 +21,7 @@ from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.views import acknowledged
 from orchestrator.spec import JobSpec, parse_job
-from orchestrator.store import Answer, EventStore
+from orchestrator.store.events import Answer, EventStore
 
 Data = dict[str, Any]
 Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]

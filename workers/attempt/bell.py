@@ -48,8 +48,10 @@ def _write(descriptor: int) -> None:
 
 
 def _listen(descriptor: int, owner: Callable[[], Any], heard: Callable[[Any], object]) -> None:
+    poll = select.poll()  # `select.select` refuses descriptors from 1,024 on
+    poll.register(descriptor, select.POLLIN)
     while True:
-        select.select([descriptor], [], [])
+        poll.poll()
         with suppress(BlockingIOError):
             os.read(descriptor, 1 << 16)
         it = owner()

@@ -8,7 +8,7 @@ import sqlalchemy
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.fold import fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store import Answer
+from orchestrator.store.events import Answer
 from orchestrator.store.ledger import NotCounted
 
 
