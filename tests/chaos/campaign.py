@@ -52,6 +52,8 @@ def main() -> int:
         kept.touch()
         try:
             code = _run(given, kept, [record["case"] for record in resumed])
+        except KeyboardInterrupt:
+            print("broken off: the same with --resume does the rest", file=sys.stderr)
         finally:
             records = resumed + [json.loads(line) for line in kept.read_text().splitlines()]
             told |= {"took_s": round(time.monotonic() - began_s), "load_after": machine.load(), "records": records}

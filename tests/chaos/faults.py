@@ -328,6 +328,10 @@ def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, **more: A
         now.ends()
         now.whole()
         fleet.sound = True
+    except KeyboardInterrupt:
+        now.records.clear()  # broken off, which says nothing of the fault
+        _clear(now)
+        raise
     except BaseException as e:
         for record in now.records if ended else now.records[-1:]:  # what does not hold later may be of any of them
             record |= {"outcome": "failed", "error": repr(e)[:2000]}
