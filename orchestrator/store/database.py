@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
+from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Row, Select, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from cluster.errors import FleetError, UserError
@@ -53,6 +53,12 @@ class Database:
         """Sees all that was committed before. Raises FleetError when the database cannot be read."""
         with self.errors(), self._readers.connect() as connection:
             yield connection
+
+    def begins(self, column: Column[str], prefix: str) -> ColumnElement[bool]:
+        """Texts that begin so. SQLite finds a range in an index, and a LIKE never; PostgreSQL may sort otherwise."""
+        if self._is_sqlite:
+            return column.between(prefix, prefix + schema.LAST)
+        return column.startswith(prefix, autoescape=True)
 
     def first(self, wanted: Select[Any], **parameters: Any) -> Row[Any] | None:
         """The first row, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
