@@ -19,7 +19,8 @@ def to_plain(value: Any) -> Any:
     if kind in LEAVES:
         return value
     if names := _names(kind):
-        return {name: to_plain(getattr(value, name)) for name in names}
+        items = ((name, getattr(value, name)) for name in names)
+        return {name: item if type(item) in LEAVES else to_plain(item) for name, item in items}
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

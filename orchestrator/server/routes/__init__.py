@@ -7,11 +7,11 @@ from fastapi import Depends, Header, Request
 from orchestrator.server.facade import Facade
 
 
-def service_of(request: Request) -> Facade:
+async def service_of(request: Request) -> Facade:
     return cast(Facade, request.app.state.service)
 
 
-def key_of(
+async def key_of(
     idempotency_key: Annotated[
         str, Header(max_length=200, description="asked again with the same key and body, it counts once")
     ] = "",
