@@ -195,8 +195,9 @@ def _refuse_misplaced(data: dict[str, Any]) -> None:
 def _check_fields(spec: JobSpec) -> None:
     """Every field that is set is one the task reads, and it has what it needs. Raises SpecError."""
     for place, part in _places(spec):
+        written = part.model_fields_set
         for field, tasks in TASKS_OF.items():
-            if spec.task not in tasks and _is_set(part, field):
+            if field in written and spec.task not in tasks and _differs(part, field):
                 message = f"is read by {', '.join(tasks)} jobs, this one is {spec.task}"
                 raise SpecError(f"{place}{field}", message, _instead(spec.task))
     if spec.task == "run":
@@ -218,8 +219,8 @@ def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
             yield f"resources.{name}.{index}.", candidate
 
 
-def _is_set(part: Model, field: str) -> bool:
-    return field in part.model_fields_set and bool(getattr(part, field) != _default(type(part), field))
+def _differs(part: Model, field: str) -> bool:
+    return bool(getattr(part, field) != _default(type(part), field))
 
 
 @cache
