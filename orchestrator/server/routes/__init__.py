@@ -8,6 +8,7 @@ from orchestrator.server.facade import Facade
 
 
 async def service_of(request: Request) -> Facade:
+    """A coroutine: FastAPI would call a function in a thread, and that takes longer than the rest of a route."""
     return cast(Facade, request.app.state.service)
 
 
