@@ -48,8 +48,10 @@ def _write(descriptor: int) -> None:
 
 
 def _listen(descriptor: int, owner: Callable[[], Any], heard: Callable[[Any], object]) -> None:
+    ready = select.poll()  # `select` takes no descriptor above 1,023
+    ready.register(descriptor, select.POLLIN)
     while True:
-        select.select([descriptor], [], [])
+        ready.poll()
         with suppress(BlockingIOError):
             os.read(descriptor, 1 << 16)
         it = owner()
