@@ -57,7 +57,7 @@ class JobSpec(Model):
     secrets: f.Secrets = Field(default_factory=dict)
     """NAME: env:NAME (a variable of the server) or file:/absolute/path."""
 
-    resources: Resources = Field(default_factory=Resources)
+    resources: Resources = Field(default_factory=cache(Resources))
     precision: f.Precision = ""
     batch_size: f.BatchSize = 0
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
@@ -69,8 +69,8 @@ class JobSpec(Model):
     """What it computes, as benchmarks name it (`gpt2`, or what `benchmark run --workload` was given): with an objective
     of throughput or cost it goes where that was measured best. Left out, the submitted folder itself is the name."""
 
-    recovery: RecoverySpec = Field(default_factory=RecoverySpec)
-    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    recovery: RecoverySpec = Field(default_factory=cache(RecoverySpec))
+    checkpoint: CheckpointSpec = Field(default_factory=cache(CheckpointSpec))
 
     @model_validator(mode="before")
     @classmethod
@@ -103,7 +103,7 @@ class JobSpec(Model):
             objective=self.objective,
             workload=self.workload,
             submitted_s=now_s,
-            recovery=self.recovery.to_recovery(),
+            recovery=self.recovery.parsed,
             entry=self.entry,
             seed=self.seed,
             secrets=dict(self.secrets),

@@ -92,15 +92,16 @@ class Submissions:
 
     def _one(self, asked: Submission) -> Answer:
         self._refuse_too_many(1)
-        event, kept = self._accepted(asked.spec, asked.package, "", *self._seen())
-        return Answer(kept, (event,), 201)
+        devices, note = self._seen()
+        job = self._accepted(asked.spec, asked.package, "", devices, bool(note))
+        return Answer(acknowledged(job, note), (submitted(job, asked.spec, job.submitted_s),), 201)
 
     def _many(self, jobs: list[tuple[Data, str]]) -> Answer:
         self._refuse_too_many(len(jobs))
         devices, note = self._seen()
-        accepted = [self._accepted(*job, f"jobs.{n}", devices, note) for n, job in enumerate(jobs)]
-        rows = [{"id": kept["id"], "name": kept["name"]} for _, kept in accepted]
-        return Answer({"jobs": rows, "note": note}, [event for event, _ in accepted], 201)
+        accepted = [self._accepted(*job, f"jobs.{n}", devices, bool(note)) for n, job in enumerate(jobs)]
+        events = [submitted(job, spec, job.submitted_s) for job, (spec, _) in zip(accepted, jobs, strict=True)]
+        return Answer({"jobs": [{"id": job.id, "name": job.name} for job in accepted], "note": note}, events, 201)
 
     def _once(self, asked: Sequence[tuple[str, Any, Callable[[], Answer]]]) -> list[Data | Exception]:
         """Of (key, body, what accepts it). An error is NotStored, which says when to come back, where it is the store
@@ -111,17 +112,14 @@ class Submissions:
         told = self._store.once_each([Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)], self._stored)
         return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
 
-    def _accepted(
-        self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, note: str
-    ) -> tuple[Event, Data]:
+    def _accepted(self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
         try:
-            job = self._acceptable(spec, package, devices, bool(note))
+            return self._acceptable(spec, package, devices, waits)
         except SpecError as e:
             if not place:
                 raise
             message = e.message.removeprefix(f"{e.field}: ")
             raise SpecError(".".join(filter(None, (place, e.field))), message, e.remedy) from None
-        return submitted(job, spec, job.submitted_s), acknowledged(job, note)
 
     def _acceptable(self, spec: Data, package: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
         """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has.
