@@ -35,7 +35,7 @@ from cluster.spec import EnvironmentSpec
 from orchestrator import Orchestrator
 from orchestrator import client as server
 from orchestrator.server import record as server_record
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 from workers.discovery import discover
 
 CLI = str(Path(sys.executable).with_name("polyfleet"))

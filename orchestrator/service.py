@@ -42,7 +42,7 @@ from orchestrator.runtime.submissions import Submission, Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
-from orchestrator.store import Answer
+from orchestrator.store.once import Answer
 from orchestrator.store.setting import open_store
 
 NO_FLEET = "run `polyfleet up` first"

@@ -12,8 +12,9 @@ from sqlalchemy import Connection
 from orchestrator.core.fold import apply, submitted
 from orchestrator.core.model import Event
 from orchestrator.spec import parse_job
-from orchestrator.store import EventStore, folding, records
+from orchestrator.store import folding, records
 from orchestrator.store.codec import encode
+from orchestrator.store.events import EventStore
 from orchestrator.store.rows import insert_rows
 from orchestrator.store.schema import events, jobs
 

@@ -13,7 +13,7 @@ from parts.samples import Samples
 
 from orchestrator.core.model import Event
 from orchestrator.server import sockets
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 
 BLOCK = b"x" * 4096
 TRUE = shutil.which("true") or "/bin/true"

@@ -27,7 +27,7 @@ from orchestrator.runtime.engine import in_time
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.packages import Packages
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 
 
 class Line:

@@ -18,7 +18,7 @@ from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,8 @@ from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.link import NO_FLEET, Link
 from orchestrator.runtime.pulse import Pulse
-from orchestrator.store import EventStore, origin
+from orchestrator.store import origin
+from orchestrator.store.events import EventStore
 
 log = logging.getLogger(__name__)
 

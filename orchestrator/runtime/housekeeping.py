@@ -13,7 +13,7 @@ from orchestrator.resources import duration_s
 from orchestrator.runtime import fences
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 from orchestrator.store.retention import Place
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from cluster.errors import FleetError, NotFound, nearest
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Event, Job
 from orchestrator.core.states import WAITING
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 from orchestrator.store.jobs import MANY, Page
 
 NEAREST_OF = 50

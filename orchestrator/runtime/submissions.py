@@ -22,7 +22,8 @@ from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.views import acknowledged
 from orchestrator.spec import parse_job
-from orchestrator.store import Answer, Asked, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer, Asked
 
 Data = dict[str, Any]
 Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]

@@ -15,7 +15,7 @@ from orchestrator.runtime.controller import Runtime, now
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 
 REPAIRS_TOLD_S = 600.0
 NAMED_ROWS = 20

@@ -1,6 +1,4 @@
-"""The event log in SQL: what makes an accepted job survive. SQLite on one machine, PostgreSQL when that is outgrown."""
+"""The event log in SQL: what makes an accepted job survive. SQLite on one machine, PostgreSQL when that is outgrown.
 
-from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer, Asked
-
-__all__ = ["Answer", "Asked", "EventStore"]
+Nothing is imported here: the command line reads `setting`, and must not wait for SQLAlchemy.
+"""

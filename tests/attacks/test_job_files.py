@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.model import Event
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 from workers.agent import Agent
 from workers.attempt.attempt import Attempt
 from workers.attempt.reading import Reader

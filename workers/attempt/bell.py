@@ -48,10 +48,10 @@ def _write(descriptor: int) -> None:
 
 
 def _listen(descriptor: int, owner: Callable[[], Any], heard: Callable[[Any], object]) -> None:
-    ready = select.poll()  # `select` takes no descriptor above 1,023
-    ready.register(descriptor, select.POLLIN)
+    poll = select.poll()  # `select.select` refuses descriptors from 1,024 on
+    poll.register(descriptor, select.POLLIN)
     while True:
-        ready.poll()
+        poll.poll()
         with suppress(BlockingIOError):
             os.read(descriptor, 1 << 16)
         it = owner()

@@ -100,8 +100,7 @@ class _Pipes(NamedTuple):
         self._close(self.secrets)
         said = b""
         while True:
-            if not select.select([self.said], [], [], START_TIMEOUT_S)[0]:
-                raise TimeoutError
+            _wait(self.said, select.POLLIN)
             piece = os.read(self.said, 1 << 16)
             said += piece
             if not piece:
@@ -109,8 +108,7 @@ class _Pipes(NamedTuple):
 
     def _write(self, data: bytes) -> None:
         while data:
-            if not select.select([], [self.secrets], [], START_TIMEOUT_S)[1]:
-                raise TimeoutError
+            _wait(self.secrets, select.POLLOUT)
             data = data[os.write(self.secrets, data[: select.PIPE_BUF]) :]
 
     def _close(self, descriptor: int) -> None:
@@ -121,6 +119,14 @@ class _Pipes(NamedTuple):
     def close(self) -> None:
         self._close(self.secrets)
         self._close(self.said)
+
+
+def _wait(descriptor: int, what: int) -> None:
+    """Until it can be read or written. Raises TimeoutError. (`select.select` refuses descriptors from 1,024 on.)"""
+    poll = select.poll()
+    poll.register(descriptor, what)
+    if not poll.poll(START_TIMEOUT_S * 1000):
+        raise TimeoutError
 
 
 class _Zygote:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Job
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")

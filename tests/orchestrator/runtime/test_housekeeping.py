@@ -15,7 +15,8 @@ from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.runtime import housekeeping
 from orchestrator.runtime.housekeeping import Clock, Housekeeping, keep_jobs_s
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 from orchestrator.store.retention import Place
 
 DAY_S = 86400.0
@@ -123,7 +124,7 @@ def test_a_job_being_removed_is_told_apart_from_one_that_never_was(url):
 
 KILLED = """
 import os, sys
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 from orchestrator.runtime.housekeeping import Housekeeping
 from orchestrator.runtime.jobs import Jobs
 from sqlalchemy import event

@@ -80,7 +80,8 @@ def test_following_may_begin_with_the_tail(live):
 
 def test_a_client_that_leaves_ends_its_stream(live, running, wait_for):
     with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
-        next(response.iter_raw())
+        pieces = response.iter_raw()  # kept: an iterator that goes closes its response
+        next(pieces)
         wait_for(lambda: (live.app.state.streams.open, live.app.state.streams.logs) == (1, 1))
     wait_for(lambda: (live.app.state.streams.open, live.app.state.streams.logs) == (0, 0))
 

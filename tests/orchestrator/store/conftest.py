@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store import EventStore
+from orchestrator.store.events import EventStore
 
 
 @pytest.fixture

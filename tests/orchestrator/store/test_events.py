@@ -7,8 +7,8 @@ import pytest
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.fold import fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store import Answer, Asked
 from orchestrator.store.ledger import NotCounted
+from orchestrator.store.once import Answer, Asked
 
 
 def event(job="j", name="started", **data):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from orchestrator.core.fold import apply, fold, submitted
 from orchestrator.core.model import Candidate, Event, Job, Recovery
 from orchestrator.core.states import TERMINAL
-from orchestrator.store import EventStore, records
+from orchestrator.store import records
 from orchestrator.store.damage import Damaged
+from orchestrator.store.events import EventStore
 from orchestrator.store.ledger import is_open
 
 NAMES = ("a", "b", "c", "node/n")

@@ -14,11 +14,17 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
-from orchestrator.store import Answer, EventStore, database, migrations, schema
+from orchestrator.store import database, migrations, schema
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 EVENT = Event("j", "started", 1, 1.0)
 ROOT = Path(__file__).parents[3]
-OPEN = [sys.executable, "-c", "import sys; from orchestrator.store import EventStore; EventStore(sys.argv[1]).close()"]
+OPEN = [
+    sys.executable,
+    "-c",
+    "import sys; from orchestrator.store.events import EventStore; EventStore(sys.argv[1]).close()",
+]
 
 FIRST = """
 CREATE TABLE schema_version (version INTEGER NOT NULL, PRIMARY KEY (version));
@@ -205,7 +211,7 @@ def test_kill_9_at_any_step_leaves_the_old_database_or_the_new_one(tmp_path, kil
 
 
 def test_alembic_is_imported_for_an_upgrade_only(path, tmp_path):
-    code = "import sys; from orchestrator.store import EventStore; EventStore(sys.argv[1]).close();"
+    code = "import sys; from orchestrator.store.events import EventStore; EventStore(sys.argv[1]).close();"
     code += "print('alembic' in sys.modules)"
     for url, imported in ((tmp_path / "new.db", "False"), (path, "True"), (path, "False")):
         ran = subprocess.run([sys.executable, "-c", code, f"sqlite:///{url}"], cwd=ROOT, capture_output=True, text=True)

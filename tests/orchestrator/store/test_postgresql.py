@@ -12,7 +12,8 @@ import pytest
 from cluster.errors import FleetError, UserError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
@@ -82,7 +83,7 @@ def test_a_second_server_is_kept_out_and_told_who_has_the_database(open_store, u
 
 
 def test_a_killed_server_leaves_no_lock(url, open_store, wait_for):
-    code = f"import os; from orchestrator.store import EventStore; EventStore({url!r}); os.kill(os.getpid(), 9)"
+    code = f"import os; from orchestrator.store.events import EventStore; EventStore({url!r}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
 
     def opened():
@@ -185,7 +186,7 @@ def test_a_table_locked_by_another_program_is_an_error_after_seconds_and_then_go
 
 def test_without_the_driver_it_is_named_with_the_way_to_install_it(tmp_path):
     (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError('no psycopg', name='psycopg')")
-    code = "from orchestrator.store import EventStore; EventStore('postgresql://127.0.0.1:1/x')"
+    code = "from orchestrator.store.events import EventStore; EventStore('postgresql://127.0.0.1:1/x')"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert "driver psycopg is missing" in ran.stderr and "pip install 'polyfleet[postgresql]'" in ran.stderr

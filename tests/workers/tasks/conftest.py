@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from workers.attempt import lease
 from workers.messages import Order
 
 ROOT = Path(__file__).parents[3]
@@ -33,11 +34,15 @@ except Exception:
 
 
 class Attempt:
-    """An attempt's folder; `code` is the user's folder, where ranks run."""
+    """An attempt's folder, with a lease as its node would keep it; `code` is the user's folder, where ranks run."""
 
-    def __init__(self, folder, task="train", **order):
-        self.folder, self.code = folder, folder / "work"
+    def __init__(self, node, name, task="train", **order):
+        self.folder = node / "shared" / f"{name}.1.0"
+        self.code = self.folder / "work"
         self.code.mkdir(parents=True)
+        records = node / "attempts" / self.folder.name
+        records.mkdir(parents=True)
+        lease.write(records / "lease", 3600.0)
         known = {
             "job": "j",
             "epoch": 1,
@@ -134,4 +139,4 @@ def _one_thread():
 @pytest.fixture
 def attempt(tmp_path):
     """A maker of attempts, each in its own folder."""
-    return lambda name="attempt", **order: Attempt(tmp_path / name, **order)
+    return lambda name="attempt", **order: Attempt(tmp_path, name, **order)
