@@ -70,7 +70,7 @@ class Once:
 
     def _each(self, asked: dict[int, Asked], stored: Stored) -> dict[int, Told]:
         """By number; no two have the same key."""
-        told = {n: error for n, one in asked.items() if (error := _wrong(one.key))}
+        told: dict[int, Told] = {n: error for n, one in asked.items() if (error := _wrong(one.key))}
         keys = {one.key: n for n, one in asked.items() if one.key and n not in told}
         with self._using(keys):
             told |= {keys[row.key]: self._repeated(asked[keys[row.key]], row) for row in self._known(keys)}
