@@ -52,7 +52,7 @@ def stop(now, processes, seconds):
     """Between, none of them has run."""
     now.inject(lambda: each(processes, psutil.Process.suspend))
     try:
-        assert {p.status() for p in processes if p.is_running()} <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
+        until(lambda: {p.status() for p in processes if p.is_running()} <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE})
         time.sleep(seconds)
     finally:
         now.thawed_s = time.monotonic()
