@@ -33,8 +33,7 @@ def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: boo
         why = live.cut_off or "its fence stood above it, which a server before this one had raised"
         outcome = lost(live, rank, f"{why}; node {part.node} then ended its part")
     node = draft.nodes.get(part.node)
-    listed = node is not None and live.part_key(rank) in node.listed  # else its node's words are none of this part
-    heard_s = node.heard_s if node and listed else 0.0
+    heard_s = node.listed_s if node and node.listed_s is not None and live.part_key(rank) in node.listed else 0.0
     ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, told=told, unsure="")
     draft.lives[job] = live.with_part(rank, ended)
     look_after(draft, job)

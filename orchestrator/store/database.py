@@ -1,7 +1,7 @@
 """A database by its URL: one connection that writes, some that read, and its errors in our words."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,13 @@ class Database:
             return column.between(prefix, prefix + schema.LAST)
         return column.startswith(prefix, autoescape=True)
 
-    def first(self, wanted: Select[Any], **parameters: Any) -> Row[Any] | None:
-        """The first row, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
+    def rows(self, wanted: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
+        """All of them, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
         begun_s = time.monotonic()
         while True:
             try:
                 with self.reading() as connection:
-                    return connection.execute(wanted, parameters).first()
+                    return connection.execute(wanted, parameters).all()
             except ConnectionLost:
                 if time.monotonic() - begun_s > READ_AGAIN_S:
                     raise

@@ -184,6 +184,38 @@ def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answ
     assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[0] == [("j", "interrupted", 1)]
 
 
+def test_an_attempt_of_which_its_node_tells_under_a_second_name_is_not_replaced(two, t):
+    """Its raylet was started again, twice, and Ray still lists those before: the watch of the second name renews all
+    leases there.
+    """
+    second, third = m.NodeSeen("0second", "a"), m.NodeSeen("1third", "a")
+    others = (m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b", "b"))
+    two.tell(m.NodesSeen((*others, second)))
+    two.tell(m.AgentMade("a-0secon", "0second"))
+
+    def heard(name, ray_id, seconds):
+        stored = []
+        for _ in range(seconds):
+            two.hear(name, t.report("j", 1, 0, "running"), there=["j.1.0"], ray_id=ray_id)
+            two.hear("b")
+            events, commands = two.tick(1.0)
+            stored += events
+            for _ in fences(commands):
+                two.tell(m.Fenced("j", 2, stands=2))
+        return stored
+
+    assert heard("a-0secon", "0second", 30) == []
+    two.tell(m.NodesSeen((others[1], second, third)))  # the first has gone: the name is the second's, whose agent ended
+    assert two.control.nodes["a"].ray_id == "0second"
+    two.tell(m.AgentMade("a-1third", "1third"))
+    assert heard("a-1third", "1third", 30) == []
+    two.tell(m.NodesSeen((others[1], third)))
+    two.tell(m.AgentMade("a", "1third"))
+    two.hear("a", t.report("j", 1, 0, "running"), ray_id="1third")
+    two.tick(0.5)
+    assert two.state("j") == "RUNNING" and two.control.lives["j"].fenced_s is None
+
+
 def test_a_job_whose_node_is_silent_says_what_it_waits_for(two):
     def said():
         return waits_for(two.control, "j", m.Now(two.s))
