@@ -7,6 +7,7 @@ from cluster.plain import to_plain
 from orchestrator.core import ending, placing
 from orchestrator.core.commands import Refuse
 from orchestrator.core.draft import Draft
+from orchestrator.core.fit import ANY
 from orchestrator.core.fold import WORKING, Record
 from orchestrator.core.messages import CancelAsked, MigrateAsked
 from orchestrator.core.model import Candidate, Job
@@ -37,6 +38,11 @@ def migrate(draft: Draft, asked: MigrateAsked) -> None:
         draft.command(Refuse(f"job {asked.job} runs there already, on {there}", "name another kind or pool"))
         return
     job = replace(record.job, candidates=(_moved(record.job, asked),))
+    if _may_not(job):
+        told = f"it last ran on {job.backend}, and recovery.cross_vendor is false"
+        remedy = "submit it again with resume_from and cross_vendor: true"
+        draft.command(Refuse(f"job {asked.job} cannot move to {where}: {told}", remedy))
+        return
     if record.job.state not in WAITING and (reasons := _why_not(draft, job)):
         told = f"job {asked.job} cannot move to {where} now: {reasons}"
         draft.command(Refuse(told, "`polyfleet inventory` shows what is free"))
@@ -65,6 +71,12 @@ def _moved(job: Job, asked: MigrateAsked) -> Candidate:
     named = [c for c in job.candidates if asked.kinds and set(c.kinds) & set(asked.kinds)]
     found = named[0] if named else replace(first, kinds=asked.kinds or ("any",), node="", memory_bytes=0)
     return replace(found, pool=asked.pool or (found.pool if named else ""))
+
+
+def _may_not(job: Job) -> bool:
+    """Whether all that it would accept is of another vendor, and it may not cross."""
+    vendors = {kind.partition(":")[0].lower() for kind in job.candidates[0].kinds}
+    return not job.recovery.cross_vendor and bool(job.backend) and vendors.isdisjoint({ANY, job.backend})
 
 
 def _why_not(draft: Draft, job: Job) -> str:

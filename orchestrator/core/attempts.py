@@ -28,7 +28,9 @@ def place_of(leases: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
 @dataclass(frozen=True, slots=True)
 class Part:
     """One node's share. `outcome` is set once it ended, or once nothing of it can run; `ended_s` is when we learned it,
-    and `heard_s` when its node was heard last before that; `told`: by its own node, not concluded from its silence.
+    and `heard_s` when its node was asked for the newest list that has it, 0 where its newest list has not: neither a
+    node that appears again nor one with an empty disk says anything of it. `told`: by its own node, not concluded from
+    its silence.
 
     `unsure` is "" or why its node may not have it: it ends as lost once that is certain. `spoiled` is "" or why what
     its agent told of it cannot be used: it is stopped, and ends as failed.

@@ -33,7 +33,7 @@ def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: boo
         why = live.cut_off or "its fence stood above it, which a server before this one had raised"
         outcome = lost(live, rank, f"{why}; node {part.node} then ended its part")
     node = draft.nodes.get(part.node)
-    heard_s = node.heard_s if node and node.listed_s is not None else 0.0  # its appearance is no word of it
+    heard_s = node.listed_s if node and node.listed_s is not None and live.part_key(rank) in node.listed else 0.0
     ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, told=told, unsure="")
     draft.lives[job] = live.with_part(rank, ended)
     look_after(draft, job)
@@ -151,8 +151,9 @@ def _conclude(draft: Draft, live: Live) -> None:
         failure = decisive.failure.to_plain() if decisive.failure else None
         told = {"outcome": ended.state, "result": result_of(live), "failure": failure}
         draft.record(fold.ended(record.job, decision, draft.now.wall_s, **told, peak_memory_bytes=peak_of(live)))
-        if decision.pause_s > 0:
-            draft.paused_until_s[live.job] = draft.now.s + decision.pause_s
+        waited = ended.failure == "lost" and live.fence_asked_s is not None  # for its lease: a pause already
+        if (until_s := decision.pause_s + (live.raised_s if waited else draft.now.s)) > draft.now.s:
+            draft.paused_until_s[live.job] = until_s
     draft.end(live)
     draft.releasing[live.place] = Kept(live.key, draft.now.s)
     for rank, part in enumerate(live.parts):

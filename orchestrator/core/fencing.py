@@ -127,7 +127,7 @@ def _certain(draft: Draft, live: Live, rank: int) -> str:
         return ""
     part = live.parts[rank]
     node, asked = draft.nodes.get(part.node), live.asked.get(part.node)
-    if draft.now.s > _lapses_s(draft, live, part):
+    if draft.now.s > _lapses_s(draft, live, rank):
         return _doubt(draft, live, part)
     if node is None or asked is None or not asked.heard or asked.at_s < live.fenced_s:
         return ""
@@ -135,14 +135,16 @@ def _certain(draft: Draft, live: Live, rank: int) -> str:
     return _doubt(draft, live, part) if gone else ""
 
 
-def _lapses_s(draft: Draft, live: Live, part: Part) -> float:
-    """When nothing of it can run any more. A node that answers renews its leases itself."""
-    node = draft.nodes.get(part.node)
-    renewed_s = max(live.fenced_s or draft.now.s, node.heard_s if node else 0.0)
-    return renewed_s + _lease_s(draft.records[live.job].job) + MARGIN_S
+def _lapses_s(draft: Draft, live: Live, rank: int) -> float:
+    """When nothing of it can run any more. A node that answers renews its leases itself, under whatever name: one whose
+    raylet was started again has a second name until Ray has missed the first.
+    """
+    name, key = live.parts[rank].node, live.part_key(rank)
+    answered_s = [n.heard_s for n in draft.nodes.values() if n.name == name or (n.same_as == name and n.runs(key))]
+    return max([live.fenced_s or draft.now.s, *answered_s]) + lease_s(draft.records[live.job].job) + MARGIN_S
 
 
-def _lease_s(job: Job) -> float:
+def lease_s(job: Job) -> float:
     """So long the attempt may go on after the last renewal."""
     given_s = PATIENT_LEASE_S if job.recovery.on_disconnect == "wait" else job.recovery.lease_s
     return min(given_s, CANCELLED_S) if job.state is State.CANCELLED else given_s
@@ -153,15 +155,16 @@ def waits_for(control: Control, job: str, now: Now) -> str:
     live, draft = control.lives.get(job), Draft(control, now)
     if live is None or live.launching:
         return ""
-    doubts = [(p, why) for p in live.parts if p.outcome is None and (why := _doubt(draft, live, p))]
+    parts = enumerate(live.parts)
+    doubts = [(rank, why) for rank, p in parts if p.outcome is None and (why := _doubt(draft, live, p))]
     if not doubts:
         return ""
-    part, why = doubts[0]
+    rank, why = doubts[0]
     if _waits(draft, live):
         return f"{why}; the job waits for it (recovery.on_disconnect is wait)"
     if live.fenced_s is None:
         return f"{why}; its attempt is being fenced off"
-    left_s = max(0.0, _lapses_s(draft, live, part) - now.s)
+    left_s = max(0.0, _lapses_s(draft, live, rank) - now.s)
     return f"{why}; its attempt is replaced in {left_s:.0f} s unless the node answers"
 
 

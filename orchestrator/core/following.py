@@ -110,13 +110,14 @@ def spoiled(draft: Draft, told: Spoiled) -> None:
 
 def _of_no_life(draft: Draft, node: str, report: AttemptReport, known: bool) -> None:
     """An older attempt is stopped, and forgotten once it has ended. A newer one than the log knows means that the log
-    is an older copy: its epoch is never used again. One of a job that the log does not know is not ours to stop.
+    is an older copy: its epoch is never used again. One of a job that the log does not know is not ours to stop. The
+    log knows the jobs that were open before this step: what was told just now may have ended them.
     """
     key = report.key
-    record = draft.records.get(report.job)
-    if record is not None:
+    if report.job in draft.records:
         _seen_epoch(draft, node, report.job, report.epoch)
-    _strange(draft, node, key, Stranger(report.cursor, report.phase, known or record is not None))
+    known = known or report.job in draft.records or report.job in draft.control.records
+    _strange(draft, node, key, Stranger(report.cursor, report.phase, known))
     if draft.nodes[node].strangers[key].known:
         dismiss(draft, node, key)
 

@@ -68,12 +68,14 @@ def seen(draft: Draft, told: NodesSeen) -> None:
             _lost(draft, node)
     for row in sorted(told.nodes, key=lambda r: r.ray_id):
         name = _free_name(draft, row, alive)
+        second = None
         if (had := held.get(row.ray_id, name)) != name:
+            second = draft.nodes[had]
             draft.nodes.pop(had)
             draft.command(DropAgent(had, row.ray_id))
         known = draft.nodes.get(name)
         if known is None or known.ray_id != row.ray_id:
-            _appeared(draft, name, row)
+            _appeared(draft, name, row, second)
         elif known.lost:
             draft.nodes[name] = replace(known, lost="")
         _noticed(draft, name, row)
@@ -85,18 +87,21 @@ def _free_name(draft: Draft, row: NodeSeen, alive: dict[str, NodeSeen]) -> str:
     return row.name if free else f"{row.name}-{row.ray_id[:6]}"
 
 
-def _appeared(draft: Draft, name: str, row: NodeSeen) -> None:
-    before = draft.nodes.get(name)
-    failures = before.failures if before else ()
-    until_s = before.quarantined_until_s if before else 0.0
-    heard_s = before.heard_s if before else draft.now.s  # its attempts are as silent as they were
+def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None) -> None:
+    """`second` is what we knew of it under a second name. Until it tells what runs there, that is what it told before,
+    and its attempts are as silent as they were.
+    """
+    before = [node for node in (draft.nodes.get(name), second) if node]
+    lives = [draft.lives[job] for job in draft.on_node(name)]
+    mine = {live.part_key(rank) for live in lives for rank, part in enumerate(live.parts) if part.node == name}
     draft.nodes[name] = Node(
         name,
         row.ray_id,
-        heard_s,
-        failures=failures,
-        quarantined_until_s=until_s,
+        max((node.heard_s for node in before), default=draft.now.s),
+        failures=before[0].failures if before else (),
+        quarantined_until_s=before[0].quarantined_until_s if before else 0.0,
         same_as="" if name == row.name else row.name,
+        strangers={key: s for node in before for key, s in node.strangers.items() if key not in mine},
     )
     draft.change(changed=True)
     _make(draft, name)

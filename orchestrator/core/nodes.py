@@ -84,6 +84,10 @@ class Node:
         """Running attempts there that do not count any more: they still use their devices."""
         return sorted(key for key, s in self.strangers.items() if s.known and s.phase != "ended")
 
+    def runs(self, key: str) -> bool:
+        """Whether it tells of an attempt that is none of ours there, and that has not ended."""
+        return key in self.strangers and self.strangers[key].phase != "ended"
+
     def silent_s(self, now_s: float) -> float:
         return now_s - self.heard_s
 

@@ -1,9 +1,12 @@
 """From the controller's state to the next placements: the snapshot, the plan, and what follows from it. Pure."""
 
+from dataclasses import replace
+
 from orchestrator.core import ending, fold, nodes
-from orchestrator.core.attempts import live_of, node_of
+from orchestrator.core.attempts import MARGIN_S, live_of, node_of
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.explain import never
+from orchestrator.core.fencing import lease_s
 from orchestrator.core.messages import Now, Tick
 from orchestrator.core.model import Devices, Job, Plan, Snapshot
 from orchestrator.core.orders import Share, launch
@@ -29,7 +32,7 @@ def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
     return Snapshot(
         now.s,
         tuple(devices),
-        waiting(control),
+        waiting(control, now.s),
         fold.running(control.records[job] for job in control.lives),
         throughput,
         control.paused_until_s,
@@ -44,19 +47,31 @@ def devices_of(node: nodes.Node, control: Control, now_s: float, held: nodes.Lea
     return nodes.groups(node.facts, node.name, reason, control.prices.get(node.facts.pool, 0.0), held)
 
 
-def waiting(control: Control) -> tuple[Job, ...]:
+def waiting(control: Control, now_s: float) -> tuple[Job, ...]:
     """Jobs to be placed. One of which an attempt may still run somewhere is not: two never run at once."""
-    elsewhere = {
-        key.rsplit(".", 2)[0]
-        for node in control.nodes.values()
-        for key, stranger in node.strangers.items()
-        if stranger.phase != "ended"
-    }
+    held = running_elsewhere(control, now_s)
     return tuple(
         record.job
         for record in control.records.values()
-        if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in elsewhere
+        if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in held
     )
+
+
+def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
+    """Jobs of which nodes tell an attempt that does not count, and that has not ended: with the sentence for it. Of a
+    node that is silent it has ended after a lease, where a fence stands above it: nothing renews that.
+    """
+    found: dict[str, str] = {}
+    for node in control.nodes.values():
+        for key, stranger in node.strangers.items():
+            job, epoch, _ = key.rsplit(".", 2)
+            record = control.records.get(job)
+            if record is None or stranger.phase == "ended":
+                continue
+            fenced = int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
+            if not fenced or node.silent_s(now_s) <= lease_s(record.job) + MARGIN_S:
+                found[job] = f"waits for its attempt {job}.{epoch} on node {node.name} to end, which was replaced"
+    return found
 
 
 def place(draft: Draft, tick: Tick) -> None:
@@ -67,12 +82,19 @@ def place(draft: Draft, tick: Tick) -> None:
     if not control.joined or now.s < _due_s(control, changed):
         return
     seen = snapshot(control, now, tick.throughput)
-    decided = plan(seen, most=STARTS_AT_ONCE)
+    decided = _with_reasons(control, plan(seen, most=STARTS_AT_ONCE), now)
     draft.change(plan=decided, planned_s=now.s, changed=False)
     if not tick.trouble:
         _apply(draft, decided, {d.id: d for d in seen.devices})
         _refuse(draft, seen)
         draft.change(plan=decided, planned_s=now.s)
+
+
+def _with_reasons(control: Control, decided: Plan, now: Now) -> Plan:
+    """Also of jobs that are in no plan."""
+    held = running_elsewhere(control, now.s).items()
+    told = {job: {(0, ""): why} for job, why in held if control.records[job].job.state in WAITING}
+    return replace(decided, why_not=decided.why_not | told) if told else decided
 
 
 def _due_s(control: Control, changed: bool) -> float:

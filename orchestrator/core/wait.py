@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.fit import least
+from orchestrator.core.fit import least, other_vendor
 from orchestrator.core.model import Candidate, Devices, Job, Preempt, Running
 from orchestrator.core.room import Room
 from orchestrator.core.score import rank
@@ -62,9 +62,10 @@ def sentence(claimed: Claim) -> str:
 
 def _claims(job: Job, room: Room) -> Iterator[Claim]:
     for index, want in enumerate(job.candidates):
-        for nodes in room.places(index, want).islands.values():
-            if len(nodes) >= want.nodes:
-                yield _claim_in(index, want, job, [room.devices[devices_id] for devices_id in nodes], room)
+        for ids in room.places(index, want).islands.values():
+            nodes = [room.devices[devices_id] for devices_id in ids]
+            if len(nodes) >= want.nodes and not other_vendor(job, nodes[0]):  # an island has one vendor
+                yield _claim_in(index, want, job, nodes, room)
 
 
 def _claim_in(index: int, want: Candidate, job: Job, nodes: list[Devices], room: Room) -> Claim:

@@ -18,6 +18,7 @@ class Faults:
     raylet_killed_s: float = 0.0
     power_lost_s: float = 0.0
     disk_wiped_s: float = 0.0
+    machine_gone_s: float = 0.0
     rank_killed_s: float = 0.0
     cut_both_s: float = 0.0
     cut_in_s: float = 0.0
@@ -53,7 +54,7 @@ CHANCES = {
     "secret_missing": 0.02,
     "crash_points": 0.002,
 }
-RARE = {"older_backup_s": 400.0, "head_lost_s": 300.0, "disk_wiped_s": 200.0}
+RARE = {"older_backup_s": 400.0, "head_lost_s": 300.0, "disk_wiped_s": 200.0, "machine_gone_s": 300.0}
 OFTEN_S = 60.0
 
 

@@ -31,7 +31,7 @@ class Injector:
             self.world.after(self.world.rng.expovariate(1.0 / mean_s), self._again, name, act, mean_s)
 
     def machine(self) -> Machine:
-        return self.world.rng.choice(self.world.machines)
+        return self.world.rng.choice(self.world.there())
 
     def long_s(self) -> float:
         return self.world.rng.choice(SHORT_OR_LONG_S)
@@ -40,7 +40,7 @@ class Injector:
         """Everything works again, and goes on working."""
         self.active = False
         world = self.world
-        for machine in world.machines:
+        for machine in world.there():
             self.thaw(machine)
             machine.cut_in = machine.cut_out = False
             if not machine.powered:
@@ -127,7 +127,7 @@ class Injector:
             self.world.after(self.world.rng.choice((5.0, 20.0, 60.0)), self.power, machine)
 
     def power(self, machine: Machine) -> None:
-        if not machine.powered:
+        if not (machine.powered or machine.gone):
             machine.powered = True
             self.world.ray.join(machine)
 
@@ -136,6 +136,13 @@ class Injector:
         if machine.powered:
             self.power_out(machine)
             machine.attempts, machine.seen, machine.generation = {}, {}, 0
+
+    def machine_gone(self) -> None:
+        """It never comes back; one stays."""
+        if len(self.world.there()) > 1:
+            machine = self.machine()
+            machine.gone = True
+            self.power_out(machine)
 
     def rank_killed(self) -> None:
         if alive := self.world.alive():
@@ -249,7 +256,17 @@ INJECTIONS: dict[str, Callable[[Injector], None]] = {
     name: getattr(Injector, name)
     for name in (
         *("agent_killed", "agent_stopped", "machine_frozen", "attempt_frozen", "raylet_killed", "power_lost"),
-        *("disk_wiped", "rank_killed", "cut_both", "cut_in", "cut_out", "flapping", "fences_away", "ray_away"),
+        *(
+            "disk_wiped",
+            "machine_gone",
+            "rank_killed",
+            "cut_both",
+            "cut_in",
+            "cut_out",
+            "flapping",
+            "fences_away",
+            "ray_away",
+        ),
         *("head_lost", "second_of_name", "notice", "server_killed", "server_stopped", "older_backup"),
         *("store_refuses", "clock_set"),
     )

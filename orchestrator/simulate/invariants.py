@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cluster.catalogue import meets
 from orchestrator.core.commands import Command, Stop, StoreReport
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Record, apply, ignored
+from orchestrator.core.messages import Message
 from orchestrator.core.model import Event
 from orchestrator.core.nodes import EVENTS as OF_NODES
 from orchestrator.core.states import TERMINAL, State
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.simulate.world import World
 
 SENTENCES = {
+    "I0": "no message makes the controller fail",
     "I1": "every leased device exists, and is free again once its attempt has ended",
     "I2": "a device belongs to at most one attempt, in the log and in truth",
     "I3": "an attempt holds all the devices of its candidate, in one pool, or none",
@@ -77,6 +79,10 @@ class Checks:
 
     def broken(self, name: str, job: str, what: str) -> None:
         raise Broken(Violation(name, what, self.world.now_s, job))
+
+    def failed(self, message: Message, error: Exception) -> NoReturn:
+        job = getattr(message, "job", "")
+        raise Broken(Violation("I0", f"{message} raises {error!r}", self.world.now_s, job)) from error
 
     def restored(self) -> None:
         """The log is an older one now: what it leases is leased."""

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from orchestrator.simulate.world import World
 
 FENCES_EVERY_S = 1.0
+WATCH_S = 2.0
+GATHER_S = (0.0, 0.0, 0.1, 2.0)
+"""So long ranks may wait with what they tell for others to tell something; a phase does not wait."""
 GIB = 1 << 30
 Answer = Callable[[Any], None]
 
@@ -26,16 +29,17 @@ class Refused(Exception):
 class Machine:
     """`attempts`, `seen` (newest epoch by job) and `generation` lie on its disk. `ray_id` is "" while no raylet runs.
 
-    `cut_in`: nothing of the server reaches it; `cut_out`: nothing it says arrives anywhere.
+    `gone`: it never comes back. `cut_in`: nothing of the server reaches it; `cut_out`: what it says arrives nowhere.
     """
 
     def __init__(self, world: "World", label: str, pool: str, kind: str, count: int):
         self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
         self.ray_id = ""
-        self.powered = True
+        self.powered, self.gone = True, False
         self.frozen = self.agent_stopped = self.agent_up = self.agent_gone = False
         self.cut_in = self.cut_out = False
         self.generation = 0
+        self.gather_s = world.rng.choice(GATHER_S)
         self.attempts: dict[str, Attempt] = {}
         self.seen: dict[str, int] = {}
         self.heard_s = -1e9
@@ -131,7 +135,7 @@ class Machine:
                 attempt.renew(now_s, answered_s)
         self._watches += 1
         self._watch = (self._watches, known, answer)
-        self.world.after(2.0, self._give_up, self._watches)
+        self.world.after(WATCH_S, self._give_up, self._watches)
         self.told()
 
     def lease_from(self, heard: int) -> float | None:
@@ -144,8 +148,13 @@ class Machine:
 
     def told(self) -> None:
         """Something may be news for whoever watches."""
-        if self._watch and self.answers and not self.still and (reports := self._news(self._watch[1])):
+        if not (self._watch and self.answers and not self.still and (reports := self._news(self._watch[1]))):
+            return
+        number, known, _ = self._watch
+        if not self.gather_s or any(report.phase != known.get(report.key, (0, ""))[1] for report in reports):
             self._answer(reports)
+        else:
+            self.world.after(self.gather_s, self._give_up, number)
 
     def _news(self, known: Mapping[str, tuple[int, str]]) -> list[AttemptReport]:
         reports = (attempt.report(*known.get(key, (0, ""))) for key, attempt in self.attempts.items())

@@ -13,11 +13,13 @@ from orchestrator.core import control, ending, endings, fencing, following, memb
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import Live
 from orchestrator.core.draft import Draft
+from orchestrator.core.fold import apply
 from orchestrator.core.gang import Option
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.server import Server
 
 Change = tuple[Any, str, Any]
 
@@ -69,14 +71,21 @@ def sisters_lose_their_grace() -> list[Change]:
 
 
 def submitted_twice() -> list[Change]:
-    """A second submission with the same key begins the job anew."""
+    """The controller is told of a request that comes again, and begins its job anew."""
+    was = Server.answered
+
+    def answered(server: Server, job: Job) -> bool:
+        first = next((event for event in server.store.log if (event.job, event.event) == (job.id, "submitted")), None)
+        if record := apply(None, first) if first else None:
+            server.receive(m.Submitted((record,)))
+        return was(server, job)
 
     def submitted(draft: Draft, told: m.Submitted) -> None:
         for record in told.records:
             draft.records[record.job.id] = record
             draft.change(changed=True)
 
-    return [(control, "HANDLERS", control.HANDLERS | {m.Submitted: submitted})]
+    return [(Server, "answered", answered), (control, "HANDLERS", control.HANDLERS | {m.Submitted: submitted})]
 
 
 def gang_in_part() -> list[Change]:
@@ -144,7 +153,7 @@ FAULTS: dict[str, Callable[[], Faults]] = {
     "silence_never_missed": lambda: Faults(agent_stopped_s=20.0),
     "no_wait_after_the_fence": lambda: Faults(cut_both_s=10.0),
     "sisters_lose_their_grace": lambda: Faults(notice_s=60.0),
-    "submitted_twice": lambda: Faults(doubled=0.2),
+    "submitted_twice": Faults,
     "gang_in_part": Faults,
     "fence_not_raised": lambda: Faults(cut_in_s=8.0),
     "epochs_used_again": lambda: Faults(older_backup_s=60.0, power_lost_s=60.0),

@@ -1,7 +1,10 @@
-"""The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after."""
+"""The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after. It
+makes its turns as runtime/controller.py does.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import control as core
@@ -12,8 +15,8 @@ from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Event, Job
 from orchestrator.simulate.carrying import Carrying
-from orchestrator.simulate.machine import Machine
 from orchestrator.simulate.storing import NotStored
+from orchestrator.simulate.watching import AGAIN_S, Watching
 
 if TYPE_CHECKING:
     from orchestrator.simulate.world import World
@@ -21,9 +24,8 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 LIST_S = 1.0
 RESERVED_S = 30.0
-TURN_S = 0.005
-AGAIN_S = 0.5
-UNHEARD_S = 4.0
+TURN_S = (0.002, 0.02, 0.02, 0.3)
+"""What comes within this time shares a turn; the last is of a server that has much to do."""
 PARTED_S = 8.0
 """Ray away for so long: we are no longer joined."""
 DOUBLED = (
@@ -44,7 +46,7 @@ class Dead(Exception):
 
 
 class Server:
-    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents` are Ray ids."""
+    """`life` numbers its processes: what an earlier one began and had not sent is not done."""
 
     def __init__(self, world: "World"):
         self.world, self.store = world, world.store
@@ -53,13 +55,12 @@ class Server:
         self.life = self.generation = 0
         self.clock_s = 0.0
         self.inbox: list[tuple[m.Message, Callable[[], None] | None]] = []
-        self.agents: dict[str, str] = {}
         self.joined = False
-        self._heard: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._turn_s = world.rng.choice(TURN_S)
+        self._ticks_each_turn = world.rng.random() < 0.25  # an idle server does, a busy one has no time for it
         self._turning = False
-        self._carrying = Carrying(self)
+        self._carrying, self.watching = Carrying(self), Watching(self)
 
     def now(self) -> m.Now:
         return m.Now(self.world.now_s + self.clock_s, self.world.wall_s)
@@ -70,9 +71,8 @@ class Server:
             return
         self.life += 1
         self.up, self.frozen, self.joined, self._turning = True, False, False, False
-        self.inbox, self.agents, self._held = [], {}, []
-        self._heard, self._asked = {}, {}
-        self._carrying = Carrying(self)
+        self.inbox, self._held = [], []
+        self._carrying, self.watching = Carrying(self), Watching(self)
         self.clock_s = self.world.rng.uniform(0.0, 1e5)
         self.generation = self.store.next_generation(max(g.generation for g in self.world.machines))
         records = self.store.open()
@@ -120,24 +120,28 @@ class Server:
         if self.world.crashes_at(point):
             raise Dead(point)
 
+    def answered(self, job: Job) -> bool:
+        """Whether the key of this request has an answer: it comes again, however its job stands by now."""
+        return job.id in self.store.records
+
     def submit(self, job: Job) -> bool:
         """As the threads of HTTP do it. Once this returns True the job is acknowledged."""
-        if not self.up or self.frozen or job.id in self.store.records:
-            return job.id in self.store.records
+        if not self.up or self.frozen:
+            return False
+        if self.answered(job):
+            return True
+        had = {job.id: self.store.records.get(job.id)}
         try:
             self.reach(points.of_event("submitted", points.BEFORE))
             stored = self.store.append([submitted(job, {}, self.world.wall_s)])
-            self.world.checks.stored(stored, {})
+            self.world.checks.stored(stored, had)
             self.reach(points.of_event("submitted", points.AFTER))
         except NotStored:
             return False
         except Dead:
             self.kill()
             return False
-        told = m.Submitted((self.store.records[job.id],))
-        self.receive(told)
-        if self.world.rng.random() < self.world.faults.doubled:
-            self.receive(told)  # at once: later, its job may have ended
+        self.receive(m.Submitted((self.store.records[job.id],)))
         return True
 
     def receive(self, message: m.Message, done: Callable[[], None] | None = None) -> None:
@@ -146,7 +150,7 @@ class Server:
         self.inbox.append((message, done))
         if not self._turning:
             self._turning = True
-            self.later(TURN_S, self._turn)
+            self.later(self._turn_s, self._turn)
 
     def tell(self, message: m.Message) -> None:
         """From elsewhere: it may come twice, the second time much later."""
@@ -157,13 +161,16 @@ class Server:
 
     def _turn(self) -> None:
         taken, self.inbox = self.inbox, []
+        if self._ticks_each_turn and not any(isinstance(message, m.Tick) for message, _ in taken):
+            taken.append((self._time_passed(), None))
         control, now = self.control, self.now()
         events: list[Event] = []
         commands: list[Command] = []
-        for message, _ in taken:
-            self.world.note(message, now.s)
+        for together in _together([message for message, _ in taken]):
+            for message in together:
+                self.world.note(message, now.s)
             was = control
-            control, told, asked = core.step(was, self._known(message, was), now)
+            control, told, asked = self._step(was, together, now)
             if told or asked:
                 self.world.checks.stepped(was, told, asked, control)
             events += told
@@ -195,20 +202,28 @@ class Server:
             self._carrying.out(command)
             self.reach(points.of_command(command, points.AFTER))
 
-    def _known(self, message: m.Message, control: Control) -> m.Message:
+    def _step(self, control: Control, together: Sequence[m.Message], now: m.Now) -> core.Step:
+        try:
+            if isinstance(together[0], m.Heartbeat):
+                beats = (self._known(beat, control) for beat in together if isinstance(beat, m.Heartbeat))
+                return core.heard(control, beats, now)
+            return core.step(control, together[0], now)
+        except Exception as e:
+            self.world.checks.failed(together[0], e)
+
+    def _known(self, beat: m.Heartbeat, control: Control) -> m.Heartbeat:
         """An agent's answer with which of its jobs the store has, beside those that are open."""
-        if not isinstance(message, m.Heartbeat) or not message.reports:
-            return message
-        others = {report.job for report in message.reports} - control.records.keys()
-        return replace(message, known=frozenset(others & self.store.records.keys())) if others else message
+        others = {report.job for report in beat.reports} - control.records.keys()
+        return replace(beat, known=frozenset(others & self.store.records.keys())) if others else beat
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
-        ray = self.world.ray
-        trouble = "" if self.joined else "no fleet is up"
-        if ray.away and self.joined:
-            trouble = "Ray's head does not answer"
-        self.receive(m.Tick(trouble=trouble))
+        self.receive(self._time_passed())
+
+    def _time_passed(self) -> m.Tick:
+        if not self.joined:
+            return m.Tick(trouble="no fleet is up")
+        return m.Tick(trouble="Ray's head does not answer" if self.world.ray.away else "")
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)
@@ -218,7 +233,7 @@ class Server:
             self.joined = False
             over = ray.head != self._head
             if over:
-                self.agents = {}
+                self.watching.agents = {}
             self.receive(m.Parted(over))
         elif not self.joined and not ray.away:
             self.joined, self._head = True, ray.head
@@ -233,57 +248,14 @@ class Server:
         if self.joined and not self.world.ray.away:
             self.tell(m.Reserved(frozenset(self.world.ray.reserved)))
 
-    def follow(self, node: str, ray_id: str) -> None:
-        """Watch that agent from now on."""
-        self.agents[node] = ray_id
-        self._heard[node] = 0
-        self._watch(node, ray_id)
 
-    def _watch(self, node: str, ray_id: str) -> None:
-        machine = self.world.ray.by_id.get(ray_id)
-        if self.agents.get(node) != ray_id:
-            return
-        number = self._asked[node] = self._asked.get(node, 0) + 1
-        self.later(UNHEARD_S, self._unheard, node, ray_id, number)
-        if machine is None or machine.ray_id != ray_id:
-            return
-        asked_s, heard, generation, life = self.now().s, self._heard[node], self.generation, self.life
-        cursors, phases = core.watch_of(self.control, node)
-        known = {key: (cursor, phases[key]) for key, cursor in cursors.items()}
-
-        def answered(told: Any) -> None:
-            self.world.from_node(
-                machine, lambda: self._mine(life, self._answered, (node, ray_id, number, asked_s, told))
-            )
-
-        self.world.to_node(machine, ray_id, lambda: machine.watch(generation, known, heard, answered))
-
-    def _answered(self, node: str, ray_id: str, number: int, asked_s: float, told: Any) -> None:
-        if self.agents.get(node) != ray_id:
-            return
-        answer, facts, reports, attempts, epochs = told
-        rng, spoiled = self.world.rng, 0.0 if self.world.healed else self.world.faults.spoiled
-        good = tuple(r for r in reports if not spoiled or rng.random() >= spoiled)
-        for report in reports:
-            if report not in good:
-                self.world.spoiled.add(report.job)
-                ended = report.phase == "ended"
-                self.tell(
-                    m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended)
-                )
-        self.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs))
-        self._heard[node] = max(self._heard[node], answer)
-        if number == self._asked.get(node):
-            self._asked[node] += 1
-            self.later(AGAIN_S if self.store.refuses else 3 * TURN_S, self._watch, node, ray_id)
-
-    def _unheard(self, node: str, ray_id: str, number: int) -> None:
-        if number == self._asked.get(node):
-            self._watch(node, ray_id)
-
-    def died(self, machine: Machine, ray_id: str, gone: bool) -> None:
-        """Ray tells that the agent's process ended."""
-        for node, known in self.agents.items():
-            if known == ray_id:
-                self._heard[node] = 0
-                self.tell(m.AgentDied(node, ray_id, gone))
+def _together(messages: list[m.Message]) -> Iterator[Sequence[m.Message]]:
+    """Submissions first, as one; then all others in their order, answers of agents that follow each other at once."""
+    if new := tuple(record for told in messages if isinstance(told, m.Submitted) for record in told.records):
+        yield [m.Submitted(new)]
+    others = (message for message in messages if not isinstance(message, m.Submitted))
+    for are_beats, some in groupby(others, lambda message: isinstance(message, m.Heartbeat)):
+        if are_beats:
+            yield list(some)
+        else:
+            yield from ([message] for message in some)

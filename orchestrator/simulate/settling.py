@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from cluster.catalogue import meets
 from orchestrator.core import messages as m
-from orchestrator.core.model import Candidate, Job
+from orchestrator.core.model import Candidate, Job, Recovery
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.simulate.users import Script
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 BOUND_S = 600.0
 """Virtual time from the last fault until all is settled, beside what jobs need for themselves."""
+AROUND_S = 15.0
+"""What a job needs beside its work: a placement, a failure, a grace, and the work since a checkpoint once more."""
 PROBE_S = 60.0
 LOOK_S = 5.0
 MOST = 400_000
@@ -25,13 +27,31 @@ def settle(world: "World") -> None:
     world.clock.run(world.now_s + 40.0, MOST)
     for name in sorted({*server.control.nodes, *server.control.drained}):
         server.receive(m.ResumeAsked(name))
-    until_s = world.now_s + BOUND_S
+    _give_up_waiting(world)
+    until_s = world.now_s + BOUND_S + _work_s(world)
     while (left := unsettled(world)) and world.now_s < until_s:
         world.clock.run(world.now_s + LOOK_S, MOST)
     if left:
         world.checks.broken(*left)
     ends(world)
     probe(world)
+
+
+def _give_up_waiting(world: "World") -> None:
+    """Users cancel jobs that are to wait for a node that never comes."""
+    gone = {machine.label for machine in world.machines if machine.gone}
+    for live in world.server.control.lives.values():
+        if gone & {part.node for part in live.parts} and _recovery(world, live.job).on_disconnect == "wait":
+            world.users.cancel(live.job)
+
+
+def _recovery(world: "World", job: str) -> Recovery:
+    return world.store.records[job].job.recovery
+
+
+def _work_s(world: "World") -> float:
+    """As if all open jobs ran one after the other: gangs that need the same node do."""
+    return sum(world.scripts[record.job.id].work_s + AROUND_S for record in world.store.open())
 
 
 def unsettled(world: "World") -> tuple[str, str, str] | None:
@@ -56,7 +76,7 @@ def _left(world: "World") -> tuple[str, str, str] | None:
         return "L3", "", f"reservations are left: {dict(control.releasing)}, {world.ray.reserved}"
     if world.checks.leases:
         return "I1", "", f"devices are still leased: {world.checks.leases}"
-    for machine in world.machines:
+    for machine in world.there():
         for key, attempt in machine.attempts.items():
             if attempt.job in world.store.records:
                 return "L3", attempt.job, f"{machine.label} still keeps {key}"
@@ -67,7 +87,7 @@ def _nodes(world: "World") -> tuple[str, str, str] | None:
     from orchestrator.core import nodes
 
     control, now_s = world.server.control, world.server.now().s
-    for machine in world.machines:
+    for machine in world.there():
         node = control.nodes.get(machine.label)
         if node is None or not node.ready or (why := nodes.closed(node, control.drained, now_s)):
             return "L4", "", f"node {machine.label} takes no work: {why if node and node.ready else node}"
@@ -81,7 +101,7 @@ def _idle(world: "World") -> tuple[str, str, str] | None:
         for want in job.candidates:
             able = [
                 (machine.pool, machine.count if want.exclusive else 0)
-                for machine in world.machines
+                for machine in world.there()
                 if (want.exclusive or machine.count >= want.min_count)
                 and any(k == "any" or meets(k, machine.kind) for k in want.kinds)
                 and (job.recovery.cross_vendor or job.backend in ("", machine.pool))
@@ -109,7 +129,7 @@ def ends(world: "World") -> None:
 
 def probe(world: "World") -> None:
     """One small job on each machine's kind."""
-    for kind in sorted({machine.kind for machine in world.machines}):
+    for kind in sorted({machine.kind for machine in world.there()}):
         job = Job(f"probe-{kind}", "probe", "run", (Candidate((kind,)),))
         world.scripts[job.id], world.processes[job.id] = Script(1.0), []
         world.users.send(job)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 KINDS = ("cpu", "tpu:v5e", "nvidia:A100-80GB")
 MOST_OPEN = 12
 """Jobs that wait or run: a world with a long queue shows nothing more, and is slow."""
+AGAIN_S = (1.0, 15.0, 90.0)
+"""A request comes again while its job waits, while it runs, after it has ended."""
 FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
 
 
@@ -99,13 +101,20 @@ class Users:
         self.send(job, rng.random() < 0.05)
 
     def send(self, job: Job, twice: bool = False) -> None:
-        """Again until it is acknowledged, with the same key."""
+        """Again until it is acknowledged, with the same key. `twice`: the answer is lost, and the client asks again
+        when it has time.
+        """
         if self.world.server.submit(job):
             self.world.acked.add(job.id)
         else:
             self.world.after(2.0, self.send, job)
         if twice:
-            self.world.after(1.0, self.send, job)
+            self.world.after(self.world.rng.choice(AGAIN_S), self._send_again, job)
+
+    def _send_again(self, job: Job) -> None:
+        """A store that was put back to before the first request knows nothing of its key: the job would be another."""
+        if job.id in self.world.acked:
+            self.send(job)
 
     def _ask(self) -> None:
         if not self.active:

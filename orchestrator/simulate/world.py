@@ -92,6 +92,10 @@ class World:
     def newest_step(self, job: str) -> int:
         return self.steps.get(job, 0)
 
+    def there(self) -> list[Machine]:
+        """Machines that have not gone for good."""
+        return [machine for machine in self.machines if not machine.gone]
+
     def alive(self) -> list[Attempt]:
         return [attempt for running in self.processes.values() for attempt in running]
 
@@ -126,7 +130,7 @@ class World:
         if machine.ray_id != ray_id:
             return
         if not (machine.cut_in or machine.cut_out or self.ray.away):
-            self.server.died(machine, ray_id, gone)
+            self.server.watching.died(machine, ray_id, gone)
         if not gone:
             self.after(self.rng.uniform(0.2, 2.0), self._agent_again, machine, ray_id)
 
@@ -143,7 +147,7 @@ class World:
         if machine.ray_id != ray_id or machine.cut_in:
             return
         if machine.agent_gone and not self.ray.away:
-            self.from_node(machine, lambda: self.server.died(machine, ray_id, True))
+            self.from_node(machine, lambda: self.server.watching.died(machine, ray_id, True))
         machine.call(action)
 
     def from_node(self, machine: Machine, action: Callable[[], Any]) -> None:

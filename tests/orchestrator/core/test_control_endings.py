@@ -87,6 +87,41 @@ def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
 
 
+def test_a_node_that_comes_back_with_an_empty_disk_was_not_heard_of_its_part(gang, t):
+    """It lost its power, and its disk: what it says later is no word of the part that the other broke with."""
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    gang.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"), m.NodeSeen("ray-b", "b"))), 3.0)
+    gang.tell(m.AgentMade("a", "ray-a2"), 1.0)
+    gang.hear("a", there=(), ray_id="ray-a2", facts=t.facts("a"), after_s=1.0)
+    gang.tick()
+    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Stopped("a", "g", 1, "cancel"))
+    gang.hear("a", there=(), ray_id="ray-a2", after_s=1.0)
+    assert gang.tick()[0][0] == ("g", "interrupted", 1)
+    assert gang.control.records["g"].attempts[0].reason == "node a has no record of this attempt"
+
+
+def test_a_time_in_which_the_server_itself_was_stopped_is_no_word_of_a_node(gang, t):
+    """A silent node counts as heard for as long as we were stopped, but it said nothing."""
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    gang.tick(10.0)
+    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Tick(), 30.0)
+    assert gang.tick(14.0)[0] == [("g", "interrupted", 1)]
+    assert gang.control.records["g"].attempts[-1].outcome == "lost"
+
+
+def test_a_node_that_comes_back_without_its_part_says_nothing_of_when_that_ended(gang, t):
+    """Its machine was made anew: the answers that follow are no sign that the part lived when its sister failed."""
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    gang.hear("a", there=(), after_s=4.0)
+    assert Fence("g", 2) in gang.tick()[1]
+    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Stopped("a", "g", 1, "cancel"))
+    gang.hear("a", there=(), after_s=1.0)
+    assert gang.tick()[0][0] == ("g", "interrupted", 1)
+
+
 def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
     """Cut off, a node reads the fence and ends its part; its sister's connection breaks."""
     _, commands = gang.hear_all("b", seconds=8)

@@ -84,6 +84,19 @@ def test_a_job_that_may_not_cross_vendors_stays_with_the_one_it_last_ran_on(c, w
     assert [part.node for part in c.control.lives["j"].parts] == ["a"]
 
 
+def test_a_waiting_job_that_may_not_cross_vendors_is_not_moved_to_where_it_never_runs(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(cross_vendor=False)))
+    c.tell(m.DrainAsked("a", now=True))
+    c.hear("a", t.ended("j", 1, 0, "preempted"))
+    assert c.state("j") == "RECOVERING"
+    events, [refused] = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
+    assert events == []
+    told = "job j cannot move to tpu:v5e: it last ran on cpu, and recovery.cross_vendor is false"
+    assert refused.message == told
+    assert c.tell(m.MigrateAsked("j", ("any",)))[0] == [("j", "migrated", 1)]
+
+
 def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
     from workers.messages import RankEvent
 

@@ -4,6 +4,7 @@ import pytest
 
 from orchestrator.core import messages as m
 from orchestrator.core.commands import DropAgent, Forget, MakeAgent, Stop
+from orchestrator.core.control import heard
 from orchestrator.core.nodes import closed
 
 
@@ -67,6 +68,37 @@ def test_the_same_epoch_on_a_node_where_the_log_did_not_place_it_is_stopped(c, w
     [other] = {"a", "b"} - {*launch.nodes}
     assert c.hear(other, t.report("j", 1, 0, "running"), there=["j.1.0"])[1] == [Stop(other, "j", 1, "cancel")]
     assert c.state("j") == "RUNNING"
+
+
+def test_a_job_waits_for_a_replaced_attempt_and_says_so_but_not_once_its_node_is_silent_for_a_lease(c, w, t):
+    c.node("a")
+    c.node("b")
+    c.tell(m.DrainAsked("b"))
+    c.run(w.job("j", w.want("cpu")))
+    c.hear_all("b", seconds=8)
+    c.tell(m.Fenced("j", 2, stands=2))
+    assert c.hear_all("b", seconds=14)[0] == [("j", "interrupted", 1)]
+    c.hear("a", t.report("j", 1, 0, "running"), there=["j.1.0"])  # it was frozen, and its supervisor has yet to look
+    c.tell(m.ResumeAsked("b"))
+    assert c.hear_all("b", seconds=10)[0] == []
+    assert c.control.plan.why_not["j"] == {(0, ""): "waits for its attempt j.1 on node a to end, which was replaced"}
+    assert c.hear_all("b", seconds=6)[0] == [("j", "placed", 2)]
+
+
+def test_an_old_attempt_that_is_told_together_with_the_end_of_its_job_is_known(c, w, t):
+    """The store is asked about jobs that are not open; this one was, when the answer came."""
+    c.node("a")
+    c.node("b")
+    launch = c.run(w.job("j", w.want("cpu")))
+    [other] = {"a", "b"} - {*launch.nodes}
+    beats = [
+        m.Heartbeat(launch.nodes[0], f"ray-{launch.nodes[0]}", c.s, reports=(t.ended("j", 1, 0, "succeeded"),)),
+        m.Heartbeat(other, f"ray-{other}", c.s, reports=(t.report("j", 0, 0, "running"),)),
+    ]
+    done = heard(c.control, beats, m.Now(c.s))
+    assert [e.event for e in done.events] == ["finished"]
+    assert Stop(other, "j", 0, "cancel") in done.commands
+    assert done.control.nodes[other].unknown == []
 
 
 def test_two_living_nodes_with_one_name_do_not_take_turns(c):

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from orchestrator.core.model import Plan, Preempt, Start
+from orchestrator.core.model import Plan, Preempt, Recovery, Start
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 
@@ -227,6 +227,18 @@ def test_a_job_that_nothing_can_ever_run_keeps_nothing_from_others(w):
     decided = plan(w.snapshot([w.devices("a", 8)], [impossible, w.job("small", count=8)]))
     assert [s.job for s in decided.start] == ["small"]
     assert decided.why_not == {"impossible": {(0, "a/nvidia:H100-80GB"): "has 8 devices in all, job needs 16"}}
+
+
+def test_a_job_that_may_not_cross_vendors_keeps_and_empties_nothing_of_another_vendor(w):
+    """It last ran on a TPU: what the H100 node has is no use to it, whoever runs there."""
+    node = w.devices("a", 2, free=(1,))
+    stays = w.job("stays", w.want("any", count=2), priority=5, backend="tpu", recovery=Recovery(cross_vendor=False))
+    other = w.running("other", (node.id, (0,)))
+    decided = plan(w.snapshot([node], [stays, w.job("small", number=2)], [other]))
+    assert [start.job for start in decided.start] == ["small"]
+    assert decided.preempt == ()
+    told = "is nvidia; the job last ran on tpu, and recovery.cross_vendor is false"
+    assert decided.why_not["stays"] == {(0, node.id): told}
 
 
 def test_a_job_claims_the_place_with_the_fewest_missing_devices(w):

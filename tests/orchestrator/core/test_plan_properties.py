@@ -42,6 +42,9 @@ job_parts = st.fixed_dictionaries(
         "objective": st.sampled_from(["any", "cost", "throughput"]),
     }
 )
+vendors = st.sampled_from(
+    [{}, {}, {}, *({"backend": name, "recovery": Recovery(cross_vendor=False)} for name in ("", "nvidia", "cpu"))]
+)
 
 
 def fleet_of(told) -> list[Devices]:
@@ -80,7 +83,7 @@ def snapshots(draw) -> Snapshot:
         for d in fleet
     ]
     jobs = [
-        Job(f"job-{n}", "job", "train", number=draw(st.integers(0, 2)), **parts)
+        Job(f"job-{n}", "job", "train", number=draw(st.integers(0, 2)), **parts, **draw(vendors))
         for n, parts in enumerate(draw(st.lists(job_parts, min_size=1, max_size=5)))
     ]
     paused = {job.id: 104.0 for job in jobs if draw(st.integers(0, 5)) == 0}
@@ -90,10 +93,15 @@ def snapshots(draw) -> Snapshot:
 # -- the laws of one plan
 
 
-def fits(want: Candidate, seen: Snapshot, free: Free) -> bool:
-    """Whether a candidate could start on these free devices: written again, without the code under test."""
+def fits(job: Job, seen: Snapshot, free: Free) -> bool:
+    """Whether a candidate of the job could start on these free devices: written again, without the code under test."""
+    mine = [have for have in seen.devices if job.recovery.cross_vendor or job.backend in ("", have.backend)]
+    return any(_fits(want, mine, free) for want in job.candidates)
+
+
+def _fits(want: Candidate, devices: list[Devices], free: Free) -> bool:
     islands: dict[tuple, int] = {}
-    for have in seen.devices:
+    for have in devices:
         [pattern] = want.kinds
         right = pattern in ("any", have.backend, have.kind) or have.kind.startswith(f"{pattern}-")
         if have.emulated:
@@ -159,7 +167,7 @@ def check_the_first_in_line_is_not_overtaken(seen: Snapshot, decided: Plan) -> N
     for job in fifo(seen):
         if job.id not in started and may_start(job, seen):
             free = left_by_those_ahead(job, seen, decided)
-            assert not any(fits(want, seen, free) for want in job.candidates)
+            assert not fits(job, seen, free)
             return
 
 
@@ -181,12 +189,12 @@ def check_preemption(seen: Snapshot, decided: Plan) -> None:
     lower = [r for r in seen.running if r.priority < blocked.priority and r.preemptible and not r.stopping]
     if mine:
         event("somebody is asked to stop")
-        assert any(fits(want, seen, plus(soon, mine)) for want in blocked.candidates)
+        assert fits(blocked, seen, plus(soon, mine))
         for spared in mine:
             rest = [r for r in mine if r is not spared]
-            assert not any(fits(want, seen, plus(soon, rest)) for want in blocked.candidates)
-    elif not any(fits(want, seen, soon) for want in blocked.candidates):
-        assert not any(fits(want, seen, plus(soon, lower)) for want in blocked.candidates)
+            assert not fits(blocked, seen, plus(soon, rest))
+    elif not fits(blocked, seen, soon):
+        assert not fits(blocked, seen, plus(soon, lower))
 
 
 def check_every_waiting_job_is_told(seen: Snapshot, decided: Plan) -> None:

@@ -13,7 +13,7 @@ LAW = {
     "silence_never_missed": {"R4"},
     "no_wait_after_the_fence": {"I4", "I5"},
     "sisters_lose_their_grace": {"I11"},
-    "submitted_twice": {"I2", "I4", "I5", "I6", "I8"},
+    "submitted_twice": {"I0", "I2", "I4", "I5", "I6", "I8"},
     "gang_in_part": {"I3"},
     "fence_not_raised": {"I4", "I5"},
     "epochs_used_again": {"I4"},

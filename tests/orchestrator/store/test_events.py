@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import sqlalchemy
 
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.fold import fold, submitted
@@ -39,6 +40,28 @@ def test_a_store_opened_again_has_everything_and_goes_on_counting(open_store):
     assert again.append([event()]) == [6]
     assert again.last_report("j") == {"loss": 0.5}
     assert again.once("key", "digest", lambda: Answer({"id": "other"})) == {"id": "j"}
+
+
+def test_events_of_owners_with_a_prefix(store):
+    store.append([event("node/a"), event("nodes"), event("node/b", "drained"), event("Node/c"), event("node/")])
+    assert [e.job for e in store.events_below("node/")] == ["node/a", "node/b", "node/"]
+
+
+def test_events_of_nodes_are_found_without_a_look_at_those_of_all_jobs(open_at, sqlite_url):
+    """A server asks for them at its start: a million events are half a gigabyte."""
+    store, plans = open_at(sqlite_url), []
+
+    def explain(connection, cursor, statement, parameters, *_):
+        if not statement.startswith("EXPLAIN"):
+            plans.extend(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all())
+
+    engine = store._database._readers
+    sqlalchemy.event.listen(engine, "before_cursor_execute", explain)
+    store.events_below("node/")
+    sqlalchemy.event.remove(engine, "before_cursor_execute", explain)
+    told = [plan.detail for plan in plans]
+    assert any("events_of_job (job>? AND job<?)" in line for line in told), told
+    assert not any("SCAN events" in line or "rowid<?" in line for line in told), told
 
 
 @pytest.mark.parametrize(
