@@ -51,7 +51,7 @@ def make_app(
     app.state.stopping = threading.Event()
     app.state.streams = None
     app.state.works = {}
-    app.state.submissions = Together(service.submit_each)
+    app.state.submissions = Together(lambda asked: service.submit_each(asked))  # the schema is made without a service
     app.state.stop = stop or app.state.stopping.set
     for part in (jobs, server, fleet, changes, packages, checkpoints, benchmarks, schema):
         app.include_router(part.router)
