@@ -33,7 +33,7 @@ class Carrying:
     def ask(self, node: str, limit_s: float, act: Callable[[Machine], Any], then: Then) -> None:
         """`act` at the node's agent; `then` here, once, with what went wrong."""
         server, world = self.server, self.world
-        ray_id, life = server.agents.get(node, ""), server.life
+        ray_id, life = server.watching.agents.get(node, ""), server.life
         machine = world.ray.by_id.get(ray_id)
         waiting = [True]
 
@@ -135,7 +135,7 @@ class Carrying:
         else:
             machine.agent_up, machine.agent_gone = True, False
             self.server.tell(m.AgentMade(node, ray_id))
-            self.server.follow(node, ray_id)
+            self.server.watching.follow(node, ray_id)
 
     def restart_agent(self, command: c.RestartAgent) -> None:
         machine = self.world.ray.by_id.get(command.ray_id)
@@ -143,8 +143,8 @@ class Carrying:
             self.world.kill_agent(machine, gone=False)
 
     def drop_agent(self, command: c.DropAgent) -> None:
-        if self.server.agents.get(command.node) == command.ray_id:
-            del self.server.agents[command.node]
+        if self.server.watching.agents.get(command.node) == command.ray_id:
+            del self.server.watching.agents[command.node]
 
     def store_report(self, command: c.StoreReport) -> None:
         if not self.server.store.refuses:
@@ -185,7 +185,9 @@ class Launching:
 
     def _wanted(self) -> frozenset[tuple[str, int]]:
         orders = zip(self.command.nodes, self.command.orders, strict=True)
-        return frozenset((self.server.agents.get(node, ""), number) for node, o in orders for number in o.devices)
+        return frozenset(
+            (self.server.watching.agents.get(node, ""), number) for node, o in orders for number in o.devices
+        )
 
     def _taken(self) -> bool:
         wanted, reserved = self._wanted(), self.world.ray.reserved

@@ -2,7 +2,7 @@
 makes its turns as runtime/controller.py does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Event, Job
 from orchestrator.simulate.carrying import Carrying
-from orchestrator.simulate.machine import Machine
 from orchestrator.simulate.storing import NotStored
+from orchestrator.simulate.watching import AGAIN_S, Watching
 
 if TYPE_CHECKING:
     from orchestrator.simulate.world import World
@@ -26,8 +26,6 @@ LIST_S = 1.0
 RESERVED_S = 30.0
 TURN_S = (0.002, 0.02, 0.02, 0.3)
 """What comes within this time shares a turn; the last is of a server that has much to do."""
-AGAIN_S = 0.5
-UNHEARD_S = 4.0
 PARTED_S = 8.0
 """Ray away for so long: we are no longer joined."""
 DOUBLED = (
@@ -48,7 +46,7 @@ class Dead(Exception):
 
 
 class Server:
-    """`life` numbers its processes: what an earlier one began and had not sent is not done. `agents` are Ray ids."""
+    """`life` numbers its processes: what an earlier one began and had not sent is not done."""
 
     def __init__(self, world: "World"):
         self.world, self.store = world, world.store
@@ -57,15 +55,12 @@ class Server:
         self.life = self.generation = 0
         self.clock_s = 0.0
         self.inbox: list[tuple[m.Message, Callable[[], None] | None]] = []
-        self.agents: dict[str, str] = {}
         self.joined = False
-        self._heard: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._turn_s = world.rng.choice(TURN_S)
         self._ticks_each_turn = world.rng.random() < 0.25  # an idle server does, a busy one has no time for it
         self._turning = False
-        self._carrying = Carrying(self)
+        self._carrying, self.watching = Carrying(self), Watching(self)
 
     def now(self) -> m.Now:
         return m.Now(self.world.now_s + self.clock_s, self.world.wall_s)
@@ -76,9 +71,8 @@ class Server:
             return
         self.life += 1
         self.up, self.frozen, self.joined, self._turning = True, False, False, False
-        self.inbox, self.agents, self._held = [], {}, []
-        self._heard, self._asked = {}, {}
-        self._carrying = Carrying(self)
+        self.inbox, self._held = [], []
+        self._carrying, self.watching = Carrying(self), Watching(self)
         self.clock_s = self.world.rng.uniform(0.0, 1e5)
         self.generation = self.store.next_generation(max(g.generation for g in self.world.machines))
         records = self.store.open()
@@ -208,15 +202,16 @@ class Server:
             self._carrying.out(command)
             self.reach(points.of_command(command, points.AFTER))
 
-    def _step(self, control: Control, together: list[m.Message], now: m.Now) -> core.Step:
+    def _step(self, control: Control, together: Sequence[m.Message], now: m.Now) -> core.Step:
         try:
             if isinstance(together[0], m.Heartbeat):
-                return core.heard(control, (self._known(beat, control) for beat in together), now)
+                beats = (self._known(beat, control) for beat in together if isinstance(beat, m.Heartbeat))
+                return core.heard(control, beats, now)
             return core.step(control, together[0], now)
         except Exception as e:
             self.world.checks.failed(together[0], e)
 
-    def _known(self, beat: Any, control: Control) -> m.Heartbeat:
+    def _known(self, beat: m.Heartbeat, control: Control) -> m.Heartbeat:
         """An agent's answer with which of its jobs the store has, beside those that are open."""
         others = {report.job for report in beat.reports} - control.records.keys()
         return replace(beat, known=frozenset(others & self.store.records.keys())) if others else beat
@@ -238,7 +233,7 @@ class Server:
             self.joined = False
             over = ray.head != self._head
             if over:
-                self.agents = {}
+                self.watching.agents = {}
             self.receive(m.Parted(over))
         elif not self.joined and not ray.away:
             self.joined, self._head = True, ray.head
@@ -253,63 +248,8 @@ class Server:
         if self.joined and not self.world.ray.away:
             self.tell(m.Reserved(frozenset(self.world.ray.reserved)))
 
-    def follow(self, node: str, ray_id: str) -> None:
-        """Watch that agent from now on."""
-        self.agents[node] = ray_id
-        self._heard[node] = 0
-        self._watch(node, ray_id)
 
-    def _watch(self, node: str, ray_id: str) -> None:
-        machine = self.world.ray.by_id.get(ray_id)
-        if self.agents.get(node) != ray_id:
-            return
-        number = self._asked[node] = self._asked.get(node, 0) + 1
-        self.later(UNHEARD_S, self._unheard, node, ray_id, number)
-        if machine is None or machine.ray_id != ray_id:
-            return
-        asked_s, heard, generation, life = self.now().s, self._heard[node], self.generation, self.life
-        cursors, phases = core.watch_of(self.control, node)
-        known = {key: (cursor, phases[key]) for key, cursor in cursors.items()}
-
-        def answered(told: Any) -> None:
-            self.world.from_node(
-                machine, lambda: self._mine(life, self._answered, (node, ray_id, number, asked_s, told))
-            )
-
-        self.world.to_node(machine, ray_id, lambda: machine.watch(generation, known, heard, answered))
-
-    def _answered(self, node: str, ray_id: str, number: int, asked_s: float, told: Any) -> None:
-        if self.agents.get(node) != ray_id:
-            return
-        answer, facts, reports, attempts, epochs = told
-        rng, spoiled = self.world.rng, 0.0 if self.world.healed else self.world.faults.spoiled
-        good = tuple(r for r in reports if not spoiled or rng.random() >= spoiled)
-        for report in reports:
-            if report not in good:
-                self.world.spoiled.add(report.job)
-                ended = report.phase == "ended"
-                self.tell(
-                    m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended)
-                )
-        self.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs))
-        self._heard[node] = max(self._heard[node], answer)
-        if number == self._asked.get(node):
-            self._asked[node] += 1
-            self.later(AGAIN_S if self.store.refuses else 0.015, self._watch, node, ray_id)
-
-    def _unheard(self, node: str, ray_id: str, number: int) -> None:
-        if number == self._asked.get(node):
-            self._watch(node, ray_id)
-
-    def died(self, machine: Machine, ray_id: str, gone: bool) -> None:
-        """Ray tells that the agent's process ended."""
-        for node, known in self.agents.items():
-            if known == ray_id:
-                self._heard[node] = 0
-                self.tell(m.AgentDied(node, ray_id, gone))
-
-
-def _together(messages: list[m.Message]) -> Iterator[list[m.Message]]:
+def _together(messages: list[m.Message]) -> Iterator[Sequence[m.Message]]:
     """Submissions first, as one; then all others in their order, answers of agents that follow each other at once."""
     if new := tuple(record for told in messages if isinstance(told, m.Submitted) for record in told.records):
         yield [m.Submitted(new)]

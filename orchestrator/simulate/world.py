@@ -130,7 +130,7 @@ class World:
         if machine.ray_id != ray_id:
             return
         if not (machine.cut_in or machine.cut_out or self.ray.away):
-            self.server.died(machine, ray_id, gone)
+            self.server.watching.died(machine, ray_id, gone)
         if not gone:
             self.after(self.rng.uniform(0.2, 2.0), self._agent_again, machine, ray_id)
 
@@ -147,7 +147,7 @@ class World:
         if machine.ray_id != ray_id or machine.cut_in:
             return
         if machine.agent_gone and not self.ray.away:
-            self.from_node(machine, lambda: self.server.died(machine, ray_id, True))
+            self.from_node(machine, lambda: self.server.watching.died(machine, ray_id, True))
         machine.call(action)
 
     def from_node(self, machine: Machine, action: Callable[[], Any]) -> None:
