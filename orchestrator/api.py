@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator import client as http
 from orchestrator import submission
+from orchestrator.connection import Bytes
 from orchestrator.inventory import backend_rows
 from orchestrator.jobs import JobHandle
 from orchestrator.schemas import schema_of
@@ -187,28 +188,28 @@ class Checkpoints:
     def show(self, ref: str) -> Facts:
         return Facts(self._client.checkpoint_show(ref), show_checkpoints.shown)
 
-    def verify(self, ref: str) -> Facts:
+    def verify(self, ref: str, progress: Bytes | None = None) -> Facts:
         """Read every byte and compare with the manifest's hashes."""
-        return Facts(self._client.checkpoint_verify(ref), show_checkpoints.verified)
+        return Facts(self._client.checkpoint_tool("verify", {"place": ref}, progress), show_checkpoints.verified)
 
     def plan(self, ref: str, to_kind: str, count: int = 1) -> Facts:
         """What devices of another kind would keep, convert or refuse, and whether it fits."""
         return Facts(self._client.checkpoint_plan(ref, to_kind, count), show_checkpoints.planned)
 
     def copy(
-        self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: http.Bytes | None = None
+        self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
     ) -> Facts:
         """Copy into a folder of another pool or an object store and verify there; converted first for `to_kind`."""
         order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
         return Facts(self._client.checkpoint_copy(order, progress), show_checkpoints.copied)
 
-    def diff(self, a: str, b: str, progress: http.Bytes | None = None) -> Facts:
+    def diff(self, a: str, b: str, progress: Bytes | None = None) -> Facts:
         """What differs, tensor by tensor."""
         told = self._client.checkpoint_tool("diff", {"a": a, "b": b}, progress)
         return Facts(told, show_checkpoints.differences)
 
     def convert(
-        self, source: str, target: str, to_kind: str, on_lossy: str = "error", progress: http.Bytes | None = None
+        self, source: str, target: str, to_kind: str, on_lossy: str = "error", progress: Bytes | None = None
     ) -> Facts:
         """Write a copy in the dtypes that a kind computes with, into a folder of the same pool."""
         arguments = {"source": source, "root": target, "to_kind": to_kind, "on_lossy": on_lossy}

@@ -53,12 +53,6 @@ class Checkpoints:
         told = self._agents.call(node, "describe_checkpoint", reference.path, reference.pool)
         return {"pool": reference.pool, **told, "passed_over": passed_over}
 
-    def verify(self, ref: str) -> "dict[str, Any]":
-        """Every byte against its digest, on a node of that pool. Raises CheckpointError naming file and chunk."""
-        node, reference = self._locate(ref)
-        verified = self._agents.call(node, "verify_checkpoint", reference.path, reference.pool, timeout_s=VERIFY_S)
-        return {"pool": reference.pool, **verified}
-
     def findings(self) -> "builtins.list[tuple[str, Finding]]":
         """(node, finding) of all checkpoints that were found damaged and stay where they are, for `doctor`."""
         found = []

@@ -2,42 +2,17 @@
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-from uuid import uuid4
 
 from cluster import paths
-from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
-from cluster.version import VERSION
+from cluster.errors import FleetError, NotFound
+from orchestrator.connection import TRIES, Bytes, Connection, Data, Progress, refuse_other_version
 from orchestrator.core.states import TERMINAL
 from orchestrator.server import daemon, token
-from orchestrator.server.record import ServerRecord
-from orchestrator.transport import PATIENT, REMEDY, BrokenConnection, Transport, Unreachable, given, segment
+from orchestrator.transport import PATIENT, Unreachable, given, segment
 
-Data = dict[str, Any]
-Progress = Callable[[str], None]
-Bytes = Callable[[int, int], None]
-"""Told bytes done and bytes in all."""
 POLL_S = (0.05, 1.0)
-RECONNECT_S = 30.0
-RECONNECT_EVERY_S = 0.2
-TRIES = 4
-"""How often a request with a key is sent while no answer comes."""
-
-
-class AnswerLost(Unreachable):
-    """No answer came to a request with a key: it counts once, and may be asked again with the same key."""
-
-    def __init__(self, said: str, key: str):
-        super().__init__(
-            f"{said}; whether it was accepted is not known",
-            f"repeat the same with the same key: it counts once. On the command line: --key {key}",
-        )
-        self.args = (said, key)
-        self.key = key
 
 
 def connect(home: Path | None = None, *, start: bool = True, progress: Progress | None = None) -> "Client":
@@ -55,44 +30,8 @@ def connect(home: Path | None = None, *, start: bool = True, progress: Progress 
     return Client(server.address, token.read(home), home, progress)
 
 
-def refuse_other_version(server: ServerRecord) -> None:
-    if server.version != VERSION:
-        raise UserError(
-            f"the server is of version {server.version}, this is {VERSION}",
-            "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
-        )
-
-
-class Client(Transport):
-    """One method per route. Closes its connections at the end of a `with`.
-
-    With a `home`, waiting and following outlive a restart of its server: the next one is looked for, not started.
-    """
-
-    def __init__(self, url: str, token: str, home: Path | None = None, progress: Progress | None = None):
-        super().__init__(url, token)
-        self._home = home
-        self._progress = progress
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def tell(self, text: str) -> None:
-        """Something the user has to know, "" being nothing; a warning of Python's where nobody listens."""
-        if text and self._progress:
-            self._progress(text)
-        elif text:
-            warnings.warn(text, stacklevel=4)
-
-    def _pause(self, pause_s: float, error: PolyfleetError) -> None:
-        if self._progress:
-            self._progress(f"{error.message}; asking again in {pause_s:g} s")
-        super()._pause(pause_s, error)
+class Client(Connection):
+    """One method per route."""
 
     def version(self) -> Data:
         return self.get("/v1/version")
@@ -117,31 +56,11 @@ class Client(Transport):
 
     def submit(self, spec: Data, package: str = "", key: str = "") -> Data:
         """The job as it was accepted. Raises AnswerLost where no answer comes; with the key it counts once."""
-        return self._once("/v1/jobs", {"spec": spec, "package": package}, key)
+        return self.once("/v1/jobs", {"spec": spec, "package": package}, key)
 
     def submit_many(self, jobs: list[Data], key: str = "") -> Data:
         """Up to 1,000 of {"spec", "package"}, all or none: {"jobs": [{"id", "name"}], "note"}. Raises as `submit`."""
-        return self._once("/v1/jobs/bulk", {"jobs": jobs}, key)
-
-    def _once(self, path: str, body: Data, key: str) -> Data:
-        """Sent again with the same key while no answer comes, to the server that is there by then."""
-        key = key or uuid4().hex
-        for tries_left in reversed(range(TRIES)):
-            try:
-                return self.post(path, body, headers={"Idempotency-Key": key})
-            except Unreachable as e:
-                self._again(e, key, tries_left)
-        raise AssertionError("the last try returns or raises")
-
-    def _again(self, error: Unreachable, key: str, tries_left: int) -> None:
-        """Returns when it makes sense to ask again. Raises AnswerLost."""
-        if not tries_left:
-            raise AnswerLost(error.message, key) from error
-        if self._home is not None:
-            try:
-                self._reconnect(error)
-            except Unreachable:
-                raise AnswerLost(error.message, key) from error
+        return self.once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
     def plan(self, spec: Data) -> Data:
         return self.post("/v1/plan", {"spec": spec})
@@ -186,7 +105,7 @@ class Client(Transport):
             try:
                 view = self.job(ref)
             except Unreachable as e:
-                self._reconnect(e)
+                self.reconnect(e)
                 continue
             ref = view["id"]
             if seen:
@@ -199,36 +118,6 @@ class Client(Transport):
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.3, POLL_S[1])
-
-    def _reconnect(self, error: FleetError) -> None:
-        """Returns once a server of this home answers again; raises `error` when none does within RECONNECT_S."""
-        if self._home is None:
-            raise error
-        if self._progress:
-            self._progress(f"{error.message}; waiting {RECONNECT_S:.0f} s for it to come back")
-        deadline = time.monotonic() + RECONNECT_S
-        while time.monotonic() < deadline:
-            time.sleep(RECONNECT_EVERY_S)
-            if (server := daemon.find(self._home)) is None:
-                continue
-            refuse_other_version(server)
-            try:
-                self.join(server.address, token.read(self._home))
-                self.version()
-            except Unreachable:
-                continue
-            return
-        raise error
-
-    def _renewed(self) -> bool:
-        """A server that was started anew has a new token, at the same place."""
-        if self._home is None or (server := daemon.find(self._home)) is None:
-            return False
-        if (fresh := token.read(self._home)) == self._token:
-            return False
-        refuse_other_version(server)
-        self.join(server.address, fresh)
-        return True
 
     def cancel(self, ref: str) -> Data:
         return self.post(f"/v1/jobs/{segment(ref)}/cancel", {})
@@ -289,11 +178,11 @@ class Client(Transport):
                 gone = FleetError("the server has ended", f"`polyfleet logs -f {ref}` starts one and follows on")
             except Unreachable as e:
                 gone = e
-            self._reconnect(gone)
+            self.reconnect(gone)
 
     def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
         """Raises AnswerLost as `submit`."""
-        return self._once("/v1/benchmarks", {"request": request, "package": package}, key)
+        return self.once("/v1/benchmarks", {"request": request, "package": package}, key)
 
     def benchmarks(self) -> list[Data]:
         return self.rows("/v1/benchmarks")
@@ -328,7 +217,7 @@ class Client(Transport):
                 if not tries_left:
                     raise
                 if self._home is not None:
-                    self._reconnect(e)
+                    self.reconnect(e)
 
     def _upload(self, path: str, archive: Path) -> None:
         try:
@@ -346,33 +235,13 @@ class Client(Transport):
     def checkpoint_plan(self, ref: str, to_kind: str, count: int = 1) -> Data:
         return self.get("/v1/checkpoints/plan", ref=ref, to_kind=to_kind, count=count)
 
-    def checkpoint_verify(self, ref: str) -> Data:
-        return self.post("/v1/checkpoints/verify", {"ref": ref}, timeout=PATIENT)
-
     def checkpoint_copy(self, order: Data, progress: Bytes | None = None, key: str = "") -> Data:
         """The report of a copy; `order` is a CopyOrder. `progress` gets bytes done and bytes in all."""
-        return self._told("/v1/checkpoints/copy", order, progress, key)
+        return self.told("/v1/checkpoints/copy", order, progress, key)
 
     def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None, key: str = "") -> Data:
         """The result of a tool on a node."""
-        return self._told(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
-
-    def _told(self, path: str, order: Data, progress: Bytes | None, key: str) -> Data:
-        """The report of long work. Where the connection breaks it is asked for again with the same key."""
-        key = key or uuid4().hex
-        for tries_left in reversed(range(TRIES)):
-            try:
-                for name, data in self.events("POST", path, json=order, headers={"Idempotency-Key": key}):
-                    if name == "report":
-                        report: Data = data
-                        return report
-                    if progress and name == "progress":
-                        progress(data["done_bytes"], data["total_bytes"])
-                gone: Unreachable = BrokenConnection("the server stopped before the work was finished", REMEDY)
-            except Unreachable as e:
-                gone = e
-            self._again(gone, key, tries_left)
-        raise AssertionError("the last try returns or raises")
+        return self.told(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
 
 
 def _wanted(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:

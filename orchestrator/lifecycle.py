@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cluster import embedded, paths
 from cluster.fleet_record import DamagedRecord
 from cluster.spec import FleetSpec, default_fleet, demo_fleet, load_fleet, possible
-from orchestrator.client import connect, refuse_other_version
+from orchestrator.client import connect
+from orchestrator.connection import refuse_other_version
 from orchestrator.server import daemon
 
 if TYPE_CHECKING:

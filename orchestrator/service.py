@@ -370,10 +370,6 @@ class Service:
         self._settle()
         return self._checkpoints.plan(ref, to_kind, count)
 
-    def checkpoint_verify(self, ref: str) -> dict[str, Any]:
-        self._settle()
-        return self._checkpoints.verify(ref)
-
     def checkpoint_copy(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """`order` has source, target, to_kind, convert_at and on_lossy."""
         self._settle()

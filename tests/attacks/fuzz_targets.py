@@ -371,7 +371,7 @@ def _requests() -> list[bytes]:
         b"HEAD /v1/packages/" + b"0" * 64 + b"\n",
         b"POST /v1/jobs\n" + json.dumps({"spec": spec, "package": ""}).encode(),
         b"POST /v1/plan\n" + json.dumps({"spec": spec}).encode(),
-        b"POST /v1/checkpoints/verify\n" + json.dumps({"ref": "cpu:a"}).encode(),
+        b"POST /v1/checkpoints/tools/verify\n" + json.dumps({"arguments": {"place": "cpu:a"}}).encode(),
         b"POST /v1/benchmarks\n" + json.dumps({"request": {"suite": "quick"}, "package": ""}).encode(),
         b"PUT /v1/packages/" + b"0" * 64 + b"\nPK",
     ]

@@ -6,10 +6,8 @@ and writes outcome.json last, when no process of the attempt is left. LOCK is th
 file `lock`, held until the end.
 """
 
-import errno
 import json
 import os
-import selectors
 import signal
 import sys
 import time
@@ -17,23 +15,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workers.attempt import beats, bell, disks, keeper, lease, life, outcome, processes, reserve, spawn
+from workers.attempt import beats, bell, disks, keeper, lease, life, outcome, processes, reserve
 from workers.attempt.left import Left
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.memory import Memory
+from workers.attempt.ranks import CannotStart, Ranks
 from workers.attempt.records import AttemptId, Folder, parse, read_json
-from workers.attempt.redaction import NAMES, Redactor
+from workers.attempt.redaction import Redactor
 from workers.attempt.stalls import Hang, Stalls
 from workers.messages import Failure, Outcome
 
 LOOK_EVERY_S = 0.25
-DRAIN_S = 1.0
-READ_BYTES = 64 << 10
 CANNOT_START = 127
-TOO_LONG = "its command, env and secrets are longer than the system takes: 128 KiB each on Linux, together about 2 MiB"
 LONGEST_TEXT = 64 << 10
-SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "lease": 4}
 
@@ -50,56 +45,40 @@ class Supervisor:
     def __init__(self, folder: Folder, attempt: AttemptId, secrets: dict[str, str]):
         self.folder = folder
         self.attempt = attempt
-        self.secrets = secrets
         self.lease = lease.Lease(folder.lease)
         self.launch: dict[str, Any] = read_json(folder.launch)
         self.group = life.group_in(self.launch)
         self.redact = Redactor(secrets.values())
         self.left = Left(folder, self.redact)
         self.by_group = self.launch["task"] == "run"
-        self.logs: dict[int, RankLog] = {}
         self.memory = Memory(self.group)
-        self.running: dict[int, int] = {}  # rank by pid
-        self.codes: dict[int, int] = {}
-        self.peaks: dict[int, int] = {}  # bytes by rank
-        self.ends: list[int] = []  # pids of ranks in the order of their ends, as far as the kernel told
         self.failure: Failure | None = None
         self.culprit: Culprit | None = None
         self.stalls = Stalls(folder, self.launch["task"], float(self.launch["hang_after_s"]))
+        self.ranks = Ranks(secrets, self._log, self.stalls.heard)
         self.saves_first = False
         self.told = False  # where the ranks stand
         self.why = ""
         self.kill_at_s = float("inf")
         self.looked_s = 0.0
-        self.selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         _usual_priority()
         processes.adopt_orphans()
         self._start_all()
-        while self.running or self._lingers():
-            self._turn(LOOK_EVERY_S)
+        while self.ranks.running or self._lingers():
+            self.ranks.turn(LOOK_EVERY_S)
             self._reap()
             if lease.now_s() - self.looked_s >= LOOK_EVERY_S:
                 self._look()
         self._kill()
-        self._drain()
+        self.ranks.drain()
         self._finish()
 
-    def listen(self) -> None:
-        """A signal makes the selector return at once: a rank's end and an agent's word are seen in milliseconds.
+    def _log(self, rank: int) -> RankLog:
+        return RankLog(self.folder.log(rank), self.redact, self.launch["log_limit_bytes"])
 
-        Comes before anybody can know our pid: an unhandled SIGUSR1 would end us.
-        """
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
-        for number in SIGNALS:
-            signal.signal(number, self._signalled)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self.selector.register(reader, selectors.EVENT_READ, None)
-
-    def _signalled(self, number: int, _frame: Any) -> None:
+    def signalled(self, number: int, _frame: Any) -> None:
         """SIGTERM to us is a machine that shuts down: the ranks may still save. SIGUSR1 is an agent: look at once."""
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._end("preempt")
@@ -122,72 +101,20 @@ class Supervisor:
             bell.ring(self.folder.path.parent)
 
     def _start(self, rank: dict[str, Any], group: int | None) -> None:
-        """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group."""
-        number, me = rank["rank"], os.getpid()
-        named = {NAMES: ",".join(self.secrets)} if self.secrets else {}
-        environ = rank["environment"] | self.secrets | named
-        self.logs[number] = RankLog(self.folder.log(number), self.redact, self.launch["log_limit_bytes"])
         try:
-            it = spawn.start(rank["command"], environ, rank["folder"], group, lambda: _before_exec(me))
-        except OSError as e:
-            self.codes[number] = CANNOT_START
-            why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
-            message = f"rank {number} could not start {rank['command'][0][:200]!r}: {why}"
-            self.failure = Failure(number, self.launch["node"], "start", message, exit_code=CANNOT_START)
+            self.ranks.start(rank, group)
+        except CannotStart as e:
+            number = rank["rank"]
+            self.ranks.codes[number] = CANNOT_START
+            self.failure = Failure(number, self.launch["node"], "start", e.message, exit_code=CANNOT_START)
             self._end("failed")
-            return
-        self.running[it.pid] = number
-        with suppress(OSError, AttributeError):  # since Linux 5.3
-            self.selector.register(os.pidfd_open(it.pid), selectors.EVENT_READ, (number, it.pid))
-        for stream, descriptor in (("out", it.out), ("err", it.err)):
-            self.selector.register(descriptor, selectors.EVENT_READ, (number, stream))
-
-    def _turn(self, timeout_s: float) -> None:
-        """Wait for output or a signal, and take one piece of each stream: a rank that floods cannot starve the rest.
-
-        The selector tells ends of ranks in the order in which they came.
-        """
-        for key, _ in self.selector.select(timeout_s):
-            if key.data is None:
-                os.read(key.fd, 4096)
-                continue
-            number, stream = key.data
-            if isinstance(stream, int):
-                self.ends.append(stream)
-                self._close(key.fd)
-                continue
-            data = os.read(key.fd, READ_BYTES)
-            if data:
-                self.stalls.heard()
-                self.logs[number].feed(stream, data)
-            else:
-                self._close(key.fd)
-                self.logs[number].end(stream)
-
-    def _close(self, descriptor: int) -> None:
-        self.selector.unregister(descriptor)
-        os.close(descriptor)
 
     def _reap(self) -> None:
-        """All children that ended, ranks in the order of their ends; the rest are orphans we adopted."""
-        ended = []
-        with suppress(ChildProcessError):
-            while (found := os.wait4(-1, os.WNOHANG))[0]:
-                pid, status, usage = found
-                if (number := self.running.pop(pid, None)) is not None:
-                    self.peaks[number] = usage.ru_maxrss * (1 << 10 if processes.LINUX else 1)
-                    ended.append((pid, number, os.waitstatus_to_exitcode(status)))
-        for pid, number, code in sorted(ended, key=self._when):
+        for pid, number, code in self.ranks.reap():
             self._ended(pid, number, code)
-
-    def _when(self, ended: tuple[int, int, int]) -> tuple[int, bool]:
-        """Where the kernel does not tell, a rank that was killed went before those that lost their connection to it."""
-        pid, _, code = ended
-        return self.ends.index(pid) if pid in self.ends else len(self.ends), code != -signal.SIGKILL
 
     def _ended(self, pid: int, number: int, code: int) -> None:
         """One rank that fails ends the gang: the others would wait for it in a collective for ever."""
-        self.codes[number] = code
         if code != 0 and not self.why:
             self.culprit = Culprit(number, pid, disks.full(self._disks(number)))
             self._end("failed")
@@ -207,11 +134,11 @@ class Supervisor:
             self._end("lease")
         else:
             self._end(life.asked_for(self.folder.stop))
-        if not self.why and (hang := self.stalls.look(self.running)):
+        if not self.why and (hang := self.stalls.look(self.ranks.running)):
             self._hangs(hang)
-        if self.why == "cancel" and not self.told and (stacks := self.stalls.last_words(self.running)):
+        if self.why == "cancel" and not self.told and (stacks := self.stalls.last_words(self.ranks.running)):
             self._tell_stacks(stacks)
-        saves = self.saves_first and any(map(self._saves, self.running.values()))
+        saves = self.saves_first and any(map(self._saves, self.ranks.running.values()))
         if lease.now_s() >= self.kill_at_s or (self.saves_first and not saves):
             self._kill()
         self.memory.look()
@@ -230,10 +157,8 @@ class Supervisor:
 
     def _tell_stacks(self, told: dict[int, str]) -> None:
         self.told = True
-        for number, stacks in told.items():
-            lines = [f"[polyfleet: no progress; where rank {number} stands]", *stacks.rstrip().splitlines()]
-            self.logs[number].end("err")
-            self.logs[number].feed("err", "".join(f"{line}\n" for line in lines).encode())
+        said = "[polyfleet: no progress; where rank {} stands]"
+        self.ranks.tell({n: [said.format(n), *stacks.rstrip().splitlines()] for n, stacks in told.items()})
 
     def _kill(self) -> None:
         life.kill_all(self.folder, [os.getpid()])
@@ -246,7 +171,7 @@ class Supervisor:
         grace_s = {"preempt": self.launch["grace_s"], "cancel": CANCEL_GRACE_S}.get(why, 0.0)
         self.kill_at_s = min(self.kill_at_s, lease.now_s() + grace_s)
         self.looked_s = 0.0
-        for pid in self.running if grace_s else ():
+        for pid in self.ranks.running if grace_s else ():
             processes.send(pid, signal.SIGTERM, group=self.by_group)
 
     def _lingers(self) -> bool:
@@ -254,47 +179,30 @@ class Supervisor:
         waits = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
         return waits and bool(processes.tree([os.getpid()], self.folder.shared))
 
-    def _drain(self) -> None:
-        """What is still in the pipes. Their writers are dead, unless somebody outside the tree holds one open."""
-        until = lease.now_s() + DRAIN_S
-        while len(self.selector.get_map()) > 1 and lease.now_s() < until:
-            self._turn(0.05)
-        for log in self.logs.values():
-            log.close()
-
     def _finish(self) -> None:
         self._reap()
         noted = self.why == "preempt" and outcome.noted_preempted(self.folder.events)
-        ended_as = outcome.state(self.why, self.codes, noted)
+        ended_as = outcome.state(self.why, self.ranks.codes, noted)
         failure = (self.failure or self._failure()) if ended_as == "failed" else None
         result, unreadable = self.left.result()
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", Failure(0, self.launch["node"], "unreadable", unreadable)
-        peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.peaks.values())
-        self.left.remove(self.codes)
+        peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.ranks.peaks.values())
+        self.left.remove(self.ranks.codes)
         with suppress(OSError):  # unless it holds something; before anybody can know that we ended, and start the next
             Path(self.launch["checkpoint_root"]).rmdir()
-        self.left.tell(Outcome(*self.attempt, ended_as, self.codes, failure, result, time.time(), peak_bytes))
+        self.left.tell(Outcome(*self.attempt, ended_as, self.ranks.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
     def _failure(self) -> Failure:
         """Of the rank that failed first."""
-        number, pid, disk = self.culprit or Culprit(outcome.first_bad(self.codes), 0, "")
+        number, pid, disk = self.culprit or Culprit(outcome.first_bad(self.ranks.codes), 0, "")
         said = self.left.failure(number)
-        log, code, peak_bytes = self.logs[number], self.codes[number], self.peaks.get(number, 0)
+        log, code, peak_bytes = self.ranks.logs[number], self.ranks.codes[number], self.ranks.peaks.get(number, 0)
         node = self.launch["node"]
         seen = outcome.Seen(number, node, pid, code, said, log.last_err, log.says_full(), disk, peak_bytes)
         return outcome.cause(seen, self.memory)
-
-
-def _before_exec(parent: int) -> None:
-    """In the new child: die with the supervisor, and start with the signals a program expects."""
-    processes.die_with(parent)
-    processes.killed_for_memory(first=True)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _usual_priority() -> None:
@@ -332,7 +240,7 @@ def supervise(path: Path, lock: int, launcher: int) -> int:
     if not secrets:  # the agent could not prepare the folder
         return 0
     supervisor = Supervisor(folder, attempt, json.loads(secrets))
-    supervisor.listen()
+    supervisor.ranks.listen(supervisor.signalled)
     _put_on_record(folder)
     os.write(launcher, b"1")
     os.close(launcher)

@@ -79,10 +79,6 @@ class Question(Body):
     spec: Spec
 
 
-class CheckpointRef(Body):
-    ref: str = Field(description="POOL:PATH")
-
-
 class CopyOrder(Body):
     source: str = Field(description="POOL:PATH, or the URI of an object store")
     target: str = Field(description="POOL:FOLDER, or the URI of an object store")

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from orchestrator.server.answers import answer
 from orchestrator.server.facade import Facade
 from orchestrator.server.routes import Key, service_of
-from orchestrator.server.routes.bodies import CheckpointRef, CopyOrder, ToolOrder
+from orchestrator.server.routes.bodies import CopyOrder, ToolOrder
 from orchestrator.server.streams import events, patient
 from orchestrator.server.works import Progress, told_once
 
@@ -34,12 +34,6 @@ async def plan(
 ) -> Response:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether it fits."""
     return answer(await patient(request, service_of(request).checkpoint_plan, ref, to_kind, count))
-
-
-@router.post("/verify")
-async def verify(body: CheckpointRef, request: Request) -> Response:
-    """Read every byte and compare with the manifest's hashes."""
-    return answer(await patient(request, service_of(request).checkpoint_verify, body.ref))
 
 
 @router.post("/copy")

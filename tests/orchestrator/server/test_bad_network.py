@@ -16,7 +16,9 @@ import pytest
 from cluster.errors import Conflict, NotFound
 from orchestrator import client as http
 from orchestrator.bundle import SCRATCH
+from orchestrator.connection import AnswerLost
 from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.transport import BrokenConnection
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = pytest.mark.filterwarnings("ignore:.*StreamWriter.__del__.*:pytest.PytestUnraisableExceptionWarning")
@@ -105,13 +107,13 @@ def test_every_verb_with_a_key_has_one_effect(live, network, fault, checkpoint):
 @pytest.mark.parametrize("fault", [net.Fault(cut_answer_at=0), net.Fault(cut_answer_at=30)])
 def test_what_only_reads_is_asked_again_on_another_connection(waiting, network, fault):
     assert network(fault).fleet()["name"]
-    with pytest.raises(http.BrokenConnection):
+    with pytest.raises(BrokenConnection):
         network(fault, fault).fleet()
 
 
 def test_when_no_answer_ever_comes_the_key_is_told(waiting, network):
     client = network(*[net.Fault(cut_answer_at=20)] * 20)
-    with pytest.raises(http.AnswerLost) as lost:
+    with pytest.raises(AnswerLost) as lost:
         client.submit({**RUN, "name": "lost"})
     assert lost.value.remedy.endswith(f"--key {lost.value.key}")
     with http.connect(start=False) as direct:

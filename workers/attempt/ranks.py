@@ -1,0 +1,142 @@
+"""The processes of an attempt's ranks on one node: started, their output written to logs, their ends seen in order."""
+
+import errno
+import os
+import selectors
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from workers.attempt import lease, processes, spawn
+from workers.attempt.logs import RankLog
+from workers.attempt.redaction import NAMES
+
+DRAIN_S = 1.0
+READ_BYTES = 64 << 10
+TOO_LONG = "its command, env and secrets are longer than the system takes: 128 KiB each on Linux, together about 2 MiB"
+SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class CannotStart(Exception):
+    """`message` says what the system refused."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message
+
+
+class Ranks:
+    """`running` has ranks by pid, `codes` and `peaks` (bytes) those that ended.
+
+    `log` opens the log of a rank, `heard` is called at any output.
+    """
+
+    def __init__(self, secrets: dict[str, str], log: Callable[[int], RankLog], heard: Callable[[], None]):
+        self._secrets, self._log, self._heard = secrets, log, heard
+        self._ends: list[int] = []  # pids in the order of their ends, as far as the kernel told
+        self._selector = selectors.DefaultSelector()
+        self.logs: dict[int, RankLog] = {}
+        self.running: dict[int, int] = {}
+        self.codes: dict[int, int] = {}
+        self.peaks: dict[int, int] = {}
+
+    def listen(self, signalled: Callable[[int, Any], None]) -> None:
+        """A signal makes `turn` return at once: a rank's end and an agent's word are seen in milliseconds.
+
+        Comes before anybody can know our pid: an unhandled SIGUSR1 would end us.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        for number in SIGNALS:
+            signal.signal(number, signalled)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._selector.register(reader, selectors.EVENT_READ, None)
+
+    def start(self, rank: dict[str, Any], group: int | None) -> None:
+        """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group.
+
+        Raises CannotStart.
+        """
+        number, me = rank["rank"], os.getpid()
+        named = {NAMES: ",".join(self._secrets)} if self._secrets else {}
+        environ = rank["environment"] | self._secrets | named
+        self.logs[number] = self._log(number)
+        try:
+            it = spawn.start(rank["command"], environ, rank["folder"], group, lambda: _before_exec(me))
+        except OSError as e:
+            why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
+            raise CannotStart(f"rank {number} could not start {rank['command'][0][:200]!r}: {why}") from None
+        self.running[it.pid] = number
+        with suppress(OSError, AttributeError):  # since Linux 5.3
+            self._selector.register(os.pidfd_open(it.pid), selectors.EVENT_READ, (number, it.pid))
+        for stream, descriptor in (("out", it.out), ("err", it.err)):
+            self._selector.register(descriptor, selectors.EVENT_READ, (number, stream))
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for output or a signal, and take one piece of each stream: a rank that floods cannot starve the rest.
+
+        The selector tells ends of ranks in the order in which they came.
+        """
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                os.read(key.fd, 4096)
+                continue
+            number, stream = key.data
+            if isinstance(stream, int):
+                self._ends.append(stream)
+                self._close(key.fd)
+                continue
+            data = os.read(key.fd, READ_BYTES)
+            if data:
+                self._heard()
+                self.logs[number].feed(stream, data)
+            else:
+                self._close(key.fd)
+                self.logs[number].end(stream)
+
+    def _close(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+    def reap(self) -> Iterator[tuple[int, int, int]]:
+        """All children that ended: (pid, rank, exit code) in the order of their ends; the rest are adopted orphans."""
+        ended = []
+        with suppress(ChildProcessError):
+            while (found := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = found
+                if (number := self.running.pop(pid, None)) is not None:
+                    self.peaks[number] = usage.ru_maxrss * (1 << 10 if processes.LINUX else 1)
+                    ended.append((pid, number, os.waitstatus_to_exitcode(status)))
+        for pid, number, code in sorted(ended, key=self._when):
+            self.codes[number] = code
+            yield pid, number, code
+
+    def _when(self, ended: tuple[int, int, int]) -> tuple[int, bool]:
+        """Where the kernel does not tell, a rank that was killed went before those that lost their connection to it."""
+        pid, _, code = ended
+        return self._ends.index(pid) if pid in self._ends else len(self._ends), code != -signal.SIGKILL
+
+    def drain(self) -> None:
+        """What is still in the pipes. Their writers are dead, unless somebody outside the tree holds one open."""
+        until = lease.now_s() + DRAIN_S
+        while len(self._selector.get_map()) > 1 and lease.now_s() < until:
+            self.turn(0.05)
+        for log in self.logs.values():
+            log.close()
+
+    def tell(self, lines: dict[int, list[str]]) -> None:
+        """Put lines of ours into the logs of those ranks."""
+        for number, told in lines.items():
+            self.logs[number].end("err")
+            self.logs[number].feed("err", "".join(f"{line}\n" for line in told).encode())
+
+
+def _before_exec(parent: int) -> None:
+    """In the new child: die with the supervisor, and start with the signals a program expects."""
+    processes.die_with(parent)
+    processes.killed_for_memory(first=True)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
