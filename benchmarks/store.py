@@ -126,7 +126,7 @@ def url(home: Path) -> str:
 
 
 def load(home: Path, clients: int, seconds: float, jobs: int = 0) -> Row:
-    """What the clients of one round measured, and the share of a core that the server took."""
+    """What the clients of one round measured, and the shares of a core that the server and they took."""
     running = daemon.find(home)
     assert running is not None
     words = [running.socket, tokens.read(home / "token"), clients, seconds, *([jobs] if jobs else [])]
@@ -139,7 +139,8 @@ def load(home: Path, clients: int, seconds: float, jobs: int = 0) -> Row:
     if told["error"]:
         raise SystemExit(f"a submit was refused: {told['error']}")
     used_s = after.user + after.system - before.user - before.system
-    return told | {"server_cores": used_s / told["took_s"], "rss_bytes": process.memory_info().rss}
+    cores = {"server_cores": used_s / told["took_s"], "client_cores": told["cpu_s"] / told["took_s"]}
+    return told | cores | {"rss_bytes": process.memory_info().rss}
 
 
 def submits(arguments: argparse.Namespace) -> list[Row]:
@@ -166,6 +167,7 @@ def of_rounds(what: str, rounds: list[Row], jobs: int = 1) -> Row:
         "p99_s": quantile(samples, 0.99),
         "n": len(samples),
         "server_cores": [told.get("server_cores") for told in rounds],
+        "client_cores": [told.get("client_cores") for told in rounds],
         "rss_bytes": max(told.get("rss_bytes", 0) for told in rounds),
     }
 

@@ -1,7 +1,9 @@
 """Frozen dataclasses to JSON-like data and back. Only plain data crosses Ray, HTTP and disk."""
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from cluster.errors import UserError
@@ -18,8 +20,10 @@ def to_plain(value: Any) -> Any:
     kind: Any = type(value)
     if kind in LEAVES:
         return value
-    if names := _names(kind):
-        return {name: to_plain(getattr(value, name)) for name in names}
+    if found := _fields(kind):
+        names, values = found
+        pairs = zip(names, values(value), strict=True)
+        return {name: item if type(item) in LEAVES else to_plain(item) for name, item in pairs}
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -28,8 +32,12 @@ def to_plain(value: Any) -> Any:
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
+def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]] | None:
+    """The names of a dataclass' fields, and what gives their values; None for another class."""
+    if not is_dataclass(kind):
+        return None
+    names = tuple(f.name for f in fields(kind))
+    return names, attrgetter(*names) if names[1:] else lambda value: tuple(getattr(value, name) for name in names)
 
 
 @cache

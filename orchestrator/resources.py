@@ -70,9 +70,16 @@ def duration_s(value: object) -> float:
     """`500ms`, `30s`, `5m`, `1h30m`, `2d`; a plain number is seconds. Raises UserError for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9:
         return float(value)
-    if isinstance(value, str) and TIME.fullmatch(value.strip()):
-        return sum(float(number) * SECONDS[unit] for number, unit in TIME_PART.findall(value))
+    if isinstance(value, str) and (seconds := _seconds(value)) is not None:
+        return seconds
     raise UserError(f"{value!r} is not a duration", "write a number and a unit, e.g. 30s, 5m or 1h30m")
+
+
+@lru_cache(1024)
+def _seconds(text: str) -> float | None:
+    if not TIME.fullmatch(text.strip()):
+        return None
+    return sum(float(number) * SECONDS[unit] for number, unit in TIME_PART.findall(text))
 
 
 def hang_after_s(value: object) -> float:

@@ -5,6 +5,7 @@ Methods are synchronous and safe to call from many threads. They raise Polyfleet
 
 import queue
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,11 @@ from orchestrator.runtime.logs import Logs
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.runtime.submissions import Submissions, digest
+from orchestrator.runtime.submissions import Submission, Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
-from orchestrator.store.events import Answer
+from orchestrator.store.once import Answer
 from orchestrator.store.setting import open_store
 
 NO_FLEET = "run `polyfleet up` first"
@@ -105,8 +106,18 @@ class Service:
     # -- jobs
 
     def submit(self, spec: dict[str, Any], package: str, key: str) -> dict[str, Any]:
-        """Durable when it returns. The same key gives the same answer; with another body it is a Conflict."""
-        return accepted_view(self._submissions.one(spec, package, key))
+        """As `submit_each` with one job; raises its error."""
+        (told,) = self.submit_each([Submission(spec, package, key)])
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    def submit_each(self, asked: Sequence[Submission]) -> list[dict[str, Any] | Exception]:
+        """The jobs as they were accepted, or why one was not. Durable when it returns. The same key gives the same
+        answer; with another body it is a Conflict.
+        """
+        told = self._submissions.each(asked)
+        return [one if isinstance(one, Exception) else accepted_view(one) for one in told]
 
     def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
         """Specs with their packages, all of them or none: {"jobs": [{"id", "name"}], "note"}"""

@@ -57,7 +57,7 @@ class JobSpec(Model):
     secrets: f.Secrets = Field(default_factory=dict)
     """NAME: env:NAME (a variable of the server) or file:/absolute/path."""
 
-    resources: Resources = Field(default_factory=Resources)
+    resources: Resources = Field(default_factory=cache(Resources))
     precision: f.Precision = ""
     batch_size: f.BatchSize = 0
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
@@ -69,8 +69,8 @@ class JobSpec(Model):
     """What it computes, as benchmarks name it (`gpt2`, or what `benchmark run --workload` was given): with an objective
     of throughput or cost it goes where that was measured best. Left out, the submitted folder itself is the name."""
 
-    recovery: RecoverySpec = Field(default_factory=RecoverySpec)
-    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    recovery: RecoverySpec = Field(default_factory=cache(RecoverySpec))
+    checkpoint: CheckpointSpec = Field(default_factory=cache(CheckpointSpec))
 
     @model_validator(mode="before")
     @classmethod
@@ -103,7 +103,7 @@ class JobSpec(Model):
             objective=self.objective,
             workload=self.workload,
             submitted_s=now_s,
-            recovery=self.recovery.to_recovery(),
+            recovery=self.recovery.parsed,
             entry=self.entry,
             seed=self.seed,
             secrets=dict(self.secrets),
@@ -195,8 +195,9 @@ def _refuse_misplaced(data: dict[str, Any]) -> None:
 def _check_fields(spec: JobSpec) -> None:
     """Every field that is set is one the task reads, and it has what it needs. Raises SpecError."""
     for place, part in _places(spec):
+        written = part.model_fields_set
         for field, tasks in TASKS_OF.items():
-            if spec.task not in tasks and _is_set(part, field):
+            if field in written and spec.task not in tasks and _differs(part, field):
                 message = f"is read by {', '.join(tasks)} jobs, this one is {spec.task}"
                 raise SpecError(f"{place}{field}", message, _instead(spec.task))
     if spec.task == "run":
@@ -218,8 +219,8 @@ def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:
             yield f"resources.{name}.{index}.", candidate
 
 
-def _is_set(part: Model, field: str) -> bool:
-    return field in part.model_fields_set and bool(getattr(part, field) != _default(type(part), field))
+def _differs(part: Model, field: str) -> bool:
+    return bool(getattr(part, field) != _default(type(part), field))
 
 
 @cache

@@ -1,6 +1,7 @@
 """The parts of a job's spec below its top level: devices and candidates, recovery, checkpoints."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -176,7 +177,9 @@ class RecoverySpec(Model):
             raise WrongValueError(f"{lease} is too short", "write at least 3s: it is renewed over the network")
         return lease
 
-    def to_recovery(self) -> Recovery:
+    @cached_property
+    def parsed(self) -> Recovery:
+        """As the core has it. Most jobs share the one that says nothing."""
         return Recovery(
             self.max_restarts,
             self.max_interruptions,

@@ -1,7 +1,7 @@
 """Finding the processes of a fleet of this machine: nodes, agents, attempts, the head and the server of a home."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import psutil
@@ -9,12 +9,12 @@ import psutil
 from cluster import fleet_record
 
 
-def marked(name: str, value: str) -> list[psutil.Process]:
-    """Every living process whose environment has that variable, wherever it hides."""
+def marked(name: str, *values: str) -> list[psutil.Process]:
+    """Every living process whose environment has that variable with one of these values, wherever it hides."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(name) in values and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
@@ -23,6 +23,10 @@ def marked(name: str, value: str) -> list[psutil.Process]:
 
 def of_job(job_id: str) -> list[psutil.Process]:
     return marked("POLYFLEET_JOB", job_id)
+
+
+def of_jobs(job_ids: Collection[str]) -> list[psutil.Process]:
+    return marked("POLYFLEET_JOB", *job_ids)
 
 
 def ranks(job_id: str, home: Path, node: str = "") -> list[psutil.Process]:

@@ -36,13 +36,15 @@ class RankEvent:
 
     @classmethod
     def parse(cls, data: Any, since_s: float = 0.0, until_s: float = LATEST_S) -> "RankEvent":
-        """Raises Unusable, also for a time that does not lie between the two, in epoch seconds."""
+        """Raises Unusable. A time that does not lie between the two, in epoch seconds, becomes the nearer one: a clock
+        may be set while attempts run, and what was told counts all the same.
+        """
         fields = Fields(data, cls.__slots__)
         return cls._checked(fields.count("at"), fields.object("data"), data, since_s, until_s)
 
     @classmethod
     def of_line(cls, line: bytes, at: int, since_s: float, until_s: float) -> "RankEvent":
-        """A line of events.jsonl that ends at byte `at`. Raises Unusable."""
+        """A line of events.jsonl that ends at byte `at`; see `parse`. Raises Unusable."""
         if len(line) > LONGEST_LINE_BYTES:
             raise Unusable(f"is longer than {LONGEST_LINE_BYTES} bytes")
         try:
@@ -61,15 +63,15 @@ class RankEvent:
         t, rank, kind = (told.get(name) for name in ALWAYS)
         if not is_number(t):
             raise Unusable("has no time `t` that is a finite number")
-        if not since_s <= t <= until_s:
-            raise Unusable(f"has the time {t:.6g}, which lies outside of its attempt")
+        if not 0.0 <= t <= LATEST_S:
+            raise Unusable(f"has the time {t:.6g}, which is no date")
         if not is_count(rank):
             raise Unusable("has no `rank` that is a whole number")
         if kind not in KINDS:
             raise Unusable(f"has none of the types {', '.join(KINDS)}")
         if why := {"report": _bad_report, "checkpoint": _bad_checkpoint}.get(kind, _accepted)(data):
             raise Unusable(why)
-        return cls(kind, rank, t, at, data)
+        return cls(kind, rank, min(max(t, since_s), until_s), at, data)
 
 
 def _accepted(_: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Submits jobs over CLIENTS connections for SECONDS: `submit_load.py SOCKET TOKEN CLIENTS SECONDS [JOBS]`.
 
 With JOBS each call submits so many (POST /v1/jobs/bulk). Prints JSON: the seconds of each call, how long all took,
-and the first error.
+the processor time of this process, and the first error.
 """
 
 import asyncio
@@ -59,7 +59,9 @@ async def main() -> None:
     load = Load(socket, token, float(seconds), int(jobs[0]) if jobs else 0)
     await asyncio.gather(*(load.client() for _ in range(int(clients))))
     took_s = time.perf_counter() - begun_s
-    sys.stdout.write(json.dumps({"samples_s": load.samples_s, "took_s": took_s, "error": load.error}))
+    sys.stdout.write(
+        json.dumps({"samples_s": load.samples_s, "took_s": took_s, "cpu_s": time.process_time(), "error": load.error})
+    )
 
 
 if __name__ == "__main__":

@@ -156,8 +156,9 @@ def _conclude(draft: Draft, live: Live) -> None:
         failure = decisive.failure.to_plain() if decisive.failure else None
         told = {"outcome": ended.state, "result": result_of(live), "failure": failure}
         draft.record(fold.ended(record.job, decision, draft.now.wall_s, **told, peak_memory_bytes=peak_of(live)))
-        if decision.pause_s > 0:
-            draft.paused_until_s[live.job] = draft.now.s + decision.pause_s
+        waited = ended.failure == "lost" and live.fence_asked_s is not None  # for its lease: a pause already
+        if (until_s := decision.pause_s + (live.raised_s if waited else draft.now.s)) > draft.now.s:
+            draft.paused_until_s[live.job] = until_s
     draft.end(live)
     draft.releasing[live.place] = Kept(live.key, draft.now.s)
     for rank, part in enumerate(live.parts):

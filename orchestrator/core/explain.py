@@ -10,9 +10,11 @@ from orchestrator.core.model import Candidate, Devices, Job, Snapshot, Start
 from orchestrator.core.plan import plan, survey
 from orchestrator.core.policies import Policy
 from orchestrator.core.policies.fifo import fifo
-from orchestrator.core.room import Room
+from orchestrator.core.room import Room, asked
 from orchestrator.core.states import State
 from orchestrator.core.throughput import sentence
+
+REASONS_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,31 @@ def explain(job: Job, snapshot: Snapshot, policy: Policy = fifo) -> Explanation:
 
 def never(job: Job, devices: Iterable[Devices]) -> str:
     """Why nothing here could ever run `job`, busy or not; "" if something could. Nodes that take no jobs now count."""
-    known = tuple(devices)
-    reasons = [_never(want, known) for want in job.candidates]
-    if not all(reasons):
-        return ""
-    if len(reasons) == 1:
-        return reasons[0]
-    return "; ".join(f"candidate {index + 1}: {reason}" for index, reason in enumerate(reasons))
+    return Never(devices)(job)
+
+
+class Never:
+    """`never` for many jobs and the same devices: found once for all candidates that ask for the same."""
+
+    def __init__(self, devices: Iterable[Devices]):
+        self.devices = tuple(devices)
+        self._reasons: dict[tuple[object, ...], str] = {}
+
+    def __call__(self, job: Job) -> str:
+        reasons = [self._reason(want) for want in job.candidates]
+        if not all(reasons):
+            return ""
+        if len(reasons) == 1:
+            return reasons[0]
+        return "; ".join(f"candidate {index + 1}: {reason}" for index, reason in enumerate(reasons))
+
+    def _reason(self, want: Candidate) -> str:
+        key = (want.nodes, *asked(want))
+        if (reason := self._reasons.get(key)) is None:
+            if len(self._reasons) >= REASONS_KEPT:
+                self._reasons.clear()
+            reason = self._reasons[key] = _never(want, self.devices)
+        return reason
 
 
 def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]) -> Answer:

@@ -16,7 +16,8 @@ against `max_restarts`, `retry` against `max_interruptions`, `fail` ends the job
 
 "Killed from outside" is SIGKILL, SIGTERM, SIGINT or SIGHUP that we did not send; the kernel's OOM killer is known by
 the supervisor and comes as `oom`. A pause doubles with each restart or interruption, from `backoff_s` to MAX_BACKOFF_S.
-The nodes of an attempt that ended badly are tried last.
+That of a lost node counts from its fence: the lease that had to pass since then was a pause too. The nodes of an
+attempt that ended badly are tried last.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class Room:
 
     def places(self, index: int, want: Candidate) -> Places:
         """Found once for all candidates that ask for the same: a queue holds many jobs and few kinds of them."""
-        key = (index, *_asked(want))
+        key = (index, *asked(want))
         if key not in self._places:
             refused = {have.id: refusal(want, have, LASTING) for have in self.devices.values()}
             able = islands(want, (have for have in self.devices.values() if not refused[have.id]))
@@ -80,7 +80,7 @@ class Room:
     def shape(self, job: Job) -> tuple[object, ...]:
         """Equal for jobs that a plan treats alike."""
         vendor = "" if job.recovery.cross_vendor else job.backend
-        wants = tuple((want.nodes, *_asked(want)) for want in job.candidates)
+        wants = tuple((want.nodes, *asked(want)) for want in job.candidates)
         return (job.priority, job.objective, vendor, job.ordered, job.first_candidate, job.avoid, wants)
 
     def _without(self, devices_id: str, numbers: Iterable[int]) -> None:
@@ -89,6 +89,6 @@ class Room:
         self.devices[devices_id] = replace(have, free=tuple(sorted(set(have.free) - set(numbers))))
 
 
-def _asked(want: Candidate) -> tuple[object, ...]:
-    """What decides where it may run."""
+def asked(want: Candidate) -> tuple[object, ...]:
+    """What decides on which devices it may run."""
     return (want.kinds, want.pool, want.node, want.memory_bytes, want.min_count, want.count, want.exclusive)

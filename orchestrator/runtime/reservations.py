@@ -98,7 +98,8 @@ def fits(bundles: list[Resources], ray_node_ids: list[str], free: Mapping[str, R
 
 
 def _taken(bundles: list[Resources]) -> FleetError:
-    return FleetError(f"another user of this Ray cluster holds the resources {bundles}", "they are tried again")
+    why = "another user of this Ray cluster holds them, or Ray missed that they were given back"
+    return FleetError(f"Ray does not report the resources {bundles} as free: {why}", "they are tried again")
 
 
 def give_back(place: str) -> None:

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from cluster.errors import FleetError, SpecError
@@ -12,20 +13,48 @@ from orchestrator import entry
 from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints
-from orchestrator.core.explain import never
+from orchestrator.core.explain import Never
 from orchestrator.core.fold import submitted
-from orchestrator.core.model import Devices, Event
+from orchestrator.core.model import Devices, Event, Job
 from orchestrator.limits import TooManyJobs, most_waiting
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.views import acknowledged
-from orchestrator.spec import JobSpec, parse_job
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.spec import parse_job
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer, Asked
 
 Data = dict[str, Any]
 Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]
 COUNT_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A spec as it was written, the SHA-256 of its code archive or "", and an idempotency key or ""."""
+
+    spec: Data
+    package: str
+    key: str
+
+    @property
+    def quick(self) -> bool:
+        """To check it, no file has to be read and no node to be asked: others may wait for it."""
+        return not self.package and not self.spec.get("secrets") and not self.spec.get("checkpoint")
+
+
+@dataclass(slots=True)
+class _Accepting:
+    """Whether it was accepted tells an error of the store's from one of the request's."""
+
+    accept: Callable[[], Answer]
+    accepted: bool = False
+
+    def __call__(self) -> Answer:
+        made = self.accept()
+        self.accepted = True
+        return made
 
 
 class Submissions:
@@ -45,65 +74,55 @@ class Submissions:
     ):
         self._jobs, self._store, self._packages, self._checkpoints = jobs, store, packages, checkpoints
         self._seen, self._stored, self._count = seen, stored, count
+        self._never = Never(())
         self._most = most_waiting()
         self._waiting, self._counted_s = 0, float("-inf")
 
-    def one(self, spec: Data, package: str, key: str) -> Data:
-        """What `acknowledged` keeps of it."""
-
-        def accept() -> Answer:
-            self._refuse_too_many(1)
-            event, kept = self._accepted(spec, package, "", *self._seen())
-            return Answer(kept, (event,), 201)
-
-        return self._once(key, [spec, package], accept)
+    def each(self, asked: Sequence[Submission]) -> list[Data | Exception]:
+        """Of each what `acknowledged` keeps of it, or its error."""
+        return self._once([(one.key, [one.spec, one.package], partial(self._one, one)) for one in asked])
 
     def many(self, jobs: list[tuple[Data, str]], key: str) -> Data:
         """Of specs with their packages: {"jobs": [{"id", "name"}], "note"}. The field of an error begins with `jobs.N`,
         N counting from 0.
         """
+        (told,) = self._once([(key, jobs, partial(self._many, jobs))])
+        if isinstance(told, Exception):
+            raise told
+        return told
 
-        def accept() -> Answer:
-            self._refuse_too_many(len(jobs))
-            devices, note = self._seen()
-            accepted = [self._accepted(*job, f"jobs.{n}", devices, note) for n, job in enumerate(jobs)]
-            rows = [{"id": kept["id"], "name": kept["name"]} for _, kept in accepted]
-            return Answer({"jobs": rows, "note": note}, [event for event, _ in accepted], 201)
+    def _one(self, asked: Submission) -> Answer:
+        self._refuse_too_many(1)
+        devices, note = self._seen()
+        job = self._accepted(asked.spec, asked.package, "", devices, bool(note))
+        return Answer(acknowledged(job, note), (submitted(job, asked.spec, job.submitted_s),), 201)
 
-        return self._once(key, jobs, accept)
+    def _many(self, jobs: list[tuple[Data, str]]) -> Answer:
+        self._refuse_too_many(len(jobs))
+        devices, note = self._seen()
+        accepted = [self._accepted(*job, f"jobs.{n}", devices, bool(note)) for n, job in enumerate(jobs)]
+        events = [submitted(job, spec, job.submitted_s) for job, (spec, _) in zip(accepted, jobs, strict=True)]
+        return Answer({"jobs": [{"id": job.id, "name": job.name} for job in accepted], "note": note}, events, 201)
 
-    def _once(self, key: str, body: Any, accept: Callable[[], Answer]) -> Data:
-        """Raises NotStored, which says when to come back, where it is the store that cannot take what was accepted."""
-        accepted = False
+    def _once(self, asked: Sequence[tuple[str, Any, Callable[[], Answer]]]) -> list[Data | Exception]:
+        """Of (key, body, what accepts it). An error is NotStored, which says when to come back, where it is the store
+        that cannot take what was accepted.
+        """
+        accepting = [_Accepting(accept) for _, _, accept in asked]
+        keyed = [(key, digest(body) if key else "") for key, body, _ in asked]
+        told = self._store.once_each([Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)], self._stored)
+        return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
 
-        def make() -> Answer:
-            nonlocal accepted
-            made = accept()
-            accepted = True
-            return made
-
+    def _accepted(self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
         try:
-            return self._store.once(key, digest(body) if key else "", make, self._stored)
-        except FleetError as e:
-            if accepted:
-                raise NotStored(*e.args) from e
-            raise
-
-    def _accepted(
-        self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, note: str
-    ) -> tuple[Event, Data]:
-        try:
-            checked = self._acceptable(spec, package, devices, bool(note))
+            return self._acceptable(spec, package, devices, waits)
         except SpecError as e:
             if not place:
                 raise
             message = e.message.removeprefix(f"{e.field}: ")
             raise SpecError(".".join(filter(None, (place, e.field))), message, e.remedy) from None
-        job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
-        job = replace(job, workload=job.workload or throughput.of_package(package), package=package)
-        return submitted(job, spec, job.submitted_s), acknowledged(job, note)
 
-    def _acceptable(self, spec: Data, package: str, devices: tuple[Devices, ...] | None, waits: bool) -> JobSpec:
+    def _acceptable(self, spec: Data, package: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
         """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has.
 
         `waits`: no node can be asked now.
@@ -117,9 +136,18 @@ class Submissions:
         resolve_secrets(checked.secrets)
         if ":" in checked.checkpoint.resume_from and not waits:
             self._checkpoints.show(checked.checkpoint.resume_from)
-        if devices is not None and (impossible := never(checked.to_job("new", 0.0), devices)):
+        job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
+        if devices is not None and (impossible := self._never_on(devices)(job)):
             raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
-        return checked
+        if package:
+            job = replace(job, workload=job.workload or throughput.of_package(package), package=package)
+        return job
+
+    def _never_on(self, devices: tuple[Devices, ...]) -> Never:
+        """What was found of the same devices before is kept."""
+        if self._never.devices is not devices:
+            self._never = Never(devices)
+        return self._never
 
     def _refuse_too_many(self, more: int) -> None:
         """Counted once a second: the limit protects the server, and need not be exact."""
@@ -128,6 +156,10 @@ class Submissions:
         if self._waiting + more > self._most:
             raise TooManyJobs(self._waiting, self._most)
         self._waiting += more
+
+
+def _not_stored(told: Data | Exception) -> Data | Exception:
+    return NotStored(*told.args) if isinstance(told, FleetError) else told
 
 
 def digest(body: Any) -> str:

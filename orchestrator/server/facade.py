@@ -1,10 +1,11 @@
 """What the routes call: the service, as a type. All methods are synchronous, thread-safe, and speak plain data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
+from orchestrator.runtime.submissions import Submission
 
 Data = dict[str, Any]
 
@@ -13,6 +14,7 @@ class Facade(Protocol):
     """`ref` is a job's id, a unique prefix of it, or the name of the newest job so called; or POOL:PATH."""
 
     def submit(self, spec: Data, package: str, key: str) -> Data: ...
+    def submit_each(self, asked: Sequence[Submission]) -> list[Data | Exception]: ...
     def submit_many(self, jobs: list[tuple[Data, str]], key: str) -> Data: ...
     def plan(self, spec: Data) -> Data: ...
     def jobs(self, wanted: JobsWanted) -> JobsPage: ...

@@ -4,6 +4,7 @@ It ends cleanly on SIGTERM, Ctrl-C or `POST /v1/shutdown`.
 """
 
 import fcntl
+import gc
 import os
 import signal
 import socket
@@ -28,6 +29,8 @@ from orchestrator.server.record import ServerRecord
 from orchestrator.server.transfers import forget_unfinished
 
 DRAIN_S = 3
+ALLOCATED = 20_000
+"""New objects until the next look for garbage; Python's own setting is 700."""
 REQUEST_THREADS = 64
 """Those that wait for the store are written together: more of them cost it no more."""
 
@@ -48,6 +51,7 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) 
         tcp = [] if port is None else [held.enter_context(listener(port))]
         forget_unfinished(home)
         service = make_service(home)
+        _collect_seldom()
         try:
             _run(service, secret, home, path, [listening, *tcp])
         finally:
@@ -68,6 +72,14 @@ def _run(service: Facade, token: str, home: Path, path: Path, listening: list[so
         # uvicorn raises the signal again once it has ended: these make that harmless, and serve until it has begun
         signal.signal(number, lambda *_: server.end())
     server.run(sockets=listening)
+
+
+def _collect_seldom() -> None:
+    """Records of jobs stay: to look for garbage among them took a fifth of the server's time while 4,000 jobs were
+    submitted, and stopped it for up to 0.27 s.
+    """
+    gc.freeze()
+    gc.set_threshold(ALLOCATED)
 
 
 def server_config(app: FastAPI) -> uvicorn.Config:

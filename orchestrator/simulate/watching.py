@@ -1,4 +1,4 @@
-"""How a simulated server follows its agents: one question at a time to each, which is answered or asked anew."""
+"""How a simulated server follows its agents: one question at a time to each, until it is answered or asked anew."""
 
 from typing import TYPE_CHECKING, Any
 

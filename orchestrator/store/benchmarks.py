@@ -9,7 +9,7 @@ from sqlalchemy import Row, func, select
 from orchestrator.store.codec import encode
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, readable
 from orchestrator.store.schema import benchmark_lines as table
-from orchestrator.store.writer import Work
+from orchestrator.store.work import Work
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database

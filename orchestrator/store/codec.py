@@ -4,22 +4,30 @@ import json
 import math
 from typing import Any
 
+from pydantic_core import from_json
+
 from cluster.errors import UserError
+
+JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def encode(data: dict[str, Any]) -> str:
     """Raises UserError for what is not plain data."""
     try:
         try:
-            return json.dumps(data, allow_nan=False, separators=(",", ":"))
+            return JSON.encode(data)
         except ValueError:
-            return json.dumps(_finite(data), allow_nan=False, separators=(",", ":"))
+            return JSON.encode(_finite(data))
     except (TypeError, ValueError, RecursionError) as e:
         raise UserError(f"not plain data: {e}", "use dicts with text keys, lists, text and numbers only") from None
 
 
 def decode(text: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(text)
+    """By pydantic's reader, in half the time; Python's also takes half of a surrogate pair, and many levels."""
+    try:
+        data: dict[str, Any] = from_json(text)
+    except ValueError:
+        data = json.loads(text)
     return data
 
 

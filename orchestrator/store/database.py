@@ -1,12 +1,12 @@
 """A database by its URL: one connection that writes, some that read, and its errors in our words."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
+from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Row, Select, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from cluster.errors import FleetError, UserError
@@ -54,13 +54,19 @@ class Database:
         with self.errors(), self._readers.connect() as connection:
             yield connection
 
-    def first(self, wanted: Select[Any], **parameters: Any) -> Row[Any] | None:
-        """The first row, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
+    def begins(self, column: Column[str], prefix: str) -> ColumnElement[bool]:
+        """Texts that begin so. SQLite finds a range in an index, and a LIKE never; PostgreSQL may sort otherwise."""
+        if self._is_sqlite:
+            return column.between(prefix, prefix + schema.LAST)
+        return column.startswith(prefix, autoescape=True)
+
+    def rows(self, wanted: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
+        """All of them, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
         begun_s = time.monotonic()
         while True:
             try:
                 with self.reading() as connection:
-                    return connection.execute(wanted, parameters).first()
+                    return connection.execute(wanted, parameters).all()
             except ConnectionLost:
                 if time.monotonic() - begun_s > READ_AGAIN_S:
                     raise

@@ -1,49 +1,29 @@
 """EventStore: append and be sure, ask again and get the same answer."""
 
 import math
-import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, select
+from sqlalchemy import Connection, Row, Select, select
 
-from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.model import Event
 from orchestrator.store import folding
 from orchestrator.store.benchmarks import BenchmarkLines
-from orchestrator.store.codec import decode, encode
+from orchestrator.store.codec import encode
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, event_of, readable
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobTable
-from orchestrator.store.ledger import Ledger, NotCounted, numbered
+from orchestrator.store.ledger import Ledger
+from orchestrator.store.once import Answer, Asked, Once
 from orchestrator.store.retention import Retention
-from orchestrator.store.schema import counters, events, jobs, reports, requests
-from orchestrator.store.writer import Work, Writer
-
-STRIPES = 256
-LONGEST_KEY = 255
-LONGEST_JOB = 128
-LONGEST_EVENT = 64
-LARGEST = 1 << 62
-DRAWS = 5
-"""How often new ids are drawn."""
+from orchestrator.store.schema import counters, events, jobs, reports
+from orchestrator.store.work import LARGEST, LONGEST_JOB, Work, storable, work_of
+from orchestrator.store.writer import Writer
 
 Data = dict[str, Any]
-KNOWN = select(requests).where(requests.c.key == bindparam("asked"))
-"""Made once: that takes longer than running it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request is answered with, and the events that make it true: stored together, or not at all."""
-
-    body: Data
-    events: Sequence[Event] = ()
-    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +57,7 @@ class EventStore:
         self.retention = Retention(self._database, self._writer, self._ledger, self.jobs)
         self.identity = self._database.identity
         self.benchmarks = BenchmarkLines(self._database, self._writer, self.damage)
-        self._stripes = [threading.RLock() for _ in range(STRIPES)]
+        self._once = Once(self._database, self._writer, self.damage)
         self._writer.start()
 
     def close(self) -> None:
@@ -96,39 +76,28 @@ class EventStore:
         """Their numbers, in order. Durable when it returns, with the rows of their jobs; when it raises, none of them
         is stored. With `strict` it raises NotCounted where one of them does not count.
         """
-        numbers: list[int] = self._writer.submit(_work(new, strict)) if new else []
+        numbers: list[int] = self._writer.submit(work_of(new, strict)) if new else []
         return numbers
 
     def once(
-        self,
-        key: str,
-        digest: str,
-        make: Callable[[], Answer],
-        stored: Callable[[list[Event]], None] = lambda _: None,
+        self, key: str, digest: str, make: Callable[[], Answer], stored: Callable[[list[Event]], None] = lambda _: None
     ) -> Data:
-        """The body `make` gave the first time this key was used, however often and from wherever it is asked again.
+        """As `once_each` with one request; raises its error."""
+        (told,) = self.once_each([Asked(key, digest, make)], stored)
+        if isinstance(told, Exception):
+            raise told
+        return told
 
-        Its events and the answer become durable in one transaction; `stored` then gets the events with their numbers,
-        before anybody sees the answer. With another digest the key is a Conflict. Without a key nothing is remembered.
-        `make` draws the ids of new jobs: it is asked again when one of them is taken.
+    def once_each(
+        self, asked: Sequence[Asked], stored: Callable[[list[Event]], None] = lambda _: None
+    ) -> list[Data | Exception]:
+        """The body that each `make` gave the first time its key was used, however often and from wherever it is asked
+        again; or the error of that request.
+
+        The events and the answer of each become durable in one transaction; `stored` then gets the events with their
+        numbers, before anybody sees an answer. With another digest the key is a Conflict.
         """
-        if not key:
-            return self._answer(make, None, stored)
-        key = _text("idempotency key", key, LONGEST_KEY)
-        with self._stripes[zlib.crc32(key.encode()) % STRIPES]:
-            known = self._known(key)
-            if known is None:
-                return self._answer(make, {"key": key, "digest": digest}, stored)
-        if known.digest != digest:
-            raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
-        try:
-            return data_of(known.body)
-        except Damaged as e:
-            self.damage.add(DamagedRow("requests", 0, key[:40], "answer", str(e)))
-            raise FleetError(
-                f"the stored answer to the idempotency key {key[:40]!r} is damaged: it {e}",
-                "look for its job with `polyfleet jobs`; restore the database from a backup",
-            ) from None
+        return self._once.each(asked, stored)
 
     def read(self, after: int, limit: int | None = None) -> list[Event]:
         """Events with a number above `after`, oldest first."""
@@ -161,8 +130,9 @@ class EventStore:
             return self._writer.committed.wait_for(lambda: self.last_seq > after, timeout_s)
 
     def events_below(self, prefix: str) -> list[Event]:
-        """Of all owners whose name begins so, oldest first."""
-        return self._events(select(events).where(events.c.job.startswith(prefix, autoescape=True)), None)
+        """Of all owners whose name begins so, oldest first. SQLite reads a range of its index, not all events."""
+        below = select(events.c.seq).where(self._database.begins(events.c.job, prefix))
+        return self._events(select(events).where(events.c.seq.in_(below)), None)
 
     def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:
         """Metrics of one step: written soon, not waited for, dropped rather than ever blocking (`reports_lost`).
@@ -170,7 +140,7 @@ class EventStore:
         `at` is where the attempt's events file goes on after it. A step or time that is no number a database can hold
         is stored as 0: metrics come from users' code.
         """
-        row = {"job": _text("job id", job, LONGEST_JOB), "epoch": epoch, "data": encode(data)}
+        row = {"job": storable("job id", job, LONGEST_JOB), "epoch": epoch, "data": encode(data)}
         whole = isinstance(step, int) and abs(step) < LARGEST
         finite = isinstance(time_s, int | float) and math.isfinite(time_s)
         self._writer.submit_report(row | {"step": step if whole else 0, "time": time_s if finite else 0.0, "at": at})
@@ -219,30 +189,6 @@ class EventStore:
             row = connection.execute(newest).first()
         return self._metrics(row) or {} if row else {}
 
-    def _answer(self, make: Callable[[], Answer], request: Data | None, stored: Callable[[list[Event]], None]) -> Data:
-        for left in reversed(range(DRAWS)):
-            made = make()
-            body = encode(made.body)
-            work = _work(made.events, strict=True)
-            if request:
-                work.request = request | {"status": made.status, "body": body, "time": time.time()}
-            if not work.events and not request:
-                break
-            try:
-                first: list[int] = self._writer.submit(work)
-            except NotCounted:
-                if left:
-                    continue
-                raise
-            stored(list(numbered(made.events, first[0] if first else 0)))
-            break
-        return decode(body)
-
-    def _known(self, key: str) -> Row[Any] | None:
-        if key in self._writer.doubtful:
-            return None
-        return self._database.first(KNOWN, asked=key)
-
     def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
         """None that is not acknowledged, even where the database shows one."""
         acknowledged = wanted.where(events.c.seq <= self.last_seq)
@@ -271,27 +217,6 @@ class EventStore:
         return {**metrics, "seq": row.seq, "epoch": row.epoch, "step": row.step, "time": row.time}
 
 
-def _work(new: Sequence[Event], strict: bool) -> Work:
-    """Checked here, in the caller's thread: a row the database refuses would fail all that are written with it. What is
-    folded is what will be read: numbers that JSON has not are words by then.
-    """
-    rows = [_row(event) for event in new]
-    as_read = [Event(e.job, e.event, e.epoch, e.time_s, decode(row["data"])) for e, row in zip(new, rows, strict=True)]
-    return Work(as_read, rows, strict)
-
-
-def _row(event: Event) -> Data:
-    if not math.isfinite(event.time_s) or not 0 <= event.epoch < LARGEST:
-        raise UserError(f"event {event.event!r} has time {event.time_s} and epoch {event.epoch}", "report this")
-    return {
-        "time": event.time_s,
-        "job": _text("job id", event.job, LONGEST_JOB),
-        "epoch": event.epoch,
-        "event": _text("event", event.event, LONGEST_EVENT),
-        "data": encode(event.data),
-    }
-
-
 def _at(checkpoint: str | None) -> int:
     """Of the data of an event; 0 where it cannot be read, which is told when its job's history is."""
     try:
@@ -309,9 +234,3 @@ def _next(connection: Connection, name: str, floor: int) -> int:
     changed = counters.insert().values(name=name, value=after)
     connection.execute(changed if value is None else counters.update().where(mine).values(value=after))
     return after
-
-
-def _text(what: str, text: str, longest: int) -> str:
-    if text.isprintable() and len(text) <= longest:
-        return text
-    raise UserError(f"{what} {text[:40]!r} cannot be stored", f"use at most {longest} printable characters")

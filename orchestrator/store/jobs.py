@@ -15,14 +15,13 @@ from orchestrator.store import folding, records
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, readable
 from orchestrator.store.ledger import Ledger, Turn
 from orchestrator.store.rows import insert_rows
-from orchestrator.store.schema import jobs, removals, reports
+from orchestrator.store.schema import LAST, jobs, removals, reports
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database
 
 log = logging.getLogger(__name__)
 
-LAST = "\U0010ffff"
 MANY = 100
 """Jobs with one prefix are counted up to here."""
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table, and_, or_, select
 from orchestrator.core.fold import Record
 from orchestrator.store.ledger import Ledger
 from orchestrator.store.schema import counters, events, jobs, removals, reports, requests
-from orchestrator.store.writer import Work
+from orchestrator.store.work import Work
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database

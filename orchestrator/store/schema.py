@@ -26,6 +26,8 @@ from cluster.errors import FleetError
 VERSION = 2
 """The number of the newest file in migrations/versions. A store of a newer version is refused, never guessed at."""
 REVISION = f"{VERSION:04d}"
+LAST = "\U0010ffff"
+"""Sorts behind every other character."""
 
 metadata = MetaData()
 _Sequence = BigInteger().with_variant(Integer, "sqlite")

@@ -5,16 +5,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Table, func, select
 
 from cluster.errors import FleetError
-from orchestrator.core.model import Event
 from orchestrator.store import folding
 from orchestrator.store.damage import Damage
 from orchestrator.store.database import ConnectionLost, Database
@@ -23,6 +20,7 @@ from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
 from orchestrator.store.rows import insert_rows
 from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
+from orchestrator.store.work import Row, Work
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +38,6 @@ RECONNECT_PAUSE_S = 0.05
 
 OUTAGE_S = 1.0
 KEYS_AT_ONCE = 500
-
-Row = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Work:
-    """Committed together, or not at all. `rows` are those of `events`, without their `seq`. With `strict`, an event
-    that does not count fails the unit. `action` runs in the same transaction. `done` gets the numbers of the events,
-    or what the action returned, once all is durable.
-    """
-
-    events: list[Event] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    strict: bool = False
-    request: Row | None = None
-    benchmark_lines: list[Row] = field(default_factory=list)
-    action: Callable[[Connection], Any] | None = None
-    done: "Future[Any]" = field(default_factory=Future)
 
 
 class Writer(threading.Thread):
@@ -95,12 +75,19 @@ class Writer(threading.Thread):
 
     def submit(self, work: Work) -> Any:
         """Blocks until durable. Raises FleetError when it is not, and then nothing of it is stored."""
+        (told,) = self.submit_all([work])
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    def submit_all(self, units: Sequence[Work]) -> list[Any]:
+        """As `submit` with each, at once: what that returns or raises."""
         with self._wake:
             if self._closing:
-                raise FleetError("the job store is closed", "start the server again")
-            self._work.append(work)
+                return [FleetError("the job store is closed", "start the server again") for _ in units]
+            self._work.extend(units)
             self._wake.notify()
-        return work.done.result()
+        return [unit.done.exception() or unit.done.result() for unit in units]
 
     def submit_report(self, row: Row) -> None:
         """Returns at once; the oldest is dropped when too many wait."""

@@ -22,6 +22,7 @@ from cluster import tokens
 from cluster.errors import FleetError
 from cluster.processes import alive
 from orchestrator import client as http
+from orchestrator import connection
 from orchestrator.server import connections, daemon, proof, streams
 from orchestrator.server.app import make_app
 from orchestrator.server.connections import STRANGERS
@@ -29,7 +30,6 @@ from orchestrator.server.record import ServerRecord
 from orchestrator.server.serve import listener, server_config
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
-# httpcore 1.0 leaves a socket that could not connect to the garbage collector.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
@@ -109,7 +109,7 @@ def wait_until() -> Callable[[Callable[[], bool]], None]:
 
 @as_root
 def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(home, rogue, wait_until, monkeypatch):
-    monkeypatch.setattr(http, "RECONNECT_S", 0.5)
+    monkeypatch.setattr(connection, "RECONNECT_S", 0.5)
     server = daemon.start(home, 0)
     token = tokens.read(home / "token")
     with http.connect(home, start=False) as cli, http.Client(server.url, token) as by_port:

@@ -1,18 +1,23 @@
 """`make chaos`: every fault on a real fleet, one after the other, and how long it took until work went on.
 
     python tests/chaos/campaign.py [--seeds 1-20] [--only WORDS] [-o FILE]     # run; WORDS as for pytest's -k
+    python tests/chaos/campaign.py --resume -o FILE        # only cases that FILE does not say held; it gets them all
     python tests/chaos/campaign.py --table FILE...                             # docs/reliability.md of what was kept
 
 A seed decides at which moment of the work a fault comes. Each case tells its seed, and keeps its figures whether it
-held or not. Exit code 1 when one did not hold.
+held or not; the others follow. What was run is kept however the campaign ends. Exit code 1 when one did not hold.
+
+Outages of the head take minutes in which nothing is to happen: they run beside the rest, on a fleet of their own.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +28,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- Written by tests/chaos/campaign.py --table from these results. -->\n", "<!-- end of table -->\n"
-NOT_FIGURES = {"point", "fault", "what", "seed", "load", "outcome", "error"}
+OUTAGES = "test_outages_of_the_head.py"
+NOT_FIGURES = {"point", "fault", "what", "seed", "load", "outcome", "error", "case", "injected", "said", "refusal"}
 Data = dict[str, Any]
 
 
@@ -32,41 +38,89 @@ def main() -> int:
     if given.table:
         PAGE.write_text(page([json.loads(file.read_text()) for file in given.table]))
         return 0
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first, and pytest would too
+        signal.signal(number, signal.default_int_handler)
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from parts import machine
 
     told: Data = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine.describe(ROOT)}
-    told |= {"seeds": given.seeds, "load_before": machine.load()}
+    told |= {"seeds": given.seeds, "history": given.history, "load_before": machine.load()}
+    resumed = before(given.output) if given.resume and given.output else []
+    records, code, began_s = resumed, 1, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "records"
         kept.touch()
-        code = _run(given, kept)
-        records = [json.loads(line) for line in kept.read_text().splitlines()]
-    told |= {"load_after": machine.load(), "records": records}
-    if given.output:
-        given.output.write_text(json.dumps(told, indent=1) + "\n")
+        try:
+            code = _run(given, kept, [record["case"] for record in resumed])
+        except KeyboardInterrupt:
+            print("broken off: the same with --resume does the rest", file=sys.stderr)
+        finally:
+            records = resumed + [json.loads(line) for line in kept.read_text().splitlines()]
+            told |= {"took_s": round(time.monotonic() - began_s), "load_after": machine.load(), "records": records}
+            if given.output:
+                given.output.write_text(json.dumps(told, indent=1) + "\n")
     print("\n".join(table(records)))
+    print(summary(records), f"in {told['took_s'] / 60:.0f} min")
     return code
 
 
-def _run(given: argparse.Namespace, kept: Path) -> int:
+def before(file: Path) -> list[Data]:
+    """What is not run again: records of cases of which every fault held."""
+    records: list[Data] = json.loads(file.read_text())["records"] if file.exists() else []
+    failed = {record["case"] for record in records if record["outcome"] != "held"}
+    return [record for record in records if record["case"] not in failed]
+
+
+def _run(given: argparse.Namespace, kept: Path, left_out: list[str]) -> int:
     """All of this folder, and what is marked `chaos` beside it."""
-    environment = os.environ | {"POLYFLEET_CHAOS_RESULTS": str(kept), "POLYFLEET_CHAOS_SEEDS": given.seeds}
+    settings = {"RESULTS": str(kept), "SEEDS": given.seeds, "HISTORY": str(given.history)}
+    environment = os.environ | {f"POLYFLEET_CHAOS_{name}": value for name, value in settings.items()}
     words = [*(["-k", given.only] if given.only else []), *os.environ.get("PYTEST_ARGUMENTS", "").split()]
+    words += [f"--deselect={case}" for case in dict.fromkeys(left_out)]
     pytest = [sys.executable, "-m", "pytest", "-rA", "--durations=10"]
     runs = [
-        [*pytest, str(HERE), "-m", "", *words],
+        [*pytest, str(HERE), f"--ignore={HERE / OUTAGES}", "-m", "", *words],
         [*pytest, str(HERE.parent), f"--ignore={HERE}", "-m", "chaos", *words],
     ]
-    codes = [subprocess.run(run, cwd=ROOT, env=environment, check=False).returncode for run in runs]
-    return int(any(code not in (0, 5) for code in codes))  # 5: nothing of these was asked for
+    with tempfile.TemporaryFile("w+") as said:
+        beside = _started([*pytest, str(HERE / OUTAGES), "-m", "", *words], environment, stdout=said)
+        try:
+            codes = [_ended(_started(run, environment)) for run in runs]
+        except BaseException:
+            beside.send_signal(signal.SIGINT)
+            raise
+        finally:
+            codes_beside = _ended(beside)
+            said.seek(0)
+            print(said.read())
+    return int(any(code not in (0, 5) for code in (*codes, codes_beside)))  # 5: nothing of these was asked for
+
+
+def _started(words: list[str], environment: dict[str, str], **more: Any) -> subprocess.Popen[str]:
+    """In a session of its own: an interrupt reaches it once, from us, and then it takes its fleet down."""
+    return subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True, text=True, **more)
+
+
+def _ended(process: subprocess.Popen[str]) -> int:
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+
+
+def summary(records: list[Data]) -> str:
+    failed = [record for record in records if record["outcome"] != "held"]
+    told = "".join(f"\n{r['fault']} {r['what']} (seed {r['seed']}): {r['error'][:300]}" for r in failed)
+    return f"{len(records) - len(failed)} of {len(records)} faults held{told}"
 
 
 def page(results: list[Data]) -> str:
     """docs/reliability.md with the table of these results."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
+    first, _, rest = PAGE.read_text().partition(BEGIN)
     lines = table([record for result in results for record in result["records"]])
-    return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}"
+    return f"{first}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}"
 
 
 def table(records: list[Data]) -> Iterator[str]:
@@ -103,6 +157,10 @@ NAMES = {
     "refused_s": "refused after",
     "named_s": "named after",
     "quarantined_s": "quarantined after",
+    "gap_s": "without work for",
+    "accepted_s": "a job was accepted after",
+    "accepted_again_s": "a job was accepted again after",
+    "told_s": "told after",
     "told_after_step_back_s": "went on after the step back",
 }
 
@@ -111,6 +169,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1", help="one number, or first-last")
     parser.add_argument("--only", default="", help="words that pytest's -k takes")
+    parser.add_argument(
+        "--history", type=int, default=100_000, help="ended jobs in the store before, of ten events each"
+    )
+    parser.add_argument("--resume", action="store_true", help="leave out cases that held, as the output says")
     parser.add_argument("-o", "--output", type=Path, help="keep the records as JSON")
     parser.add_argument("--table", type=Path, nargs="+", help="write the page of kept records instead")
     return parser.parse_args()

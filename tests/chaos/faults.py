@@ -11,6 +11,8 @@ P7  every node runs a new job
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,16 +24,21 @@ from typing import Any
 
 import fleet_processes
 import psutil
+import pytest
 
 from cluster.errors import PolyfleetError
 from orchestrator import Orchestrator, RunJob, TrainJob, client
+from orchestrator.server import daemon
 
 FLEET = """
 name: chaos
 pools:
-  left: {backend: cpu, nodes: 2}
-  right: {backend: cpu}
+  left: {{backend: cpu, nodes: 2}}
+  right: {{backend: cpu{storage}}}
 """
+ROOT = Path(__file__).parents[2]
+HISTORY = ROOT / "benchmarks" / "parts" / "history.py"
+EVENTS = 10
 NODES = ("left-0", "left-1", "right-0")
 HANG_S = 150.0
 """So long nothing may take; what takes longer never ends."""
@@ -40,6 +47,15 @@ STALE_S = 2.0
 """What was frozen works no longer than this after it goes on."""
 TRAINS = Path(__file__).with_name("trains.py")
 Data = dict[str, Any]
+
+
+def some_or_all(some: list[Any], everything: list[Any]) -> list[Any]:
+    """Values of a test's parameter: a few with every test run, all of them in the campaign."""
+    in_campaign = pytest.mark.skipif("POLYFLEET_CHAOS_SEEDS" in os.environ, reason="the campaign has them all")
+    return [
+        pytest.param(some, marks=in_campaign, id="some"),
+        pytest.param(everything, marks=pytest.mark.chaos, id="all"),
+    ]
 
 
 def until(truth: Callable[[], Any], limit_s: float = HANG_S) -> Any:
@@ -56,18 +72,27 @@ def until(truth: Callable[[], Any], limit_s: float = HANG_S) -> Any:
 
 
 class Fleet:
-    """One that lasts over many cases. `o` is renewed where its server was ended."""
+    """One that lasts over many cases. `o` is renewed where its server was ended. `storage` is that of `right` where it
+    has one of its own; `history` is how many ended jobs its store had at first, each of EVENTS events.
+    """
 
-    def __init__(self, folder: Path, spec: str = FLEET):
-        self.home = folder
-        self.file = folder / "fleet.yaml"
-        self.file.write_text(spec)
+    def __init__(self, home: Path, storage: Path | None = None, history: int = 0):
+        self.home, self.storage, self.history = home, storage, history
+        self.file = home / "fleet.yaml"
+        self.file.write_text(FLEET.format(storage=f", storage: {storage}" if storage else ""))
+        if history:
+            _fill(home, history)
         self.o = Orchestrator.up(self.file)
+        self.sound = True
+
+    def begin(self) -> None:
+        """A case. One that the case before left as it should be is used as it is."""
+        if not self.sound:
+            self.whole()
+        self.sound = False
 
     def whole(self) -> None:
         """As after `polyfleet up`, with a server that has seen no fault yet."""
-        from orchestrator.server import daemon
-
         self.o.close()
         daemon.stop_server(self.home)
         self.o = Orchestrator.up(self.file)
@@ -77,6 +102,14 @@ class Fleet:
         """Starts a server where there is none."""
         self.o.close()
         self.o = Orchestrator.connect()
+        return self.o
+
+    def restarted(self) -> Orchestrator:
+        """With a server in the environment as it is by now, which knows all nodes."""
+        self.o.close()
+        daemon.stop_server(self.home)
+        self.reconnected()
+        until(lambda: {n["state"] for n in self.o.inventory()} == {"ready"})
         return self.o
 
     def resume_nodes(self) -> None:
@@ -96,6 +129,13 @@ class Fleet:
 
     def log(self) -> str:
         return (self.home / "logs" / "server.log").read_text()
+
+
+def _fill(home: Path, history: int) -> None:
+    """As if those jobs had been submitted, and had ended."""
+    words = [sys.executable, str(HISTORY), f"sqlite:///{home / 'polyfleet.db'}", str(history), "0", str(EVENTS)]
+    paths = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    subprocess.run(words, env=os.environ | {"PYTHONPATH": paths}, check=True)
 
 
 def _or_none(find: Callable[[], Any]) -> Any:
@@ -126,20 +166,31 @@ class Training:
 
 @dataclass(eq=False)
 class Case:
-    """One fault, at `at_s`; `before` are the epochs of the trainings by then. `expected` are states, by job. What was
-    frozen goes on at `thawed_s`: an older attempt may work for STALE_S from then.
+    """Faults, one after the other, each with a record; the newest is at `at_s`, and `before` are the epochs of the
+    trainings by then. `expected` are states, by job. What was frozen goes on at `thawed_s`: an older attempt may work
+    for STALE_S from then.
     """
 
     fleet: Fleet
     folder: Path
+    seed: int
     random: random.Random
-    record: Data
+    records: list[Data] = field(default_factory=list)
     expected: dict[str, str] = field(default_factory=dict)
     trainings: list[Training] = field(default_factory=list)
     at_s: float = 0.0
     at: datetime = datetime.min
     before: dict[str, int] = field(default_factory=dict)
     thawed_s: float | None = None
+
+    @property
+    def record(self) -> Data:
+        return self.records[-1]
+
+    def fault(self, fault: str, what: str, **more: Any) -> None:
+        """The next one; what is measured from now on is of it."""
+        told = {"fault": fault, "what": what, "seed": self.seed, "load": round(os.getloadavg()[0], 1)}
+        self.records.append(told | {"case": case_name()} | more)
 
     @property
     def end(self) -> Path:
@@ -226,8 +277,7 @@ class Case:
         assert self.expected.keys() <= kept
         for training in self.trainings:
             self._attempts_follow_each_other(training)
-        for job in self.expected:
-            until(lambda job=job: not fleet_processes.of_job(job), 30)
+        until(lambda: not fleet_processes.of_jobs(self.expected), 30)
 
     def _ended(self, job: str) -> Data | None:
         view = self.view(job)
@@ -264,26 +314,38 @@ class Case:
 
 
 @contextmanager
-def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, point: str = "") -> Iterator[Case]:
-    """A fault is injected within; afterwards everything is to be as it was. Its figures are printed, and kept."""
-    fleet.whole()
+def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, **more: Any) -> Iterator[Case]:
+    """Faults are injected within; afterwards everything is to be as it was. Figures are printed, and kept."""
+    fleet.begin()
     began_s = len(fleet.log())
-    record: Data = {"fault": fault, "what": what, "seed": seed, "load": round(os.getloadavg()[0], 1)}
-    record |= {"point": point} if point else {}
-    now = Case(fleet, folder, random.Random(f"{fault} {what} {point} {seed}"), record)
+    now = Case(fleet, folder, seed, random.Random(f"{fault} {what} {seed}"))
+    now.fault(fault, what, **more)
+    ended = False
     try:
         yield now
+        ended = True
         fleet.reconnected()
         now.ends()
         now.whole()
-        record["outcome"] = "held"
+        fleet.sound = True
+    except KeyboardInterrupt:
+        now.records.clear()  # broken off, which says nothing of the fault
+        _clear(now)
+        raise
     except BaseException as e:
-        record |= {"outcome": "failed", "error": repr(e)[:2000]}
+        for record in now.records if ended else now.records[-1:]:  # what does not hold later may be of any of them
+            record |= {"outcome": "failed", "error": repr(e)[:2000]}
         _tell(now, began_s)
         _clear(now)
         raise
     finally:
-        keep(record)
+        for record in now.records:
+            keep({"outcome": "held"} | record)
+
+
+def case_name() -> str:
+    """As pytest names the test that runs now."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
 
 
 def keep(record: Data) -> None:

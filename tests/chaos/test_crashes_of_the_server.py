@@ -1,20 +1,20 @@
 """The server ends, as by kill -9, at each named point of its life; the next one brings all jobs to the same end."""
 
+import os
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-import fleet_processes
 import pytest
-from faults import until
+from faults import some_or_all, until
 
-from cluster.errors import FleetError
-from orchestrator import client
+from cluster.errors import FleetError, PolyfleetError
+from orchestrator import Orchestrator, client
 from orchestrator.core import points
+from orchestrator.runtime import crash
 from orchestrator.server import daemon
 
-IN_CI = {"event:placed:before", "event:placed:after", "command:Launch:after", "event:finished:before"}
-WITH_TRAINING = ("checkpoint", "resumed", "StoreReport")
+IN_CI = ["event:placed:before", "command:Launch:after", "event:released:after"]
 ELSEWHERE = {
     "submitted": "threads of requests write it: tests/orchestrator/store/test_crash.py",
     "refused": "the last possible pool of a job has to leave the fleet",
@@ -24,85 +24,172 @@ ELSEWHERE = {
     "Refuse": "answers a wrong request, and nothing is stored",
     "Warn": "writes a line of the log",
 }
-"""What a short life of jobs does not come to, and why."""
+"""What a life of jobs does not come to, and why."""
 POINTS = [name for name in points.names() if name.split(":")[1] not in ELSEWHERE]
-FAILS_ONCE = "test -e {0}/failed || {{ touch {0}/failed; exit 1; }}"
+POINT = "POLYFLEET_CRASH_AT"
+QUICK = {"max_restarts": 1, "backoff": "0.1s"}
 
 
-class Keeper:
-    """Starts a server whenever there is none, as an init system does. `deaths` are how long each time took."""
+class Chain(threading.Thread):
+    """Starts a server whenever there is none, as an init system does: one that ends at the next point. `deaths` has
+    how long it took until the next one answered, by point; None where that one came to its own point first.
+    """
 
-    def __init__(self, home):
-        self._home, self._over, self.deaths = home, threading.Event(), []
-        self._thread = threading.Thread(target=self._keep, daemon=True)
+    def __init__(self, fleet, left):
+        super().__init__(daemon=True)
+        self._fleet, self._left = fleet, list(left)
+        self._over, self.deaths, self.wrong = threading.Event(), {}, ""
+        self._log_at = len(fleet.log())
 
-    def _keep(self):
-        while not self._over.wait(0.05):
-            if daemon.find(self._home) is None:
-                ended_s = time.monotonic()
-                daemon.start(self._home)
-                self.deaths.append(time.monotonic() - ended_s)
+    @property
+    def point(self):
+        """Where the server will end; "" once there is no point left."""
+        return self._left[0] if self._left else ""
+
+    def run(self):
+        home, ended_s = self._fleet.home, None
+        while not self._over.wait(0.02) and not self.wrong:
+            if daemon.find(home) is not None:
+                continue
+            if ended_s is not None:
+                self._died()
+            ended_s = time.monotonic()
+            os.environ[POINT] = self.point
+            with suppress(FleetError):  # it may come to the point before it answers
+                daemon.start(home)
+                self.deaths |= {list(self.deaths)[-1]: time.monotonic() - ended_s} if self.deaths else {}
+
+    def _died(self):
+        log = self._fleet.log()
+        if crash.told(self.point) in log[self._log_at :]:
+            self.deaths[self._left.pop(0)] = None
+        else:
+            self.wrong = f"the server ended, and not at {self.point}: {log[self._log_at :][-500:]}"
+        self._log_at = len(log)
 
     def __enter__(self):
-        self._thread.start()
+        daemon.stop_server(self._fleet.home)
+        self.start()
         return self
 
     def __exit__(self, *_):
         self._over.set()
-        self._thread.join()
+        self.join()
+        os.environ.pop(POINT, None)
 
 
-@contextmanager
-def crashing_at(point, home, patch):
-    """A server that ends there, and a keeper that starts another one."""
-    daemon.stop_server(home)
-    with patch.context() as crashing:
-        crashing.setenv("POLYFLEET_CRASH_AT", point)
-        with suppress(FleetError):  # it may come to the point before it answers
-            daemon.start(home)
-    with Keeper(home) as keeper:
-        yield keeper
+@pytest.mark.parametrize("names", some_or_all(IN_CI, POINTS))
+def test_crashes_at_named_points_change_no_ending(case, fleet, seed, names):
+    what = "the server ends at a named point of its life"
+    with case("F4", what, seed, point=names[0]) as now:
+        now.random.shuffle(names := list(names))
+        training = now.train(resources={"ordered": [{"pool": "right"}, {"pool": "left"}]})
+        now.works()
+        with Chain(fleet, names) as chain:
+            asked = until(Asked)
+            while (point := chain.point) and not chain.wrong:
+                act = ACTS.get(point.split(":")[1], a_job_that_ends_well)
+                act(now, asked, training)
+                if act not in OFTEN:
+                    until(lambda point=point: chain.point != point or chain.wrong)
+            assert not chain.wrong
+            until(lambda: daemon.find(fleet.home))
+        assert list(chain.deaths) == names
+        for name, back_s in chain.deaths.items():
+            now.fault("F4", what, point=name, **({"back_s": round(back_s, 2)} if back_s else {}))
+        now.records.pop(0)
 
 
-@pytest.mark.parametrize("point", [p if p in IN_CI else pytest.param(p, marks=pytest.mark.chaos) for p in POINTS])
-def test_a_crash_at_a_named_point_changes_no_ending(case, fleet, seed, point, monkeypatch):
-    with case("F4", "the server ends at a named point of its life", seed, point) as now:
-        runs = now.run(f"while [ ! -e {now.end} ]; do sleep 0.1; done", resources={"node": "left-0"})
-        until(lambda: now.view(runs)["state"] == "RUNNING")
-        with crashing_at(point, fleet.home, monkeypatch) as keeper:
-            until(fleet.reconnected)
-            short_life(now, fleet)
-            if point.split(":")[1] in WITH_TRAINING:
-                a_training_that_loses_its_rank(now, fleet)
-            until(lambda: keeper.deaths, 30)
-        now.took("back_s", keeper.deaths[0])
-        assert len(keeper.deaths) == 1
-        now.at_s = time.monotonic()
-        assert (now.view(runs)["epoch"], now.view(runs)["state"]) == (2, "RUNNING")  # it was asked to move
+class Asked:
+    """Whoever asks asks again until answered; never starts a server, which is the chain's part."""
+
+    def __init__(self):
+        Orchestrator.connect(start=False).close()
+
+    def __call__(self, act):
+        def once():
+            try:
+                with client.connect(start=False) as there:
+                    return act(there)
+            except PolyfleetError:
+                return None
+
+        return until(once)
 
 
-def short_life(now, fleet):
-    """A job of each way to end, one that moves, a node that is drained: whoever asks asks again until answered."""
-    resources = {"pool": "left"}
-    [held] = now.expected
-    ok = now.run("true", resources=resources, key=f"{now.folder}-1")
-    now.run("exit 3", "FAILED", resources=resources, key=f"{now.folder}-2")
-    again = {"max_restarts": 1, "backoff": "0.1s"}
-    now.run(FAILS_ONCE.format(now.folder), resources=resources, recovery=again, key=f"{now.folder}-3")
-    cancelled = now.run("sleep 300", "CANCELLED", resources=resources, key=f"{now.folder}-4")
-    until(lambda: now.view(cancelled)["state"] == "RUNNING")
-    until(lambda: fleet.o.cancel(cancelled))
-    with client.connect() as asked:
-        until(lambda: asked.node_drain("left-1", True, "chaos"))
-        until(lambda: asked.node_resume("left-1"))
-        until(lambda: now.view(held)["epoch"] > 1 or asked.migrate(held, "right"))
-    until(lambda: now.view(ok)["state"] == "SUCCEEDED")
-    until(lambda: (now.view(held)["epoch"], now.view(held)["state"]) == (2, "RUNNING"))
+def submitted(now, asked, command, ends="SUCCEEDED", **fields):
+    number = len(now.expected)
+    spec = {"task": "run", "command": command, "resources": {"pool": "left"}, **fields}
+    job = asked(lambda there: there.submit(spec, key=f"{now.folder}-{number}"))["id"]
+    now.expected[job] = ends
+    return job
 
 
-def a_training_that_loses_its_rank(now, fleet):
-    training = now.train(resources={"pool": "left"})
-    until(lambda: training.lines("saved"))
-    [rank] = until(lambda: fleet_processes.ranks(training.id, fleet.home))
-    rank.kill()
-    until(lambda: len(training.lines("start")) > 1)
+def state(asked, job):
+    return asked(lambda there: there.job(job))["state"]
+
+
+def a_job_that_ends_well(now, asked, _):
+    job = submitted(now, asked, "true")
+    until(lambda: state(asked, job) == "SUCCEEDED")
+
+
+def a_job_that_fails(now, asked, _):
+    job = submitted(now, asked, "exit 3", "FAILED")
+    until(lambda: state(asked, job) == "FAILED")
+
+
+def a_job_that_fails_once(now, asked, _):
+    mark = now.folder / f"failed-{len(now.expected)}"
+    job = submitted(now, asked, f"test -e {mark} || {{ touch {mark}; exit 1; }}", recovery=QUICK)
+    until(lambda: state(asked, job) == "SUCCEEDED")
+
+
+def a_job_that_is_cancelled(now, asked, _):
+    job = submitted(now, asked, "sleep 300", "CANCELLED")
+    until(lambda: state(asked, job) == "RUNNING")
+    until(lambda: state(asked, job) == "CANCELLED" or asked(lambda there: there.cancel(job)))
+
+
+def a_training_that_moves(now, asked, training):
+    before = asked(lambda there: there.job(training.id))
+    to = "left" if before["attempts"][-1]["pool"] == "right" else "right"
+
+    def moved(there):
+        view = there.job(training.id)
+        if view["epoch"] > before["epoch"] and view["state"] == "RUNNING":
+            return True
+        there.migrate(training.id, to)
+        return False
+
+    asked(moved)
+    until(lambda: [s for s in training.lines("saved") if s["epoch"] > before["epoch"]])
+
+
+def a_node_that_is_drained(now, asked, _):
+    asked(lambda there: there.node_drain("left-1", False, f"chaos {time.monotonic()}"))
+    asked(lambda there: there.node_resume("left-1"))
+
+
+def nothing(now, asked, _):
+    """A training goes on, and a server that starts greets its nodes."""
+    time.sleep(0.1)
+
+
+ACTS = {
+    "failed": a_job_that_fails,
+    "interrupted": a_job_that_fails_once,
+    "cancelled": a_job_that_is_cancelled,
+    "released": a_job_that_is_cancelled,
+    "Stop": a_job_that_is_cancelled,
+    "preempted": a_training_that_moves,
+    "migrated": a_training_that_moves,
+    "resumed": a_training_that_moves,
+    "drained": a_node_that_is_drained,
+    "undrained": a_node_that_is_drained,
+    "checkpoint": nothing,
+    "StoreReport": nothing,
+    "Fence": nothing,
+    "MakeAgent": nothing,
+}
+OFTEN = (nothing, a_node_that_is_drained)

@@ -1,7 +1,6 @@
 """Jobs that hang, count wrong, use up memory or never come up, and a node whose agent dies again and again."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,19 +13,6 @@ from orchestrator import client
 MEMORY = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 512 << 20
 GROWS = "import time; kept = [bytearray(1 << 20) for _ in range(2048)]"
-
-
-@pytest.mark.chaos
-def test_a_follower_that_is_killed_changes_nothing(case, fleet, seed):
-    with case("F7", "kill -9 of a client that follows a log", seed) as now:
-        training = now.single()
-        words = [Path(sys.executable).with_name("polyfleet"), "logs", "-f", training.id]
-        follower = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(now.random.uniform(0.5, 2.0))
-        now.inject(follower.kill)
-        follower.wait()
-        now.told(training)
-        assert (training.epoch, now.view(training.id)["interruptions"]) == (1, 0)
 
 
 @pytest.mark.chaos

@@ -5,23 +5,23 @@ import time
 import fleet_processes
 import psutil
 import pytest
-from faults import STALE_S
+from faults import STALE_S, until
 
-TARGETS = ("rank", "agent", "raylet", "server", "machine")
-IN_CI = {("agent", 3.0), ("agent", 9.0)}
-NEVER_S = float("inf")
-STAYS_TO_S = {"rank": 45.0, "agent": NEVER_S, "raylet": 5.0, "server": NEVER_S, "machine": 5.0}
-"""So long the attempt stays what it is. An agent that hangs is replaced, and the next one finds what runs."""
-MOVES_FROM_S = {"rank": 90.0, "agent": NEVER_S, "raylet": 20.0, "server": NEVER_S, "machine": 20.0}
-"""From so long on it is given up. A rank that stands still hangs: that is known after a minute."""
-
-
-def rows():
-    for target in TARGETS:
-        for seconds in (3.0, 9.0, 30.0, *([120.0] if target in ("rank", "server", "machine") else [])):
-            in_ci = (target, seconds) in IN_CI
-            name = f"{target}-{seconds:.0f}s"
-            yield pytest.param(target, seconds, marks=() if in_ci else pytest.mark.chaos, id=name)
+NAMES = {
+    "rank": "a rank",
+    "agent": "an agent",
+    "raylet": "a raylet",
+    "server": "the server",
+    "machine": "all processes of a node",
+}
+BRIEF = [
+    *(("agent", 3.0), ("agent", 9.0), ("agent", 30.0)),
+    *(("rank", 3.0), ("rank", 9.0), ("rank", 30.0)),
+    *(("server", 3.0), ("server", 9.0), ("server", 30.0), ("server", 120.0)),
+    *(("raylet", 3.0), ("machine", 3.0)),
+]
+"""After these the attempt is still what it was. An agent that hangs is replaced, and the next one finds what runs."""
+RETRIED = {"on_events": {"hang": "retry"}}
 
 
 def found(fleet, training, target):
@@ -44,36 +44,76 @@ def each(processes, act):
             continue
 
 
-@pytest.mark.parametrize(("target", "seconds"), list(rows()))
-def test_a_process_that_stands_still_and_goes_on(case, fleet, seed, target, seconds):
-    with case("F8", f"SIGSTOP of {NAMES[target]} for {seconds:.0f} s", seed) as now:
-        training = now.single(recovery={"on_events": {"hang": "retry"}})
-        stopped = found(fleet, training, target)
-        now.inject(lambda: each(stopped, psutil.Process.suspend))
-        try:
-            time.sleep(seconds)
-        finally:
-            now.thawed_s = time.monotonic()
-            each(stopped, psutil.Process.resume)
-        fleet.reconnected()
-        if seconds >= MOVES_FROM_S[target]:
-            now.goes_on(training)
-            time.sleep(STALE_S)
-            first = [s["at_s"] - now.thawed_s for s in training.lines("step") if s["epoch"] == 1]
-            now.took("stale_s", max(0.0, *first))
-            return
-        frozen_s, now.at_s = now.at_s, now.thawed_s
-        now.told(training)
-        gone_s = now.thawed_s if target in ("rank", "machine") else frozen_s
-        assert training.steps_since(gone_s)
-        if seconds <= STAYS_TO_S[target]:
+def told_of(target, seconds):
+    return f"SIGSTOP of {NAMES[target]} for {seconds:.0f} s"
+
+
+def stop(now, processes, seconds):
+    """Between, none of them has run."""
+    now.inject(lambda: each(processes, psutil.Process.suspend))
+    try:
+        assert {p.status() for p in processes if p.is_running()} <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
+        time.sleep(seconds)
+    finally:
+        now.thawed_s = time.monotonic()
+        each(processes, psutil.Process.resume)
+    now.fleet.reconnected()
+
+
+@pytest.mark.chaos
+def test_what_stands_still_for_a_while_goes_on_as_it_was(case, fleet, seed):
+    with case("F8", told_of(*BRIEF[0]), seed) as now:
+        training = now.single(recovery=RETRIED)
+        for number, (target, seconds) in enumerate(BRIEF):
+            if number:
+                now.fault("F8", told_of(target, seconds))
+            stop(now, found(fleet, training, target), seconds)
+            if target not in ("rank", "machine"):
+                assert training.steps_since(now.thawed_s - seconds), "its training did not notice"
+            now.at_s = now.thawed_s
+            now.told(training)
             assert (training.epoch, now.view(training.id)["interruptions"]) == (1, 0)
 
 
-NAMES = {
-    "rank": "a rank",
-    "agent": "an agent",
-    "raylet": "a raylet",
-    "server": "the server",
-    "machine": "all processes of a node",
-}
+@pytest.mark.chaos
+@pytest.mark.parametrize("target", ["raylet", "machine"])
+def test_a_node_that_stands_still_for_about_its_lease_ends_up_with_one_attempt(case, fleet, seed, target):
+    with case("F8", told_of(target, 9.0), seed) as now:
+        training = now.single()
+        stop(now, found(fleet, training, target), 9.0)
+        now.at_s = now.thawed_s
+        now.told(training)
+        assert training.epoch <= 2
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("target", "seconds"), [("raylet", 30.0), ("machine", 30.0), ("machine", 120.0)])
+def test_what_stands_still_for_long_is_replaced_and_works_no_more_when_it_goes_on(case, fleet, seed, target, seconds):
+    with case("F8", told_of(target, seconds), seed) as now:
+        training = now.single()
+        stop(now, found(fleet, training, target), seconds)
+        replaced(now, training)
+
+
+@pytest.mark.chaos
+def test_a_rank_and_a_raylet_that_stand_still_for_two_minutes_are_replaced(case, fleet, seed):
+    """A rank that stands still hangs: that is known after a minute. They are of two jobs, on two nodes."""
+    with case("F8", told_of("raylet", 120.0), seed) as now:
+        moved = now.single()
+        hung = now.train(resources={"node": "left-1"}, recovery=RETRIED)
+        now.works()
+        ranks = found(fleet, hung, "rank")
+        stop(now, [*ranks, *found(fleet, moved, "raylet")], 120.0)
+        replaced(now, moved)
+        now.fault("F8", told_of("rank", 120.0))
+        replaced(now, hung)
+
+
+def replaced(now, training):
+    """It went on in a newer attempt; how long nothing of it worked, and how long the older one did after SIGCONT."""
+    now.goes_on(training)
+    time.sleep(STALE_S)
+    older = [s["at_s"] for s in training.lines("step") if s["epoch"] == 1]
+    newer = until(lambda: [s["at_s"] for s in training.lines("step") if s["epoch"] == 2])
+    now.took("stale_s", max(0.0, max(older) - now.thawed_s))
+    now.took("gap_s", newer[0] - max(s for s in older if s < newer[0]))

@@ -4,45 +4,57 @@ import time
 
 import fleet_processes
 import pytest
-from faults import until
+from faults import EVENTS, some_or_all, until
+
+from orchestrator.server import daemon
+
+KILLED = [("rank", "left-1"), ("rank", "left-0"), ("agent", "left-0"), ("agent", "right-0")]
+TOLD = {
+    ("rank", "left-1"): ("F1", "kill -9 of the rank on node 1 of a gang"),
+    ("rank", "left-0"): ("F1", "kill -9 of the rank on node 0 of a gang"),
+    ("agent", "left-0"): ("F2", "kill -9 of the agent of a gang"),
+    ("agent", "right-0"): ("F2", "kill -9 of the agent of one training"),
+}
 
 
-def chosen(values, in_ci):
-    """All of them; those that are not `in_ci` only where asked for."""
-    return [v if v in in_ci else pytest.param(v, marks=pytest.mark.chaos) for v in values]
-
-
-@pytest.mark.parametrize("node", chosen(["left-0", "left-1"], {"left-1"}))
-def test_a_gang_that_loses_a_rank_goes_on_as_a_whole(case, fleet, seed, node):
-    with case("F1", f"kill -9 of the rank on node {node[-1]} of a gang", seed) as now:
+@pytest.mark.parametrize("killed", some_or_all(KILLED[:1] + KILLED[2:3], KILLED))
+def test_a_gang_outlives_its_ranks_and_its_agents(case, fleet, seed, killed):
+    """A rank that is killed costs the whole gang one interruption, an agent nothing."""
+    with case(*TOLD[killed[0]], seed) as now:
         gang = now.gang()
-        [rank] = fleet_processes.ranks(gang.id, fleet.home, node)
-        now.inject(rank.kill)
-        now.goes_on(gang)
-        view = now.view(gang.id)
-        assert (view["interruptions"], view["restarts"]) == (1, 0)
-        assert len(fleet_processes.ranks(gang.id, fleet.home)) == 2
+        for number, (what, node) in enumerate(killed):
+            if number:
+                now.fault(*TOLD[what, node])
+            until(lambda: gang.lines("saved")[-1]["epoch"] == gang.epoch)
+            (kill_rank if what == "rank" else kill_agent)(now, gang, node)
+        assert now.view(gang.id)["interruptions"] == sum(what == "rank" for what, _ in killed)
 
 
-@pytest.mark.parametrize("node", chosen(["left-0", "right-0"], {"left-0"}))
-def test_a_killed_agent_finds_what_it_had_started(case, fleet, seed, node):
-    with case("F2", f"kill -9 of the agent of {'a gang' if node == 'left-0' else 'one training'}", seed) as now:
-        gang = now.gang()
-        other = now.trainings[1]
-        agent = fleet.agent(node)
-        now.inject(agent.kill)
-        now.told(gang if node == "left-0" else other)
-        assert fleet.agent(node).pid != agent.pid
-        assert [now.view(t.id)["epoch"] for t in now.trainings] == [1, 1]
+def kill_agent(now, gang, node):
+    agent, epochs = now.fleet.agent(node), [now.view(t.id)["epoch"] for t in now.trainings]
+    now.inject(agent.kill)
+    until(lambda: now.fleet.agent(node).pid != agent.pid)
+    now.told(gang if node == "left-0" else now.trainings[1], since_s=time.monotonic())
+    assert [now.view(t.id)["epoch"] for t in now.trainings] == epochs
+
+
+def kill_rank(now, gang, node):
+    [rank] = fleet_processes.ranks(gang.id, now.fleet.home, node)
+    now.inject(rank.kill)
+    now.goes_on(gang)
+    assert now.view(gang.id)["restarts"] == 0
+    assert len(fleet_processes.ranks(gang.id, now.fleet.home)) == 2
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kept", [True, False], ids=["adopted", "elsewhere"])
 def test_a_killed_raylet_costs_no_work_where_it_is_back_in_time_and_moves_it_else(case, fleet, seed, kept, monkeypatch):
     what = "it is started again, leases of 60 s" if kept else "it stays away"
-    monkeypatch.setenv("POLYFLEET_REPAIR", "on" if kept else "off")
     with case("F3", f"kill -9 of a raylet; {what}", seed) as now:
         alone = now.single(recovery={"lease": "60s", "on_disconnect": "wait"} if kept else {})
+        if not kept:
+            monkeypatch.setenv("POLYFLEET_REPAIR", "off")
+            fleet.restarted()
         agent = fleet.agent("right-0")
         now.inject(fleet_processes.raylet("right-0").kill)
         if kept:
@@ -51,7 +63,25 @@ def test_a_killed_raylet_costs_no_work_where_it_is_back_in_time_and_moves_it_els
         else:
             now.goes_on(alone)
             assert now.view(alone.id)["attempts"][-1]["pool"] == "left"
-        monkeypatch.delenv("POLYFLEET_REPAIR")
+            monkeypatch.delenv("POLYFLEET_REPAIR")
         now.end.touch()
         fleet.whole()
         assert now.view(alone.id)["epoch"] == (1 if kept else 2)
+
+
+@pytest.mark.chaos
+def test_a_server_that_is_killed_is_back_within_seconds_whatever_its_history(case, fleet, seed):
+    with case("F4", "kill -9 of the server", seed) as now:
+        if fleet.history:
+            jobs, events = fleet.history, fleet.history * EVENTS
+            now.record["what"] += f"; {jobs:,} jobs and {events:,} events are in its store"
+        gang = now.gang()
+        server = fleet.server()
+        now.inject(server.kill)
+        until(lambda: fleet_processes.ended(server))
+        daemon.start(fleet.home)  # as an init system does
+        fleet.reconnected().jobs()
+        now.took("back_s", time.monotonic() - now.at_s)
+        now.told(gang)
+        now.run("true", resources={"node": "left-0"})
+        assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}

@@ -123,7 +123,7 @@ class Attempts(Known):
                 os.close(lock)
                 with self._changed:
                     known.starting = False
-                    self._changed.notify_all()
+                    self._look_now()
 
     def _undo(self, attempt: AttemptId, folder: Folder) -> None:
         with self._changed:
@@ -140,8 +140,7 @@ class Attempts(Known):
         known = self._of_or_never(job, epoch, how == "cancel")
         for attempt in known:
             attempt.stop(how)
-        with self._changed:
-            self._changed.notify_all()
+        self._look_now()
         self._note_stopped(known)
 
     def forget(self, job: str, epoch: int) -> None:

@@ -37,7 +37,7 @@ class Known:
         names = sorted(entry.name for entry in os.scandir(folder))
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
-        self._wakes = 0
+        self._wakes = self._rings = 0
         bell.listen(folder, self, Known._look_now)
 
     def _on_disk(self, names: list[str]) -> Iterator[Attempt]:
@@ -126,6 +126,7 @@ class Known:
         """
         asked_s, wakes = time.monotonic(), self._wakes
         while True:
+            rings = self._rings
             reports, live = self._look(cursors, known)
             passed_s = time.monotonic() - asked_s
             moved = any(report.phase != known.get(report.key) for report in reports)
@@ -133,17 +134,19 @@ class Known:
                 return reports
             left_s = (min(gather_s, timeout_s) if reports else timeout_s) - passed_s
             with self._changed:
-                self._changed.wait(min(left_s, LOOK_EVERY_S) if live and not reports else left_s)
+                if self._rings == rings:  # what rang amid the look may not be in it
+                    self._changed.wait(min(left_s, LOOK_EVERY_S) if live and not reports else left_s)
 
     def _look_now(self) -> None:
         with self._changed:
+            self._rings += 1
             self._changed.notify_all()
 
     def wake(self) -> None:
         """There is news of the node itself: whoever waits for news is answered."""
         with self._changed:
             self._wakes += 1
-            self._changed.notify_all()
+            self._look_now()
 
     def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptReport], bool]:
         """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""

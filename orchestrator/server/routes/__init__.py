@@ -7,11 +7,12 @@ from fastapi import Depends, Header, Request
 from orchestrator.server.facade import Facade
 
 
-def service_of(request: Request) -> Facade:
+async def service_of(request: Request) -> Facade:
+    """A coroutine: FastAPI would call a function in a thread, and that takes longer than the rest of a route."""
     return cast(Facade, request.app.state.service)
 
 
-def key_of(
+async def key_of(
     idempotency_key: Annotated[
         str, Header(max_length=200, description="asked again with the same key and body, it counts once")
     ] = "",

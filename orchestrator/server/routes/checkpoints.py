@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.server.answers import answer
 from orchestrator.server.facade import Facade
-from orchestrator.server.routes import Key, service_of
+from orchestrator.server.routes import Key, Service
 from orchestrator.server.routes.bodies import CopyOrder, ToolOrder
 from orchestrator.server.streams import events, patient
 from orchestrator.server.works import Progress, told_once
@@ -17,23 +17,27 @@ router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
 
 @router.get("")
-async def checkpoints(request: Request, pool: str = "", prefix: str = "") -> Response:
+async def checkpoints(request: Request, service: Service, pool: str = "", prefix: str = "") -> Response:
     """Summaries of the checkpoints below `prefix`, of one pool or of all."""
-    return answer(await patient(request, service_of(request).checkpoints, pool, prefix))
+    return answer(await patient(request, service.checkpoints, pool, prefix))
 
 
 @router.get("/show")
-async def show(ref: str, request: Request) -> Response:
+async def show(ref: str, request: Request, service: Service) -> Response:
     """One checkpoint's manifest in short: producer, step, tensors, bytes."""
-    return answer(await patient(request, service_of(request).checkpoint_show, ref))
+    return answer(await patient(request, service.checkpoint_show, ref))
 
 
 @router.get("/plan")
 async def plan(
-    ref: str, to_kind: str, request: Request, count: Annotated[int, Query(ge=1, le=1_000_000)] = 1
+    ref: str,
+    to_kind: str,
+    request: Request,
+    service: Service,
+    count: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
 ) -> Response:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether it fits."""
-    return answer(await patient(request, service_of(request).checkpoint_plan, ref, to_kind, count))
+    return answer(await patient(request, service.checkpoint_plan, ref, to_kind, count))
 
 
 @router.post("/copy")

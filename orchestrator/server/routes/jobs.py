@@ -2,10 +2,12 @@
 
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from cluster.errors import SpecError, nearest
 from orchestrator.core.states import State
+from orchestrator.runtime import submissions
 from orchestrator.runtime.jobs_page import JobsWanted
 from orchestrator.runtime.views import FIELDS
 from orchestrator.server.answers import answer
@@ -29,12 +31,15 @@ Fields = Annotated[str, Query(max_length=1000, description="only these of each j
 
 
 @router.post("/jobs", status_code=201)
-def submit(body: Submission, service: Service, key: Key) -> Response:
+async def submit(body: Submission, service: Service, request: Request, key: Key) -> Response:
     """Accept a job; once this answers, it is durable. The same key with the same body gives the same answer.
 
     No fleet need be up: the job is then checked against the devices seen last, and its `reason` says that it waits.
     """
-    return answer(service.submit(body.spec, body.package, key), 201)
+    asked = submissions.Submission(body.spec, body.package, key)
+    if asked.quick:
+        return answer(await request.app.state.submissions.ask(asked), 201)
+    return answer(await anyio.to_thread.run_sync(service.submit, body.spec, body.package, key), 201)
 
 
 @router.post("/jobs/bulk", status_code=201)

@@ -111,6 +111,17 @@ def test_a_time_in_which_the_server_itself_was_stopped_is_no_word_of_a_node(gang
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
 
 
+def test_a_node_that_comes_back_without_its_part_says_nothing_of_when_that_ended(gang, t):
+    """Its machine was made anew: the answers that follow are no sign that the part lived when its sister failed."""
+    gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
+    gang.hear("a", there=(), after_s=4.0)
+    assert Fence("g", 2) in gang.tick()[1]
+    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Stopped("a", "g", 1, "cancel"))
+    gang.hear("a", there=(), after_s=1.0)
+    assert gang.tick()[0][0] == ("g", "interrupted", 1)
+
+
 def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
     """Cut off, a node reads the fence and ends its part; its sister's connection breaks."""
     _, commands = gang.hear_all("b", seconds=8)

@@ -45,6 +45,28 @@ def test_a_silent_node_is_fenced_waited_for_one_whole_lease_and_then_replaced(tw
     assert [part.node for part in two.control.lives["j"].parts] == ["b"]
 
 
+def test_the_pause_after_a_lost_node_counts_from_the_fence_and_has_passed_with_the_lease(two):
+    two.hear_all("b", seconds=8)
+    two.tell(m.Fenced("j", 2, stands=2))
+    assert two.hear_all("b", seconds=12)[0] == []
+    two.hear("b")
+    assert two.tick(0.5)[0] == [("j", "interrupted", 1), ("j", "placed", 2)], "in one turn"
+
+
+def test_a_longer_pause_after_a_lost_node_is_kept_from_the_fence_on(c, w):
+    c.node("a")
+    c.node("b")
+    c.tell(m.DrainAsked("b"))
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, backoff_s=30.0)))
+    c.tell(m.ResumeAsked("b"))
+    c.hear_all("b", seconds=8)
+    fenced_off_s = c.control.lives["j"].raised_s
+    c.tell(m.Fenced("j", 2, stands=2))
+    c.hear_all("b", seconds=14)
+    assert c.state("j") == "RECOVERING"
+    assert c.control.paused_until_s["j"] == fenced_off_s + 30.0
+
+
 def test_a_fence_that_could_not_be_written_is_asked_for_again_and_nothing_is_replaced(two):
     for _ in range(10):
         events, commands = two.hear_all("b", seconds=8)
@@ -82,7 +104,7 @@ def test_the_word_of_its_node_that_nothing_runs_is_enough_if_it_was_asked_after_
     two.tell(m.Stopped("a", "j", 1, "cancel"))
     two.hear("a", there=(), after_s=0.5)
     assert two.tick()[0][0] == ("j", "interrupted", 1)
-    assert two.control.records["j"].reason == "node a has no record of this attempt"
+    assert two.events[0].data["reason"] == "node a has no record of this attempt"
 
 
 def test_a_list_that_was_asked_for_before_a_newer_one_says_nothing(two):

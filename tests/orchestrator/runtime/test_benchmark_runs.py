@@ -18,7 +18,8 @@ from orchestrator.core.model import Job
 from orchestrator.core.nodes import Node
 from orchestrator.core.states import State
 from orchestrator.runtime.benchmarks import Benchmarks
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 GIB = 1 << 30
 REQUEST = {"cases": ["rmsnorm"]}

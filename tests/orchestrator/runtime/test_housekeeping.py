@@ -15,7 +15,8 @@ from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.runtime import housekeeping
 from orchestrator.runtime.housekeeping import Clock, Housekeeping, keep_jobs_s
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 from orchestrator.store.retention import Place
 
 DAY_S = 86400.0

@@ -32,12 +32,14 @@ NONE = Fault()
 
 
 class Network:
-    """`address` is a Unix socket for a client. Connection number n (from 0) has the fault `faults(n)`."""
+    """`address` is a Unix socket for a client. Connection number n (from 0) has the fault `faults(n)`. `broken` of them
+    were cut, `doubled` reached the server twice.
+    """
 
     def __init__(self, folder: Path, server: Path, faults: Callable[[int], Fault]):
         folder.mkdir(mode=0o700, exist_ok=True)
         self.path = folder / f"net-{os.urandom(4).hex()}"
-        self.connections = 0
+        self.connections = self.broken = self.doubled = 0
         self._server, self._faults = server, faults
         self._ready = threading.Event()
         self._open: set[asyncio.StreamWriter] = set()
@@ -69,6 +71,7 @@ class Network:
                 echo_in, echo_out = await asyncio.open_unix_connection(str(self._server))
                 opened.append(echo_out)
                 to.append(echo_out)
+                self.doubled += 1
                 ways.add(asyncio.ensure_future(_swallow(echo_in)))
             request = _pump(near_in, to, fault.cut_request_at, fault.delay_s, fault.half_closed_at)
             answer = _pump(far_in, [near_out], fault.cut_answer_at, fault.delay_s, None)
@@ -77,6 +80,7 @@ class Network:
             while left:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 if any(not task.result() for task in done):
+                    self.broken += 1
                     break
         finally:
             for writer in opened:

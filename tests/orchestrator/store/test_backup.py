@@ -18,7 +18,8 @@ from orchestrator.store import schema
 from orchestrator.store import verify as verifying
 from orchestrator.store.backup import backup
 from orchestrator.store.database import sqlite_url
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 from orchestrator.store.restore import restore
 from orchestrator.store.verify import verify
 

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 SUBMITTER = """
 import os, sys, threading
 from itertools import count
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 store, round_, numbers = EventStore(sys.argv[1]), sys.argv[2], count()
 
@@ -39,7 +41,8 @@ import json, resource, sys
 from cluster.errors import FleetError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 url, limit, ballast, with_keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
 store, acked, refused = EventStore(url), [], []

@@ -10,7 +10,8 @@ from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.core.states import State
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store import origin
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 LEASES = [["cpu-0/cpu", [0]]]
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": LEASES, "reason": "fits"}

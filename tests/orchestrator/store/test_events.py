@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import sqlalchemy
 
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.fold import fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.events import Answer
 from orchestrator.store.ledger import NotCounted
+from orchestrator.store.once import Answer, Asked
 
 
 def event(job="j", name="started", **data):
@@ -39,6 +40,28 @@ def test_a_store_opened_again_has_everything_and_goes_on_counting(open_store):
     assert again.append([event()]) == [6]
     assert again.last_report("j") == {"loss": 0.5}
     assert again.once("key", "digest", lambda: Answer({"id": "other"})) == {"id": "j"}
+
+
+def test_events_of_owners_with_a_prefix(store):
+    store.append([event("node/a"), event("nodes"), event("node/b", "drained"), event("Node/c"), event("node/")])
+    assert [e.job for e in store.events_below("node/")] == ["node/a", "node/b", "node/"]
+
+
+def test_events_of_nodes_are_found_without_a_look_at_those_of_all_jobs(open_at, sqlite_url):
+    """A server asks for them at its start: a million events are half a gigabyte."""
+    store, plans = open_at(sqlite_url), []
+
+    def explain(connection, cursor, statement, parameters, *_):
+        if not statement.startswith("EXPLAIN"):
+            plans.extend(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all())
+
+    engine = store._database._readers
+    sqlalchemy.event.listen(engine, "before_cursor_execute", explain)
+    store.events_below("node/")
+    sqlalchemy.event.remove(engine, "before_cursor_execute", explain)
+    told = [plan.detail for plan in plans]
+    assert any("events_of_job (job>? AND job<?)" in line for line in told), told
+    assert not any("SCAN events" in line or "rowid<?" in line for line in told), told
 
 
 @pytest.mark.parametrize(
@@ -167,6 +190,40 @@ def test_an_answer_is_the_same_the_first_time_and_later(store):
 def test_a_key_that_cannot_be_stored_is_refused(store, key):
     with pytest.raises(UserError, match="cannot be stored"):
         store.once(key, "digest", answer)
+
+
+def test_requests_that_come_together_are_answered_each_for_itself(store):
+    told = []
+    store.once("known", "digest", lambda: answer("known"))
+
+    def broken():
+        raise UserError("no such pool")
+
+    asked = [
+        Asked("a", "1", lambda: answer("a")),
+        Asked("known", "digest", lambda: answer("other")),
+        Asked("a", "1", lambda: answer("again")),
+        Asked("", "", lambda: answer("no-key")),
+        Asked("a", "2", lambda: answer("b")),
+        Asked("b", "", broken),
+        Asked("b", "", lambda: answer("b")),
+        Asked("x" * 256, "", answer),
+        Asked("known", "other", answer),
+    ]
+    found = [str(one) if isinstance(one, Exception) else one["id"] for one in store.once_each(asked, told.extend)]
+    used = "was used with another request; use a new key"
+    refused = [f"the idempotency key 'a' {used}", "no such pool", "b", f"the idempotency key 'known' {used}"]
+    assert found[:7] == ["a", "known", "a", "no-key", refused[0], refused[1], refused[2]]
+    assert "cannot be stored" in found[7] and found[8] == refused[3]
+    assert [e.job for e in told] == [e.job for e in store.read(1)] == ["a", "no-key", "b"]
+    assert store.once_each([]) == []
+
+
+def test_of_requests_that_come_together_one_with_a_taken_id_draws_again(store):
+    ids = iter(["j", "k"])
+    asked = [Asked("1", "", lambda: answer("j")), Asked("2", "", lambda: answer(next(ids)))]
+    assert store.once_each(asked) == [{"id": "j"}, {"id": "k"}]
+    assert [e.job for e in store.read(0)] == ["j", "k"] and store.differences() == []
 
 
 # -- reports

@@ -15,7 +15,8 @@ from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
 from orchestrator.store import database, migrations, schema
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 EVENT = Event("j", "started", 1, 1.0)
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,8 @@ import pytest
 from cluster.errors import FleetError, UserError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.events import Answer, EventStore
+from orchestrator.store.events import EventStore
+from orchestrator.store.once import Answer
 
 ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)

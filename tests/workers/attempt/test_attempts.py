@@ -12,6 +12,7 @@ import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers.attempt import lease, processes
+from workers.attempt.known import Known
 from workers.attempt.records import read_json
 from workers.attempt.starting import Starter
 from workers.messages import AttemptReport
@@ -28,6 +29,32 @@ def package(node, tmp_path, **files):
     data = path.read_bytes()
     node.packages.put(hashlib.sha256(data).hexdigest(), 0, data, True)
     return hashlib.sha256(data).hexdigest()
+
+
+def test_an_attempt_that_ends_amid_a_look_is_told_at_once(node, tmp_path, monkeypatch):
+    rung, ask, ring, go = threading.Event(), Known._ask, Known._look_now, tmp_path / "go"
+
+    def ring_and_note(self):
+        ended = node.folder().outcome.exists()
+        ring(self)
+        if ended:
+            rung.set()
+
+    def ends_after(self, *asked):
+        found = ask(self, *asked)
+        go.touch()
+        assert rung.wait(60)
+        return found
+
+    monkeypatch.setattr(Known, "_look_now", ring_and_note)
+    attempts = node.reopen()
+    node.start(command=("sh", "-c", f"echo ready; while [ ! -e {go} ]; do sleep 0.02; done"))
+    node.until_printed("ready")
+    monkeypatch.setattr(Known, "_ask", ends_after)
+    began_s = time.monotonic()
+    (report,) = attempts.news({}, {"j.1.0": "running"}, 30.0)
+    assert report.phase == "ended"
+    assert time.monotonic() - began_s < 20
 
 
 def test_the_news_of_an_attempt_go_from_starting_to_its_outcome(node):

@@ -25,8 +25,12 @@ def folder(tmp_path):
     return it
 
 
-def line(step, kind="report"):
-    return json.dumps({"t": time.time(), "rank": 0, "type": kind, "step": step, "path": "/x"}).encode() + b"\n"
+YEAR_S = 365 * 86_400.0
+
+
+def line(step, kind="report", later_s=0.0):
+    t = time.time() + later_s
+    return json.dumps({"t": t, "rank": 0, "type": kind, "step": step, "path": "/x"}).encode() + b"\n"
 
 
 def steps(piece):
@@ -41,6 +45,15 @@ def test_a_line_without_an_end_waits_for_it(folder):
     folder.events.write_bytes(whole + line(2))
     assert steps(reader.events(len(whole), 9, 9999)) == [2]
     assert reader.refused == 0
+
+
+def test_nothing_is_lost_where_the_clock_was_set_by_years_meanwhile(folder):
+    """Its time is drawn to that of the attempt: nobody is shown a report of ten years ago."""
+    reader = Reader(folder)
+    folder.events.write_bytes(line(1) + line(2, later_s=-10 * YEAR_S) + line(3, "checkpoint", 10 * YEAR_S))
+    piece = reader.events(0, 9, 9999)
+    assert (steps(piece), reader.refused) == ([1, 2, 3], 0)
+    assert all(abs(event.t - time.time()) < YEAR_S for event in piece.events)
 
 
 def test_more_is_told_as_long_as_whole_lines_are_left(folder):

@@ -1,0 +1,63 @@
+"""What is to be written: checked in the caller's thread, since a row the database refuses would fail all others that
+are written with it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from cluster.errors import UserError
+from orchestrator.core.model import Event
+from orchestrator.store.codec import decode, encode
+
+LONGEST_JOB = 128
+LONGEST_EVENT = 64
+LARGEST = 1 << 62
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Work:
+    """Committed together, or not at all. `rows` are those of `events`, without their `seq`. With `strict`, an event
+    that does not count fails the unit. `action` runs in the same transaction. `done` gets the numbers of the events,
+    or what the action returned, once all is durable.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    strict: bool = False
+    request: Row | None = None
+    benchmark_lines: list[Row] = field(default_factory=list)
+    action: Callable[[Connection], Any] | None = None
+    done: "Future[Any]" = field(default_factory=Future)
+
+
+def work_of(new: Sequence[Event], strict: bool) -> Work:
+    """What is folded is what will be read: numbers that JSON has not are words by then. Raises UserError."""
+    rows = [_row(event) for event in new]
+    as_read = [Event(e.job, e.event, e.epoch, e.time_s, decode(row["data"])) for e, row in zip(new, rows, strict=True)]
+    return Work(as_read, rows, strict)
+
+
+def storable(what: str, text: str, longest: int) -> str:
+    """`text` itself. Raises UserError."""
+    if text.isprintable() and len(text) <= longest:
+        return text
+    raise UserError(f"{what} {text[:40]!r} cannot be stored", f"use at most {longest} printable characters")
+
+
+def _row(event: Event) -> Row:
+    if not math.isfinite(event.time_s) or not 0 <= event.epoch < LARGEST:
+        raise UserError(f"event {event.event!r} has time {event.time_s} and epoch {event.epoch}", "report this")
+    return {
+        "time": event.time_s,
+        "job": storable("job id", event.job, LONGEST_JOB),
+        "epoch": event.epoch,
+        "event": storable("event", event.event, LONGEST_EVENT),
+        "data": encode(event.data),
+    }
