@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 UNHEARD_S = 4.0
 AGAIN_S = 0.5
-"""While the store refuses: so long until the next try."""
+"""Where an agent fails, or the store refuses: so long until the next try."""
 SOON_S = 0.015
 
 
@@ -50,9 +50,20 @@ class Watching:
         server.world.to_node(machine, ray_id, lambda: machine.watch(generation, known, heard, answered))
 
     def _answered(self, node: str, ray_id: str, number: int, asked_s: float, told: Any) -> None:
+        server = self._server
         if self.agents.get(node) != ray_id:
             return
-        answer, facts, reports, attempts, epochs = told
+        if told is None:
+            self._heard[node] = 0
+            server.tell(m.AgentFailed(node, ray_id, "its agent fails: KeyError('cursors')"))
+        else:
+            self._told(node, ray_id, asked_s, *told)
+        if number == self._asked.get(node):
+            self._asked[node] += 1
+            server.later(AGAIN_S if told is None or server.store.refuses else SOON_S, self._watch, node, ray_id)
+
+    def _told(self, node: str, ray_id: str, asked_s: float, answer: int, facts: Any, reports: Any, *more: Any) -> None:
+        """A report that cannot be read concerns its attempt only."""
         rng, spoiled = self._server.world.rng, 0.0 if self._server.world.healed else self._server.world.faults.spoiled
         good = tuple(r for r in reports if not spoiled or rng.random() >= spoiled)
         for report in reports:
@@ -62,11 +73,8 @@ class Watching:
                 self._server.tell(
                     m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended)
                 )
-        self._server.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs))
+        self._server.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, *more))
         self._heard[node] = max(self._heard[node], answer)
-        if number == self._asked.get(node):
-            self._asked[node] += 1
-            self._server.later(AGAIN_S if self._server.store.refuses else SOON_S, self._watch, node, ray_id)
 
     def _unheard(self, node: str, ray_id: str, number: int) -> None:
         if number == self._asked.get(node):
