@@ -64,7 +64,8 @@ class Live:
 
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood; `raised_s`: when it
     was first asked for since it was last lowered. `asked` is by node.
-    `cut_off`: why a fence was first raised, and when: a node that reads it ends its part, whatever we asked it.
+    `cut_off`: why a fence was first raised, or its launch failed in part, and when: what its nodes tell later follows
+    from that, whatever we asked them.
     `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
     newest stored event of rank 0. Monotonic seconds.
     """

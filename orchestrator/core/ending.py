@@ -60,7 +60,8 @@ def launched(draft: Draft, told: Launched) -> None:
 
 def launch_failed(draft: Draft, told: LaunchFailed) -> None:
     """What the user got wrong ends the job; trouble of the fleet does not, and is no interruption either. Where a part
-    may have started, it ends once that is certain: see core/fencing.py.
+    may have started, it ends once that is certain: see core/fencing.py. Where every node has told of its part, only an
+    answer was lost.
     """
     live = draft.lives.get(told.job)
     if live is None or live.epoch != told.epoch or not live.launching:
@@ -68,14 +69,18 @@ def launch_failed(draft: Draft, told: LaunchFailed) -> None:
     if told.seen >= live.epoch:
         draft.event(live.job, "overtaken", live.epoch, node="", seen=told.seen)
     live = replace(live, launching=False, since_s=draft.now.s)
-    for rank, part in enumerate(live.parts):
+    started = told.kind == "launch" and all(part.phase and part.node in told.nodes for part in live.parts)
+    if not started and told.nodes and not live.cut_off:
+        live = replace(live, cut_off=told.message, cut_off_s=draft.now.s)  # from here on parts end because of that
+    for rank, part in enumerate(live.parts) if not started else ():
         if part.node in told.nodes:
             live = live.with_part(rank, replace(part, unsure=told.message))
         else:
             gone = replace(part, phase="ended", ended_s=draft.now.s, outcome=lost(live, rank, told.message, told.kind))
             live = live.with_part(rank, gone)
     draft.lives[live.job] = live
-    _node_failed(draft, told)
+    if not started:
+        _node_failed(draft, told)
     look_after(draft, live.job)
 
 

@@ -140,8 +140,12 @@ def _lapses_s(draft: Draft, live: Live, rank: int) -> float:
     raylet was started again has a second name until Ray has missed the first.
     """
     name, key = live.parts[rank].node, live.part_key(rank)
-    answered_s = [n.heard_s for n in draft.nodes.values() if n.name == name or (n.same_as == name and n.runs(key))]
-    return max([live.fenced_s or draft.now.s, *answered_s]) + lease_s(draft.records[live.job].job) + MARGIN_S
+    node, given_s = draft.nodes.get(name), lease_s(draft.records[live.job].job) + MARGIN_S
+    renewed_s = max(live.fenced_s or draft.now.s, node.heard_s if node else 0.0)
+    if draft.now.s > renewed_s + given_s:  # no sooner: this looks at all nodes
+        seconds = (n for n in draft.nodes.now.values() if n.same_as == name and n.runs(key))
+        renewed_s = max([renewed_s, *(n.heard_s for n in seconds)])
+    return renewed_s + given_s
 
 
 def lease_s(job: Job) -> float:

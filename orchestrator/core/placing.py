@@ -65,8 +65,7 @@ def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
     for node in control.nodes.values():
         for key, stranger in node.strangers.items():
             job, epoch, _ = key.rsplit(".", 2)
-            record = control.records.get(job)
-            if record is None or stranger.phase == "ended":
+            if stranger.phase == "ended" or (record := control.records.get(job)) is None:
                 continue
             fenced = int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
             if not fenced or node.silent_s(now_s) <= lease_s(record.job) + MARGIN_S:

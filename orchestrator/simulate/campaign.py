@@ -8,6 +8,8 @@ from orchestrator.simulate.invariants import Violation
 from orchestrator.simulate.world import World
 
 EVENTS_PER_WORLD = 12_000
+TOLD_EVERY = 1_000_000
+"""Events: so often a long campaign tells how far it is."""
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ def campaign(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Found:
     """Worlds of seed, seed + 1, … It ends with the first violation, unless it keeps going."""
-    found, began_s = Found(seed, seed), time.perf_counter()
+    found, began_s, told = Found(seed, seed), time.perf_counter(), 0
     while found.events < events:
         world = World(found.next_seed)
         violation = world.run(per_world)
@@ -49,7 +51,10 @@ def campaign(
                 tell("\n".join(world.story(violation.job)))
             tell(f"seed {found.next_seed}, event {world.clock.happened:,}: {violation}")
         found.next_seed += 1
+        found.took_s = time.perf_counter() - began_s
         if violation and not keep_going:
             break
-    found.took_s = time.perf_counter() - began_s
+        if found.events - told >= TOLD_EVERY:
+            told = found.events
+            tell(found.summary())
     return found

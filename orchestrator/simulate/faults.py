@@ -13,6 +13,7 @@ class Faults:
 
     agent_killed_s: float = 0.0
     agent_stopped_s: float = 0.0
+    agent_fails_s: float = 0.0
     machine_frozen_s: float = 0.0
     attempt_frozen_s: float = 0.0
     raylet_killed_s: float = 0.0

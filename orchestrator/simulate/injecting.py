@@ -42,7 +42,7 @@ class Injector:
         world = self.world
         for machine in world.there():
             self.thaw(machine)
-            machine.cut_in = machine.cut_out = False
+            machine.cut_in = machine.cut_out = machine.agent_fails = False
             if not machine.powered:
                 self.power(machine)
             elif not machine.ray_id:
@@ -68,6 +68,14 @@ class Injector:
             machine.agent_stopped = False
             if not machine.frozen:
                 machine.take_up()
+
+    def agent_fails(self) -> None:
+        machine = self.machine()
+        machine.agent_fails = True
+        self.world.after(self.long_s(), self.agent_works, machine)
+
+    def agent_works(self, machine: Machine) -> None:
+        machine.agent_fails = False
 
     def machine_frozen(self) -> None:
         machine = self.machine()
@@ -255,19 +263,9 @@ class Injector:
 INJECTIONS: dict[str, Callable[[Injector], None]] = {
     name: getattr(Injector, name)
     for name in (
-        *("agent_killed", "agent_stopped", "machine_frozen", "attempt_frozen", "raylet_killed", "power_lost"),
-        *(
-            "disk_wiped",
-            "machine_gone",
-            "rank_killed",
-            "cut_both",
-            "cut_in",
-            "cut_out",
-            "flapping",
-            "fences_away",
-            "ray_away",
-        ),
-        *("head_lost", "second_of_name", "notice", "server_killed", "server_stopped", "older_backup"),
-        *("store_refuses", "clock_set"),
+        *("agent_killed", "agent_stopped", "agent_fails", "machine_frozen", "machine_gone", "attempt_frozen"),
+        *("raylet_killed", "power_lost", "disk_wiped", "rank_killed", "cut_both", "cut_in", "cut_out", "flapping"),
+        *("fences_away", "ray_away", "head_lost", "second_of_name", "notice", "server_killed", "server_stopped"),
+        *("older_backup", "store_refuses", "clock_set"),
     )
 }

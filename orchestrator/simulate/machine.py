@@ -36,7 +36,7 @@ class Machine:
         self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
         self.ray_id = ""
         self.powered, self.gone = True, False
-        self.frozen = self.agent_stopped = self.agent_up = self.agent_gone = False
+        self.frozen = self.agent_stopped = self.agent_up = self.agent_gone = self.agent_fails = False
         self.cut_in = self.cut_out = False
         self.generation = 0
         self.gather_s = world.rng.choice(GATHER_S)
@@ -119,8 +119,12 @@ class Machine:
 
     def watch(self, generation: int, known: Mapping[str, tuple[int, str]], heard: int, answer: Answer) -> None:
         """`known`: key -> (cursor, phase). `heard` is the newest answer that has arrived: leases go on from when that
-        one was given, so that a request which was long on its way, or waited, cannot stretch a lease.
+        one was given, so that a request which was long on its way, or waited, cannot stretch a lease. An agent that
+        fails answers with an error, here None.
         """
+        if self.agent_fails:
+            answer(None)
+            return
         try:
             self.obey(generation)
         except Refused:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 UNHEARD_S = 4.0
 AGAIN_S = 0.5
-"""While the store refuses: so long until the next try."""
+"""Where an agent fails, or the store refuses: so long until the next try."""
 SOON_S = 0.015
 
 
@@ -38,26 +38,32 @@ class Watching:
         self._server.later(UNHEARD_S, self._unheard, node, ray_id, number)
         if machine is None or machine.ray_id != ray_id:
             return
-        asked_s, heard, generation, life = (
-            self._server.now().s,
-            self._heard[node],
-            self._server.generation,
-            self._server.life,
-        )
+        server, asked_s, heard = self._server, self._server.now().s, self._heard[node]
+        generation, life = server.generation, server.life
         cursors, phases = core.watch_of(self._server.control, node)
         known = {key: (cursor, phases[key]) for key, cursor in cursors.items()}
 
         def answered(told: Any) -> None:
-            self._server.world.from_node(
-                machine, lambda: self._server._mine(life, self._answered, (node, ray_id, number, asked_s, told))
-            )
+            arguments = (node, ray_id, number, asked_s, told)
+            server.world.from_node(machine, lambda: server._mine(life, self._answered, arguments))
 
-        self._server.world.to_node(machine, ray_id, lambda: machine.watch(generation, known, heard, answered))
+        server.world.to_node(machine, ray_id, lambda: machine.watch(generation, known, heard, answered))
 
     def _answered(self, node: str, ray_id: str, number: int, asked_s: float, told: Any) -> None:
+        server = self._server
         if self.agents.get(node) != ray_id:
             return
-        answer, facts, reports, attempts, epochs = told
+        if told is None:
+            self._heard[node] = 0
+            server.tell(m.AgentFailed(node, ray_id, "its agent fails: KeyError('cursors')"))
+        else:
+            self._told(node, ray_id, asked_s, *told)
+        if number == self._asked.get(node):
+            self._asked[node] += 1
+            server.later(AGAIN_S if told is None or server.store.refuses else SOON_S, self._watch, node, ray_id)
+
+    def _told(self, node: str, ray_id: str, asked_s: float, answer: int, facts: Any, reports: Any, *more: Any) -> None:
+        """A report that cannot be read concerns its attempt only."""
         rng, spoiled = self._server.world.rng, 0.0 if self._server.world.healed else self._server.world.faults.spoiled
         good = tuple(r for r in reports if not spoiled or rng.random() >= spoiled)
         for report in reports:
@@ -67,11 +73,8 @@ class Watching:
                 self._server.tell(
                     m.Spoiled(report.job, report.epoch, report.node_rank, "its events cannot be read", None, ended)
                 )
-        self._server.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, attempts, epochs))
+        self._server.tell(m.Heartbeat(node, ray_id, asked_s, facts, good, *more))
         self._heard[node] = max(self._heard[node], answer)
-        if number == self._asked.get(node):
-            self._asked[node] += 1
-            self._server.later(AGAIN_S if self._server.store.refuses else SOON_S, self._watch, node, ray_id)
 
     def _unheard(self, node: str, ray_id: str, number: int) -> None:
         if number == self._asked.get(node):

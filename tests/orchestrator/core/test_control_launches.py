@@ -116,3 +116,30 @@ def test_the_fence_that_we_raised_ourselves_is_no_attempt_of_that_epoch(c, w):
     [again] = [x for x in commands if isinstance(x, Launch)]
     assert events == [("j", "interrupted", 1), ("j", "placed", 2)]
     assert (again.epoch, again.fenced, again.wait_s) == (2, True, 0.0)
+
+
+def test_an_attempt_whose_nodes_all_run_it_goes_on_although_an_answer_was_lost(c, w, t):
+    c.node("a")
+    c.node("b")
+    c.place(w.job("g", w.want("cpu", nodes=2)))
+    for rank, node in enumerate(("a", "b")):
+        c.hear(node, t.report("g", 1, rank, "running"))
+    told = m.LaunchFailed("g", 1, "launch", "node a gave no answer within 20 s", nodes=("a", "b"))
+    assert c.tell(told) == ([], [])
+    assert c.hear_all("a", "b", seconds=10) == ([], [])
+    assert c.state("g") == "RUNNING"
+
+
+def test_a_connection_that_breaks_because_a_launch_in_part_was_cancelled_is_no_failure_of_the_job(c, w, t):
+    """Node b has not told of its part yet; it does, and both are stopped, one after the other."""
+    c.node("a")
+    c.node("b")
+    c.place(w.job("g", w.want("cpu", nodes=2)))
+    c.hear("a", t.report("g", 1, 0, "running"))
+    told = m.LaunchFailed("g", 1, "launch", "node b gave no answer within 20 s", nodes=("a", "b"))
+    assert c.tell(told)[1] == [Stop("a", "g", 1, "cancel"), Stop("b", "g", 1, "cancel")]
+    c.hear("b", t.report("g", 1, 1, "running"))
+    c.hear("a", t.ended("g", 1, 0, "cancelled"))
+    broken = t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b")
+    assert c.hear("b", broken)[0] == [("g", "interrupted", 1)]
+    assert "node b gave no answer within 20 s" in c.control.records["g"].reason

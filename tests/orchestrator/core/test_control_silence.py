@@ -176,8 +176,8 @@ def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answ
     """Its leases are renewed by every answer that we hear, whatever the fence says."""
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    c.hear("a", t.report("j", 1, 0, "running"))
     c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",)))
+    c.hear("a", t.report("j", 1, 0, "running"))
     c.tick(1.0)
     c.tell(m.Fenced("j", 2, stands=2))
     assert c.hear_all("a", seconds=40)[0] == []
