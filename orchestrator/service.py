@@ -11,25 +11,24 @@ from typing import Any
 
 from cluster import fleet_record
 from cluster.errors import FleetError, SpecError, UserError
-from cluster.fleet_record import FleetRecord
 from cluster.plain import to_plain
 from orchestrator import checkpoint_moves
 from orchestrator.benchmark import throughput
 from orchestrator.checkpoints import Checkpoints, Progress
-from orchestrator.core import fencing
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import CancelAsked, DrainAsked, MigrateAsked, ResumeAsked, Submitted
-from orchestrator.core.model import Devices, Event, Job
+from orchestrator.core.model import Event, Job
 from orchestrator.core.nodes import leased
-from orchestrator.core.states import TERMINAL, WAITING
+from orchestrator.core.states import TERMINAL
 from orchestrator.resources import accelerators
 from orchestrator.runtime import housekeeping, jobs_page, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.controller import Runtime
-from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.fleet_seen import NO_FLEET, SUBMIT_WAIT_S, FleetSeen
 from orchestrator.runtime.housekeeping import Housekeeping
+from orchestrator.runtime.job_views import JobViews
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
 from orchestrator.runtime.known import KnownDevices
@@ -40,17 +39,11 @@ from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.steps import now
 from orchestrator.runtime.submissions import Submission, Submissions, digest
-from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
+from orchestrator.runtime.views import FIELDS, accepted_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched
 from orchestrator.spec import parse_job
 from orchestrator.store.once import Answer
 from orchestrator.store.setting import open_store
-
-NO_FLEET = "run `polyfleet up` first"
-FIRST_NODES_WAIT_S = 20.0
-SUBMIT_WAIT_S = 4.0
-"""For the nodes of a fleet that has just come up; then a job is accepted and waits for them."""
-NOT_YET = "no node has reported yet"
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -77,15 +70,16 @@ class Service:
         self._checkpoints = Checkpoints(self.agents)
         launcher = Launcher(self.agents, self.packages, self._checkpoints)
         self._rates = throughput.Rates(self.store.benchmarks)
-        self._known = KnownDevices(home / "inventory.json")
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
-        self.runtime.seen = self._look
+        self._fleet = FleetSeen(self.runtime, self.agents, KnownDevices(home / "inventory.json"))
+        self._views = JobViews(self.jobs_table, self.runtime)
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
-        self._submissions = Submissions(*parts, self._devices, self._stored, lambda: len(self.runtime.control.records))
+        self._submissions = Submissions(
+            *parts, self._fleet.devices, self._stored, lambda: len(self.runtime.control.records)
+        )
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
-        self._settled = ""
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
         keep_s = housekeeping.keep_jobs_s()
         forget = housekeeping.forget_on(self.agents)
@@ -130,86 +124,14 @@ class Service:
     def _stored(self, events: list[Event]) -> None:
         self.runtime.post(Submitted(tuple(record for e in events if (record := self.jobs_table.get(e.job)))))
 
-    def _devices(self) -> tuple[tuple[Devices, ...] | None, str]:
-        """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""
-        self._settle(SUBMIT_WAIT_S)
-        trouble, known, fleet = self.runtime.trouble, self._known.newest, self.runtime.fleet
-        if known is None or (fleet is not None and not self._complete(fleet)):
-            return None, f"{trouble or NOT_YET}; the job waits, and what it asks for is checked once a fleet is up"
-        waits = f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else ""
-        return known.devices, waits
-
-    def _seen(self) -> Any:
-        """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
-        self._settle()
-        fleet = fleet_record.read()
-        if fleet is None or fleet.state != "up" or self.runtime.trouble:
-            raise FleetError(self.runtime.trouble or "no fleet is up", NO_FLEET)
-        if not self.agents.items():
-            raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
-        return self.runtime.snapshot()
-
-    def _settle(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
-        """Until every node of the fleet that is up is known: a server that has just started knows none, and would
-        answer that there are no nodes, no checkpoints and no logs.
-        """
-        joined = self.runtime.fleet
-        if joined is not None and joined.address == self._settled and not self.runtime.trouble:
-            return
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
-            fleet = fleet_record.read()
-            if fleet is None or fleet.state != "up" or fleet.headless:
-                return
-            if RAY.blocked():
-                return  # what has not shown itself by now does not within a moment
-            if self._complete(fleet):
-                self._known.look(self.runtime.snapshot().devices)
-                self._settled = fleet.address
-                return
-            time.sleep(0.05)
-
-    def _complete(self, fleet: FleetRecord) -> bool:
-        """Every node of the fleet has told what it has, or is lost."""
-        if self._settled == fleet.address:
-            return True
-        known = {name for name, agent in self.agents.items() if agent.facts or agent.lost}
-        return bool(known) and known >= {p.node for p in fleet.living() if p.role == "worker"}
-
-    def _look(self, devices: tuple[Devices, ...]) -> None:
-        """Half of a fleet is not its inventory."""
-        fleet = self.runtime.fleet
-        if fleet is not None and self._complete(fleet):
-            self._known.look(devices)
-
     def job(self, ref: str) -> dict[str, Any]:
-        return self._view(self.jobs_table.find(ref))
+        return self._views.whole(self.jobs_table.find(ref))
 
     def jobs(self, wanted: JobsWanted) -> JobsPage:
         """One page of the list, the newest last, and what to ask for next."""
         fields = wanted.fields or FIELDS
         found, before = jobs_page.page(self.jobs_table, wanted)
-        return JobsPage([self._listed(record, fields) for record in found], before)
-
-    def _listed(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
-        whole = self._view(record)
-        return {name: whole[name] for name in fields}
-
-    def _view(self, record: Record) -> dict[str, Any]:
-        metrics = self.jobs_table.metrics(record.job.id) if record.attempts else {}
-        return job_view(record, metrics, self._why(record))
-
-    def _why(self, record: Record) -> str:
-        """Why a waiting job, or one whose node is silent, waits, in one sentence; "" for others."""
-        if record.live is not None:
-            return fencing.waits_for(self.runtime.control, record.job.id, now())
-        if record.job.state not in WAITING:
-            return ""
-        if waits := self.runtime.trouble or self.runtime.holding:
-            return waits
-        reasons = self.runtime.planned.why_not.get(record.job.id, {})
-        told = list(dict.fromkeys(reasons[key] for key in sorted(reasons, key=lambda k: (k[1] != "", k))))
-        return "; ".join(told[:2])
+        return JobsPage([self._views.fields(record, fields) for record in found], before)
 
     def cancel(self, ref: str) -> dict[str, Any]:
         """Wins over whatever the job does next; a job that has ended stays as it is."""
@@ -228,12 +150,12 @@ class Service:
 
     def explain(self, ref: str) -> dict[str, Any]:
         record = self.jobs_table.find(ref)
-        told = self._explained(record.job, self._seen())
-        return {"state": str(record.job.state), "reason": self._why(record) or record.reason, **told}
+        told = self._explained(record.job, self._fleet.snapshot())
+        return {"state": str(record.job.state), "reason": self._views.why(record) or record.reason, **told}
 
     def plan(self, spec: dict[str, Any]) -> dict[str, Any]:
         """What would happen to `spec` if it were submitted now."""
-        return self._explained(parse_job(spec).to_job("new", time.time()), self._seen())
+        return self._explained(parse_job(spec).to_job("new", time.time()), self._fleet.snapshot())
 
     def _explained(self, job: Job, seen: Any) -> dict[str, Any]:
         told: Explanation = explain(job, seen)
@@ -241,7 +163,7 @@ class Service:
         return plain
 
     def history(self, ref: str) -> list[dict[str, Any]]:
-        return [self._event_view(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
+        return [self._views.event(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
 
     def reports(self, ref: str, after: int) -> list[dict[str, Any]]:
         """The metrics a job reported, oldest first, each with its `seq`."""
@@ -258,26 +180,19 @@ class Service:
     def _logged(self, ref: str) -> Record:
         record = self.jobs_table.find(ref)
         if record.attempts:
-            self._settle()
+            self._fleet.settle()
         return record
 
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
         """Events past `after`, as soon as there are any, else an empty list after `timeout_s`."""
         self.store.wait(after, timeout_s)
         events = self.store.read(after, 1000)
-        return {"events": [self._event_view(e) for e in events], "last": events[-1].seq if events else after}
-
-    def _event_view(self, event: Event) -> dict[str, Any]:
-        record = self.jobs_table.get(event.job)
-        state = str(record.job.state) if record else ""
-        data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
-        return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "epoch": event.epoch,
-                "state": state, **{"data": data}}  # fmt: skip
+        return {"events": [self._views.event(e) for e in events], "last": events[-1].seq if events else after}
 
     # -- fleet
 
     def nodes(self) -> list[dict[str, Any]]:
-        self._settle()
+        self._fleet.settle()
         state, at = self.runtime.control, now()
         held = leased(state.records.values())
         return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
@@ -310,7 +225,7 @@ class Service:
         }
 
     def doctor(self) -> list[dict[str, Any]]:
-        self._settle()
+        self._fleet.settle()
         told = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
@@ -325,7 +240,7 @@ class Service:
 
     def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
         """The same key gives the same run, whatever the fleet has become meanwhile."""
-        self._settle(SUBMIT_WAIT_S)
+        self._fleet.settle(SUBMIT_WAIT_S)
         return self._benchmarks.begin(request, package, key)
 
     def benchmarks(self) -> list[dict[str, Any]]:
@@ -371,22 +286,22 @@ class Service:
         return self.packages.has(sha)
 
     def checkpoints(self, pool: str, prefix: str) -> list[dict[str, Any]]:
-        self._settle()
+        self._fleet.settle()
         return self._checkpoints.list(pool, prefix)
 
     def checkpoint_show(self, ref: str) -> dict[str, Any]:
-        self._settle()
+        self._fleet.settle()
         return self._checkpoints.show(ref)
 
     def checkpoint_plan(self, ref: str, to_kind: str, count: int = 1) -> dict[str, Any]:
-        self._settle()
+        self._fleet.settle()
         return self._checkpoints.plan(ref, to_kind, count)
 
     def checkpoint_copy(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """`order` has source, target, to_kind, convert_at and on_lossy."""
-        self._settle()
+        self._fleet.settle()
         return checkpoint_moves.copy(self._checkpoints, checkpoint_moves.Move(**order), progress)
 
     def checkpoint_tool(self, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
-        self._settle()
+        self._fleet.settle()
         return checkpoint_moves.run(self._checkpoints, verb, arguments, progress)

@@ -1,0 +1,79 @@
+"""What the nodes of the fleet that is up have shown: waited for where the server, or the fleet, has just begun."""
+
+import time
+
+from cluster import fleet_record
+from cluster.errors import FleetError
+from cluster.fleet_record import FleetRecord
+from orchestrator.core.model import Devices, Snapshot
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.controller import Runtime
+from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.known import KnownDevices
+
+NO_FLEET = "run `polyfleet up` first"
+FIRST_NODES_WAIT_S = 20.0
+SUBMIT_WAIT_S = 4.0
+"""For the nodes of a fleet that has just come up; then a job is accepted and waits for them."""
+NOT_YET = "no node has reported yet"
+
+
+class FleetSeen:
+    """Safe to use from many threads. `known` keeps the devices that were seen last."""
+
+    def __init__(self, runtime: Runtime, agents: Agents, known: KnownDevices):
+        self._runtime, self._agents, self._known = runtime, agents, known
+        self._settled = ""
+        runtime.seen = self._look
+
+    def devices(self) -> tuple[tuple[Devices, ...] | None, str]:
+        """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""
+        self.settle(SUBMIT_WAIT_S)
+        trouble, known, fleet = self._runtime.trouble, self._known.newest, self._runtime.fleet
+        if known is None or (fleet is not None and not self._complete(fleet)):
+            return None, f"{trouble or NOT_YET}; the job waits, and what it asks for is checked once a fleet is up"
+        waits = f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else ""
+        return known.devices, waits
+
+    def snapshot(self) -> Snapshot:
+        """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
+        self.settle()
+        fleet = fleet_record.read()
+        if fleet is None or fleet.state != "up" or self._runtime.trouble:
+            raise FleetError(self._runtime.trouble or "no fleet is up", NO_FLEET)
+        if not self._agents.items():
+            raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
+        return self._runtime.snapshot()
+
+    def settle(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
+        """Until every node of the fleet that is up is known: a server that has just started knows none, and would
+        answer that there are no nodes, no checkpoints and no logs.
+        """
+        joined = self._runtime.fleet
+        if joined is not None and joined.address == self._settled and not self._runtime.trouble:
+            return
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            fleet = fleet_record.read()
+            if fleet is None or fleet.state != "up" or fleet.headless:
+                return
+            if RAY.blocked():
+                return  # what has not shown itself by now does not within a moment
+            if self._complete(fleet):
+                self._known.look(self._runtime.snapshot().devices)
+                self._settled = fleet.address
+                return
+            time.sleep(0.05)
+
+    def _complete(self, fleet: FleetRecord) -> bool:
+        """Every node of the fleet has told what it has, or is lost."""
+        if self._settled == fleet.address:
+            return True
+        known = {name for name, agent in self._agents.items() if agent.facts or agent.lost}
+        return bool(known) and known >= {p.node for p in fleet.living() if p.role == "worker"}
+
+    def _look(self, devices: tuple[Devices, ...]) -> None:
+        """Half of a fleet is not its inventory."""
+        fleet = self._runtime.fleet
+        if fleet is not None and self._complete(fleet):
+            self._known.look(devices)

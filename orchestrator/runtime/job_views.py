@@ -1,0 +1,44 @@
+"""Jobs and their events as the server shows them."""
+
+from typing import Any
+
+from orchestrator.core import fencing
+from orchestrator.core.fold import Record
+from orchestrator.core.model import Event
+from orchestrator.core.states import WAITING
+from orchestrator.runtime.controller import Runtime
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.steps import now
+from orchestrator.runtime.views import job_view
+
+
+class JobViews:
+    def __init__(self, jobs: Jobs, runtime: Runtime):
+        self._jobs, self._runtime = jobs, runtime
+
+    def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
+        whole = self.whole(record)
+        return {name: whole[name] for name in fields}
+
+    def whole(self, record: Record) -> dict[str, Any]:
+        metrics = self._jobs.metrics(record.job.id) if record.attempts else {}
+        return job_view(record, metrics, self.why(record))
+
+    def why(self, record: Record) -> str:
+        """Why a waiting job, or one whose node is silent, waits, in one sentence; "" for others."""
+        if record.live is not None:
+            return fencing.waits_for(self._runtime.control, record.job.id, now())
+        if record.job.state not in WAITING:
+            return ""
+        if waits := self._runtime.trouble or self._runtime.holding:
+            return waits
+        reasons = self._runtime.planned.why_not.get(record.job.id, {})
+        told = list(dict.fromkeys(reasons[key] for key in sorted(reasons, key=lambda k: (k[1] != "", k))))
+        return "; ".join(told[:2])
+
+    def event(self, event: Event) -> dict[str, Any]:
+        record = self._jobs.get(event.job)
+        state = str(record.job.state) if record else ""
+        data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
+        return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "epoch": event.epoch,
+                "state": state, **{"data": data}}  # fmt: skip
