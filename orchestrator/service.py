@@ -27,7 +27,7 @@ from orchestrator.resources import accelerators
 from orchestrator.runtime import housekeeping, jobs_page, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
-from orchestrator.runtime.controller import Runtime, now
+from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.housekeeping import Housekeeping
 from orchestrator.runtime.jobs import Jobs
@@ -38,6 +38,7 @@ from orchestrator.runtime.logs import Logs
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
+from orchestrator.runtime.steps import now
 from orchestrator.runtime.submissions import Submission, Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view, job_view, node_view, pool_view
 from orchestrator.runtime.watched import Watched

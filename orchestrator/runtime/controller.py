@@ -6,46 +6,39 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from cluster import fleet_record
-from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError
+from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home
 from orchestrator.core import control, placing
 from orchestrator.core import messages as m
-from orchestrator.core.commands import Command, Refuse
+from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
-from orchestrator.core.messages import Message, Now
-from orchestrator.core.model import Devices, Event, Plan, Snapshot
+from orchestrator.core.messages import Message
+from orchestrator.core.model import Devices, Plan, Snapshot
 from orchestrator.core.nodes import OWNER, drained
 from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import crash, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
+from orchestrator.runtime.asks import ANSWER_S, Ask
 from orchestrator.runtime.carrying import Carrier
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.link import NO_FLEET, Link
 from orchestrator.runtime.pulse import Pulse
+from orchestrator.runtime.steps import TURN_S, Steps, now
 from orchestrator.store import origin
 from orchestrator.store.events import EventStore
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.5
 SOON_S = 0.02
 """While something has changed and the plan that looks at it rests (see core/placing.py)."""
-
-TICK_SHARE = 0.2
-"""Of the controller's time that ticks may take, unless that made one wait longer than TURN_S: with a thousand nodes it
-looks at thousands of attempts, and plans.
-"""
 
 TURN_SHARE = 0.5
 GATHER_S = 0.02
@@ -54,36 +47,12 @@ It rests no longer than this.
 """
 
 WATCH_S = 2.0
-ANSWER_S = 5.0
 RESERVED_EVERY_S = 60.0
 LIMIT_S = 10.0
 
 
-class Busy(FleetError):
-    """The controller did not get to it in time."""
-
-    retry_after_s = 2
-
-
-@dataclass(eq=False)
-class Ask:
-    """A message that somebody waits for: until what follows from it is stored."""
-
-    message: Message
-    done: threading.Event = field(default_factory=threading.Event)
-    error: PolyfleetError | None = None
-
-    def answer(self, error: PolyfleetError | None = None) -> None:
-        self.error = error
-        self.done.set()
-
-
-def now() -> Now:
-    return Now(time.monotonic(), time.time())
-
-
 class Runtime(threading.Thread):
-    """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed. `control` is the newest state.
+    """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed.
     `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go.
     """
 
@@ -107,14 +76,14 @@ class Runtime(threading.Thread):
         self._trouble_since_s = time.monotonic()
         self._kept: list[Any] = []
         self._reserved_s = 0.0
-        self._tick_due_s = self._turn_due_s = 0.0
+        self._turn_due_s = 0.0
         self._ticked = True
         self._closing = threading.Event()
         agents.generation = store.next_generation()
         self._link = Link(agents, self._inbox.put)
         self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put)
         known = drained(e for e in store.events_below(OWNER))
-        self.control: Control = control.resumed(jobs.open(), known, store.told_at, now())
+        self._steps = Steps(jobs, control.resumed(jobs.open(), known, store.told_at, now()), self._stored)
         for job_id, why in jobs.damaged.items():
             # Jobs whose history cannot be trusted do not go on: one of them might run twice.
             self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {why}"))
@@ -128,13 +97,11 @@ class Runtime(threading.Thread):
         """Have it done; durable when this returns. Raises NotFound or FleetError as the controller refuses it, Busy."""
         asked = Ask(message)
         self._inbox.put(asked)
-        if not asked.done.wait(timeout_s):
-            raise Busy(
-                f"the server has not got to it within {timeout_s:.0f} s: it is {self.pulse.doing}",
-                "it may still be done; ask again, the same request has one effect",
-            )
-        if asked.error is not None:
-            raise asked.error
+        asked.wait(timeout_s, lambda: self.pulse.doing)
+
+    @property
+    def control(self) -> Control:
+        return self._steps.control
 
     @property
     def planned(self) -> Plan:
@@ -224,7 +191,7 @@ class Runtime(threading.Thread):
     def _wait_s(self) -> float:
         if not (self.control.changed and self.control.joined) or self.control.trouble:
             return TURN_S
-        left_s = self._tick_due_s - time.monotonic()
+        left_s = self._steps.tick_due_s - time.monotonic()
         return SOON_S if self._ticked else max(0.0, left_s)
 
     def _turn(self) -> None:
@@ -235,7 +202,7 @@ class Runtime(threading.Thread):
         self._kept = [item for item in self._kept if not isinstance(item, tuple)]
         self._kept += self._linked(told, recorded)
         self.pulse.doing = "deciding"
-        commands = self._steps([*self._kept, *self._tick()])
+        commands = self._steps.take([*self._kept, *self._tick()])
         self._kept.clear()
         self._carry(commands)
         self._tell_devices()
@@ -243,9 +210,12 @@ class Runtime(threading.Thread):
         if not self.trouble:
             self._look()
 
+    def _stored(self, state: Control) -> None:
+        self._agents.nodes = state.nodes
+
     def _tick(self) -> list[m.Tick]:
         """None where the last was long, and a moment ago."""
-        self._ticked = time.monotonic() >= self._tick_due_s
+        self._ticked = time.monotonic() >= self._steps.tick_due_s
         if not self._ticked:
             return []
         return [m.Tick(self._throughput(), self.trouble or self.holding, self._prices())]
@@ -281,56 +251,6 @@ class Runtime(threading.Thread):
         pools = self.fleet.pools if self.fleet else {}
         return {name: float(pool.get("price_per_hour") or 0.0) for name, pool in pools.items()}
 
-    def _steps(self, items: list[Any]) -> list[Command]:
-        """All of a turn is stored at once, or nothing of it has happened. Raises NotStored."""
-        state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()
-        at = now()
-        waiting = deque(_together(items))
-        while waiting:
-            item = waiting.popleft()
-            message = item.message if isinstance(item, Ask) else item
-            try:
-                done = self._step(state, message, at)
-            except Exception as e:
-                if isinstance(message, list):  # of which one is at fault
-                    waiting.extendleft(reversed(message))
-                    continue
-                log.exception("a message of kind %s is dropped", type(message).__name__)
-                if isinstance(item, Ask):
-                    item.error = FleetError(f"internal error: {e!r}", "its traceback is in the server's log")
-                    asks.append(item)
-                continue
-            state = done.control
-            events += done.events
-            commands += done.commands
-            if isinstance(item, Ask):
-                refused = next((c for c in done.commands if isinstance(c, Refuse)), None)
-                item.error = _error(refused) if refused else None
-                asks.append(item)
-        self._commit(events)
-        self.control, self._agents.nodes = state, state.nodes
-        for ask in asks:
-            ask.answer(ask.error)
-        return commands
-
-    def _step(self, state: Control, message: Any, at: Now) -> control.Step:
-        if isinstance(message, list):
-            return control.heard(state, (self._known(beat, state) for beat in message), at)
-        begun_s = time.monotonic()
-        done = control.step(state, self._known(message, state), at)
-        if isinstance(message, m.Tick):
-            took_s = time.monotonic() - begun_s
-            self._tick_due_s = begun_s + min(took_s / TICK_SHARE, took_s + TURN_S)
-        return done
-
-    def _commit(self, events: list[Event]) -> None:
-        for event in events:
-            crash.point(f"event:{event.event}:before")
-        if events:
-            self._jobs.commit(events)
-        for event in events:
-            crash.point(f"event:{event.event}:after")
-
     def _carry(self, commands: list[Command]) -> None:
         for command in commands:
             crash.point(f"command:{type(command).__name__}:before")
@@ -339,15 +259,6 @@ class Runtime(threading.Thread):
             except Exception:
                 log.exception("%s could not be begun", command)
             crash.point(f"command:{type(command).__name__}:after")
-
-    def _known(self, message: Any, state: Control) -> Any:
-        """An agent's answer with which of its jobs the store has, beside those that are open in `state`."""
-        if not isinstance(message, m.Heartbeat):
-            return message
-        others = {report.job for report in message.reports if report.job not in state.records}
-        if not others:
-            return message
-        return replace(message, known=frozenset(job for job in others if job in self._jobs))
 
     def _look(self) -> None:
         """Ask for what has changed: Ray for its nodes and what is reserved, every agent for its attempts."""
@@ -373,19 +284,6 @@ class Runtime(threading.Thread):
         self._agents.dismiss()
         for place in reservations.held():
             reservations.release(place)
-
-
-def _together(items: list[Any]) -> Iterator[Any]:
-    """In their order; answers of agents that follow each other as a list."""
-    for are_beats, some in groupby(items, lambda item: isinstance(item, m.Heartbeat)):
-        if are_beats:
-            yield list(some)
-        else:
-            yield from some
-
-
-def _error(refused: Refuse) -> PolyfleetError:
-    return (NotFound if refused.absent else Conflict)(refused.message, refused.remedy)
 
 
 def _heard(node: str, error: BaseException | None) -> None:

@@ -11,10 +11,11 @@ from orchestrator.core import leaks
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import health, poison
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.controller import Runtime, now
+from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
 from orchestrator.runtime.repair import RepairThread
+from orchestrator.runtime.steps import now
 from orchestrator.store.events import EventStore
 
 REPAIRS_TOLD_S = 600.0

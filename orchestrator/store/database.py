@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Row, Select, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError
 
 from cluster.errors import FleetError, UserError
 from orchestrator.store import copies, postgresql, schema, sqlite
@@ -51,8 +51,15 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Sees all that was committed before. Raises FleetError when the database cannot be read."""
-        with self.errors(), self._readers.connect() as connection:
+        with self.errors(), self._reader() as connection:
             yield connection
+
+    def _reader(self) -> Connection:
+        """The pool tries two connections, and has an error of its own where both were killed meanwhile."""
+        try:
+            return self._readers.connect()
+        except InvalidRequestError as e:
+            raise ConnectionLost(f"the connection to {self.name} broke: {e}", "it is made again: ask again") from e
 
     def begins(self, column: Column[str], prefix: str) -> ColumnElement[bool]:
         """Texts that begin so. SQLite finds a range in an index, and a LIKE never; PostgreSQL may sort otherwise."""

@@ -21,6 +21,7 @@ BRIEF = [
     *(("raylet", 3.0), ("machine", 3.0)),
 ]
 """After these the attempt is still what it was. An agent that hangs is replaced, and the next one finds what runs."""
+STANDS_STILL = {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
 RETRIED = {"on_events": {"hang": "retry"}}
 
 
@@ -52,7 +53,7 @@ def stop(now, processes, seconds):
     """Between, none of them has run."""
     now.inject(lambda: each(processes, psutil.Process.suspend))
     try:
-        assert {p.status() for p in processes if p.is_running()} <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
+        until(lambda: all(p.status() in STANDS_STILL for p in processes if p.is_running()))
         time.sleep(seconds)
     finally:
         now.thawed_s = time.monotonic()

@@ -1,0 +1,111 @@
+"""Steps of the pure controller, made of what came in a turn: all that follows from it is stored at once, or nothing
+of it has happened.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from cluster.errors import FleetError
+from orchestrator.core import control
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Command, Refuse
+from orchestrator.core.draft import Control
+from orchestrator.core.messages import Now
+from orchestrator.core.model import Event
+from orchestrator.runtime import crash
+from orchestrator.runtime.asks import Ask
+from orchestrator.runtime.jobs import Jobs
+
+log = logging.getLogger(__name__)
+
+TICK_SHARE = 0.2
+"""Of the controller's time that ticks may take, unless that made one wait longer than TURN_S: with a thousand nodes it
+looks at thousands of attempts, and plans.
+"""
+TURN_S = 0.5
+
+
+def now() -> Now:
+    return Now(time.monotonic(), time.time())
+
+
+class Steps:
+    """`control` is the newest state, and `stored` is told it; the next tick is due at `tick_due_s`."""
+
+    def __init__(self, jobs: Jobs, begun: Control, stored: Callable[[Control], None]):
+        self._jobs, self._stored = jobs, stored
+        self.control = begun
+        self.tick_due_s = 0.0
+
+    def take(self, items: list[Any]) -> list[Command]:
+        """All of a turn is stored at once, or nothing of it has happened. Raises NotStored."""
+        state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()
+        at = now()
+        waiting = deque(_together(items))
+        while waiting:
+            item = waiting.popleft()
+            message = item.message if isinstance(item, Ask) else item
+            try:
+                done = self._step(state, message, at)
+            except Exception as e:
+                if isinstance(message, list):  # of which one is at fault
+                    waiting.extendleft(reversed(message))
+                    continue
+                log.exception("a message of kind %s is dropped", type(message).__name__)
+                if isinstance(item, Ask):
+                    item.error = FleetError(f"internal error: {e!r}", "its traceback is in the server's log")
+                    asks.append(item)
+                continue
+            state = done.control
+            events += done.events
+            commands += done.commands
+            if isinstance(item, Ask):
+                item.refused(next((c for c in done.commands if isinstance(c, Refuse)), None))
+                asks.append(item)
+        self._commit(events)
+        self.control = state
+        self._stored(state)
+        for ask in asks:
+            ask.answer(ask.error)
+        return commands
+
+    def _step(self, state: Control, message: Any, at: Now) -> control.Step:
+        if isinstance(message, list):
+            return control.heard(state, (self._known(beat, state) for beat in message), at)
+        begun_s = time.monotonic()
+        done = control.step(state, self._known(message, state), at)
+        if isinstance(message, m.Tick):
+            took_s = time.monotonic() - begun_s
+            self.tick_due_s = begun_s + min(took_s / TICK_SHARE, took_s + TURN_S)
+        return done
+
+    def _commit(self, events: list[Event]) -> None:
+        for event in events:
+            crash.point(f"event:{event.event}:before")
+        if events:
+            self._jobs.commit(events)
+        for event in events:
+            crash.point(f"event:{event.event}:after")
+
+    def _known(self, message: Any, state: Control) -> Any:
+        """An agent's answer with which of its jobs the store has, beside those that are open in `state`."""
+        if not isinstance(message, m.Heartbeat):
+            return message
+        others = {report.job for report in message.reports if report.job not in state.records}
+        if not others:
+            return message
+        return replace(message, known=frozenset(job for job in others if job in self._jobs))
+
+
+def _together(items: list[Any]) -> Iterator[Any]:
+    """In their order; answers of agents that follow each other as a list."""
+    for are_beats, some in groupby(items, lambda item: isinstance(item, m.Heartbeat)):
+        if are_beats:
+            yield list(some)
+        else:
+            yield from some
