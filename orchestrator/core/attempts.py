@@ -60,7 +60,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """`launching` until the launch has answered. `since_s`: from then on its nodes must know it.
+    """`launching` until the launch has answered. `since_s`: from then on its nodes must know it. `fence_known`: this
+    process launched it, or has read that its fence does not stand above it.
 
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood; `raised_s`: when it
     was first asked for since it was last lowered. `asked` is by node.
@@ -77,6 +78,7 @@ class Live:
     launching: bool = False
     told_at: int = 0
     asked: Mapping[str, Asked] = field(default_factory=dict)
+    fence_known: bool = True
     fence_asked_s: float | None = None
     fenced_s: float | None = None
     raised_s: float = 0.0

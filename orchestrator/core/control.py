@@ -58,7 +58,7 @@ def resumed(
     for record in records:
         draft.keep(record)
         if (live := live_of(record, now.s)) is not None:
-            draft.begin(replace(live, told_at=told_at(live.job, live.epoch)))
+            draft.begin(replace(live, told_at=told_at(live.job, live.epoch), fence_known=False))
     return draft.ended()
 
 

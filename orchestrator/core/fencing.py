@@ -83,6 +83,9 @@ def _raise(draft: Draft, live: Live, why: str) -> None:
             live = replace(live, cut_off=why, cut_off_s=draft.now.s)
         raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
         draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=raised_s)
+        if not live.fence_known:  # it may stand there already, for an attempt that an older log does not know
+            draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
+            return
         draft.raised[live.job] = live.epoch + 1
         draft.command(Fence(live.job, live.epoch + 1, asked_s=draft.now.s))
 
@@ -98,13 +101,18 @@ def _lower(draft: Draft, live: Live) -> None:
     """All its nodes are heard again, and none was replaced: it counts again."""
     if live.fence_asked_s is not None and not any(part.outcome or part.spoiled for part in live.parts):
         draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None)
-        draft.command(Fence(live.job, live.epoch, lower=True))
+        if live.fence_known:
+            draft.command(Fence(live.job, live.epoch, lower=True))
 
 
 def fenced(draft: Draft, told: Fenced) -> None:
     """A fence that stands above an attempt ends it, whoever raised it."""
     live = draft.lives.get(told.job)
-    if live is None or told.error or told.stands <= live.epoch:
+    if live is None or told.error:
+        return
+    if told.stands <= live.epoch:
+        if not live.fence_known and told.epoch == live.epoch:
+            draft.lives[live.job] = replace(live, fence_known=True, fence_asked_s=None)
         return
     if told.epoch == live.epoch:
         live = _fenced_by_others(draft, live, told.stands)

@@ -1,5 +1,5 @@
 """The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after. It
-makes its turns as runtime/controller.py does.
+makes its turns as runtime/steps.py does.
 """
 
 from collections.abc import Callable, Iterator, Sequence

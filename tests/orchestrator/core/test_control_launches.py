@@ -143,3 +143,15 @@ def test_a_connection_that_breaks_because_a_launch_in_part_was_cancelled_is_no_f
     broken = t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b")
     assert c.hear("b", broken)[0] == [("g", "interrupted", 1)]
     assert "node b gave no answer within 20 s" in c.control.records["g"].reason
+
+
+def test_a_fence_is_raised_only_once_it_is_known_where_it_stood(c, w, t):
+    """The log is an older one: the fence may stand at the next epoch for an attempt that is not in it."""
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    assert c.tell(m.Joined())[1] == [Fence("j", 1)]
+    c.tell(m.Fenced("j", 1, error="the fence cannot be written"))
+    assert {x for x in c.tick(12.0)[1] if isinstance(x, Fence)} == {Fence("j", 1)}, "asked again, and not raised"
+    assert c.tell(m.Fenced("j", 1, stands=2))[0] == [("j", "overtaken", 1)]
+    assert c.control.records["j"].job.next_epoch == 3
