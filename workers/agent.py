@@ -47,7 +47,10 @@ LOG = logging.getLogger(__name__)
 
 
 class Agent:
-    """Defaults come from the POLYFLEET_… variables of an embedded node, else from what is found on this machine."""
+    """Defaults come from the POLYFLEET_… variables of an embedded node, else from what is found on this machine.
+
+    `starter` is one that was begun already; else the agent begins its own.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Agent:
         backend: str | None = None,
         fleet: str | None = None,
         fences: Path | None = None,
+        starter: Starter | None = None,
     ):
         self._place = place(node, pool, backend, node_dir, storage, fleet)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
@@ -76,8 +80,7 @@ class Agent:
         given = os.environ.get("POLYFLEET_FENCES") if own else None  # fences of the node's own fleet
         shared = fences or (Path(given) if given else None)
         self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
-        folder, ours, starter = self._place.node_dir / "attempts", self._place, Starter()
-        starter.begin()
+        folder, ours, starter = self._place.node_dir / "attempts", self._place, starter or Starter.begun()
         self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()

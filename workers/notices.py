@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -50,22 +51,14 @@ class Notices:
         self._reason, self._since_s, self._until_s = "", 0.0, 0.0
 
     def follow(self) -> None:
-        """From now on, in a thread of its own."""
-        threading.Thread(target=self._follow, name="notices", daemon=True).start()
+        """From now on, in a thread of its own, for as long as anybody has us."""
+        threading.Thread(target=_follow, args=(weakref.ref(self),), name="notices", daemon=True).start()
 
     @property
     def current(self) -> Notice | None:
         if self._seen is None:
             return None
         return Notice(self._reason, round(max(0.0, self._until_s - lease.now_s()), 1))
-
-    def _follow(self) -> None:
-        while True:
-            try:
-                self.look()
-            except Exception:
-                LOG.exception("notices were not looked at")
-            time.sleep(LOOK_EVERY_S)
 
     def look(self) -> None:
         found = next(((path, at) for path in self._paths if (at := _written(path)) is not None), None)
@@ -91,6 +84,16 @@ class Notices:
         self._reason = reason[:LONGEST_REASON] if isinstance(reason, str) and reason else UNTOLD
         self._since_s = lease.now_s() - (age_s if 0 <= age_s <= grace_s else 0.0)
         self._until_s = self._since_s + grace_s
+
+
+def _follow(notices: "weakref.ref[Notices]") -> None:
+    while (it := notices()) is not None:
+        try:
+            it.look()
+        except Exception:
+            LOG.exception("notices were not looked at")
+        del it
+        time.sleep(LOOK_EVERY_S)
 
 
 def _said(path: Path) -> dict[str, object]:

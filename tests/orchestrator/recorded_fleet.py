@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from orchestrator.runtime.engine import RAY
 from orchestrator.service import Service
 from workers.agent import Agent
 from workers.attempt.records import Folder
+from workers.attempt.starting import Starter
 from workers.messages import PROTOCOL
 
 DATA = Path(__file__).parents[1] / "data" / "fleet"
@@ -38,6 +40,12 @@ STAMP = "2026-11-20T23:14:53.123456Z"
 HANG_S = 20.0
 
 
+@cache
+def starter() -> Starter:
+    """One for all agents of this process: each would take a process of its own to start supervisors."""
+    return Starter.begun()
+
+
 class RecordedAgent(Agent):
     """An agent in folders of a test; what it finds on its node is recorded."""
 
@@ -45,7 +53,7 @@ class RecordedAgent(Agent):
         storage = home / "storage"
         self.facts = facts | {"storage": str(storage / facts["pool"]), "protocol": PROTOCOL}
         where = (home / "nodes" / facts["node"], storage / facts["pool"], facts["node"], facts["pool"])
-        super().__init__(*where, backend=facts["backend"], fences=private_dir(home / "fences"))
+        super().__init__(*where, facts["backend"], fences=private_dir(home / "fences"), starter=starter())
         self._place = replace(self._place, neighbours={pool: storage / pool for pool in facts["neighbours"]})
 
     def _discover(self) -> None:

@@ -34,6 +34,12 @@ class Starter:
         self._zygote: _Zygote | None = None
         self._lock = threading.Lock()
 
+    @classmethod
+    def begun(cls) -> "Starter":
+        it = cls()
+        it.begin()
+        return it
+
     def begin(self) -> None:
         if processes.LINUX:
             with self._lock, suppress(OSError):
