@@ -33,17 +33,22 @@ ENDED_BY_US_S = 15.0
 HELLO_HUNG_S = 60.0
 """A first greeting may wait for tools of vendors, and for the process to start."""
 
+HEAD_REGAINED_S = 15.0
+"""Ray's nodes are back at a head that was started again within seconds, on a busy machine later."""
+
 FORGOTTEN_S = 3600.0
 """So long a lost node without attempts is still told of."""
 
 
 def joined(draft: Draft, told: Joined) -> None:
-    """Nodes have a whole lease, from now on, to tell what runs there. Their fences are asked for: one that stands above
-    an attempt was raised by a controller before us, or by one whose log is newer.
+    """Nodes have a whole lease, from now on, to tell what runs there, after a lost head beside the time they take to
+    find it again. Their fences are asked for: one that stands above an attempt was raised by a controller before us,
+    or by one whose log is newer.
     """
+    since_s = draft.now.s + (HEAD_REGAINED_S if draft.nodes.now else 0.0)
     draft.change(joined=True, changed=True)
     for live in draft.lives.values():
-        draft.lives[live.job] = replace(live, since_s=draft.now.s, asked={}, fence_asked_s=None, fenced_s=None)
+        draft.lives[live.job] = replace(live, since_s=since_s, asked={}, fence_asked_s=None, fenced_s=None)
         draft.command(Fence(live.job, live.epoch))
 
 

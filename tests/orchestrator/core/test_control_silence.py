@@ -140,6 +140,14 @@ def test_while_no_fleet_is_joined_no_silence_counts(two):
     assert two.tick(60.0) == ([], [])
 
 
+def test_where_the_head_was_lost_nodes_have_time_to_find_their_way_back_to_it(two):
+    two.tell(m.Parted())
+    two.tick(60.0)
+    two.tell(m.Joined())
+    assert not fences(two.hear_all("b", seconds=20)[1]), "nor is its silence of before held against it"
+    assert fences(two.hear_all("b", seconds=4)[1]) == [Fence("j", 2)]
+
+
 def test_a_fence_that_others_raised_ends_the_attempt_and_no_epoch_is_used_again(two):
     """Another controller's log is newer: ours was restored."""
     two.tell(m.Joined())
