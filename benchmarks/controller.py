@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +74,7 @@ def measure(home: Path, arguments: argparse.Namespace) -> Row:
         steady = load(fleet, arguments, turns)
     finally:
         fleet.close()
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(home),
-        "load_average": {"before": before, "after": machine.load()},
-        "settings": {k: v for k, v in vars(arguments).items() if k not in ("output", "profile")},
-        "rows": rows,
-        "steady": steady,
-    }
+    return machine.circumstances(arguments, before, home) | {"rows": rows, "steady": steady}
 
 
 class Turns:

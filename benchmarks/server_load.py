@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +135,7 @@ def report(
         for name, samples in found.items():
             row[name] = samples.row(case) | {"p99_s": quantile(samples.row(case)["samples_s"], 0.99)}
         rows.append(row | {"p99_ratio": row["beside"]["p99_s"] / row["alone"]["p99_s"]})
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(Path(tempfile.gettempdir())),
-        "load_average": {"before": before, "after": machine.load()},
-        "settings": {k: v for k, v in vars(arguments).items() if k != "output"},
-        "server_under_load": held,
-        "rows": rows,
-    }
+    return machine.circumstances(arguments, before) | {"server_under_load": held, "rows": rows}
 
 
 def quantile(samples_s: list[float], share: float) -> float:

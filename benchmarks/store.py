@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -73,13 +72,7 @@ def main() -> None:
     for part in (submits, bulk, pages, starts):
         Console(stderr=True).print(part.__name__, style="dim")
         rows += part(arguments)
-    told = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(Path(tempfile.gettempdir())),
-        "load_average": {"before": before, "after": machine.load()},
-        "settings": {k: v for k, v in vars(arguments).items() if k != "output"},
-        "rows": rows,
-    }
+    told = machine.circumstances(arguments, before) | {"rows": rows}
     show(told)
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)

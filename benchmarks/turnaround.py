@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -54,13 +54,7 @@ def main() -> None:
     for devices in arguments.devices:
         with fleet(devices) as home:
             rows += one_fleet(home, devices, arguments)
-    told = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(Path(tempfile.gettempdir())),
-        "load_average": {"before": before, "after": machine.load()},
-        "settings": {k: v for k, v in vars(arguments).items() if k != "output"},
-        "rows": rows,
-    }
+    told = machine.circumstances(arguments, before) | {"rows": rows}
     show(told)
     if arguments.output:
         arguments.output.write_text(json.dumps(told, indent=1) + "\n")

@@ -1,13 +1,18 @@
 """What the numbers were measured on."""
 
+import argparse
 import os
 import platform
 import subprocess
+import tempfile
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+NO_SETTINGS = ("output", "profile")
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -20,6 +25,16 @@ def describe(folder: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "polyfleet": version("polyfleet"),
         "ray": version("ray"),
+    }
+
+
+def circumstances(arguments: argparse.Namespace, before: list[float], folder: Path | None = None) -> dict[str, Any]:
+    """Of a run that ends now: date, machine, load averages (`before`: of its beginning), and what it was asked for."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(folder or Path(tempfile.gettempdir())),
+        "load_average": {"before": before, "after": load()},
+        "settings": {name: value for name, value in vars(arguments).items() if name not in NO_SETTINGS},
     }
 
 

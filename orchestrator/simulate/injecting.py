@@ -47,8 +47,8 @@ class Injector:
                 self.power(machine)
             elif not machine.ray_id:
                 world.ray.join(machine)
-        for attempt in world.alive():
-            attempt.frozen = False
+        for attempt in [one for one in world.alive() if one.frozen]:
+            self.attempt_goes_on(attempt)
         world.ray.away = world.ray.fences_away = world.store.refuses = False
         world.ray.hidden.clear()
         world.server._thaw(world.server.life)

@@ -30,6 +30,9 @@ CONNECT_S = 3
 OUR_LOCK = 0x706F6C79
 """The first of the advisory lock's two numbers; the second is of the schema, so that two schemas are two stores."""
 
+TAKE = text("SELECT pg_try_advisory_lock(:ours, hashtext(current_schema()))")
+GIVE_BACK = text("SELECT pg_advisory_unlock(:ours, hashtext(current_schema()))")
+
 SESSION = {
     "lock_timeout": f"{LOCK_WAIT_S}s",
     "idle_session_timeout": "0",
@@ -108,8 +111,11 @@ class Lock:
             self._connection = connection
 
     def close(self) -> None:
+        """It is free for others when this returns: PostgreSQL ends a session some time after its connection."""
         if self._connection is not None:
             with contextlib.suppress(DBAPIError):
+                if not self._connection.invalidated:
+                    self._connection.execute(GIVE_BACK, {"ours": OUR_LOCK})
                 self._connection.close()
             self._connection = None
 
@@ -124,8 +130,7 @@ class Lock:
     def _take(self, connection: Connection) -> None:
         """The server may still hold a session of ours whose connection broke: that one is ended."""
         deadline = time.monotonic() + LOCK_WAIT_S
-        take = text("SELECT pg_try_advisory_lock(:ours, hashtext(current_schema()))")
-        while not connection.scalar(take, {"ours": OUR_LOCK}):
+        while not connection.scalar(TAKE, {"ours": OUR_LOCK}):
             holder = self._holder(connection)
             if holder is not None and holder.application_name != self._session:
                 raise FleetError(

@@ -51,8 +51,11 @@ def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
     raylet_of("right-0").kill()
     returned = job.result(60)["returned"]
     view = job.view
-    assert [a["pool"] for a in view["attempts"]] == ["right", "left"]
-    assert returned["first"] == view["resumed_step"] >= 5
+    if [a["pool"] for a in view["attempts"]] == ["right"]:  # its node was there again before its lease had passed
+        assert (returned["first"], view["interruptions"]) == (0, 0)
+    else:
+        assert [a["pool"] for a in view["attempts"]] == ["right", "left"]
+        assert returned["first"] == view["resumed_step"] >= 5
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
     assert ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.doctor()}
     assert fleet.submit(RunJob(command="true", resources={"pool": "right"})).wait(60).state == "SUCCEEDED"
