@@ -10,16 +10,21 @@ from typing import Any
 from workers.fields import LONGEST_TEXT, Fields, Unusable, is_count, is_text
 from workers.job_events import RankEvent
 
-__all__ = ["FAILURES", "FENCE_KEY", "OUTCOMES", "PHASES", "PROTOCOL"]
+__all__ = ["FAILURES", "FENCE_KEY", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
 __all__ += ["AttemptReport", "Failure", "Order", "Outcome", "RankEvent", "Unusable"]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised when a message changes its meaning. An agent of another protocol is refused at join."""
 
 FENCE_KEY = "polyfleet/{fleet}/fence/{job}"
 """Of Ray's key-value store: the epoch, as decimal text, below which nothing of the job's attempts counts any more."""
 
-OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "lost")
+OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "fenced", "lost")
+"""`fenced`: it was stopped because it does not count any more, where `cancelled` is what its user or a failure asked
+for.
+"""
+STOPS = ("preempt", "cancel", "fence")
+"""How an attempt may be asked to stop: it saves first; it is killed; it is killed and ends as `fenced`."""
 PHASES = ("starting", "running", "ended")
 
 FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang")

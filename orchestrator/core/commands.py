@@ -40,7 +40,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`how` is preempt or cancel. Answered by Stopped."""
+    """`how` is one of workers.messages.STOPS. Answered by Stopped."""
 
     node: str
     job: str

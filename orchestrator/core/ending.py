@@ -29,23 +29,11 @@ def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: boo
         return
     if part.spoiled:
         outcome = lost(live, rank, part.spoiled, "unreadable")
-    elif outcome.state == "cancelled" and _cut_off(live, part.node):
-        why = live.cut_off or "its fence stood above it, which a server before this one had raised"
-        outcome = lost(live, rank, f"{why}; node {part.node} then ended its part")
     node = draft.nodes.get(part.node)
     heard_s = node.listed_s if node and node.listed_s is not None and live.part_key(rank) in node.listed else 0.0
     ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, told=told, unsure="")
     draft.lives[job] = live.with_part(rank, ended)
     look_after(draft, job)
-
-
-def _cut_off(live: Live, node: str) -> bool:
-    """Nobody had asked that node to cancel, or its fence was raised before any part had failed."""
-    asked = live.asked.get(node)
-    if asked is None or asked.how != "cancel":
-        return True
-    failed_s = [part.ended_s for part in live.parts if part.outcome and part.outcome.state == "failed"]
-    return bool(live.cut_off) and live.cut_off_s <= min(failed_s, default=live.cut_off_s)
 
 
 def launched(draft: Draft, told: Launched) -> None:
@@ -121,16 +109,27 @@ def look_after(draft: Draft, job: str) -> None:
 
 
 def _wanted(draft: Draft, live: Live) -> str:
-    """ "", preempt or cancel. A part that was asked to save and has ended leaves its sisters their own grace."""
+    """ "" or how they are to stop. A part that was asked to save and has ended leaves its sisters their own grace."""
     state = draft.records[live.job].job.state
-    broken = any(p.spoiled or p.unsure or (p.outcome and p.outcome.state in BROKEN) for p in live.parts)
-    if state is State.CANCELLED or broken or live.overruled:
+    if state is State.CANCELLED:
         return "cancel"
+    if live.overruled or any(p.spoiled or p.unsure or (p.outcome and p.outcome.state in BROKEN) for p in live.parts):
+        return "cancel" if _failed_first(live) else "fence"
     preempted = any(p.outcome and p.outcome.state == "preempted" for p in live.parts)
     return "preempt" if state is State.SAVING or preempted else ""
 
 
-BROKEN = frozenset({"failed", "lost", "cancelled"})
+BROKEN = frozenset({"failed", "lost", "fenced", "cancelled"})
+
+
+def _failed_first(live: Live) -> bool:
+    """A part had failed before anything else ended, so that its sisters do not end because they are cut off. What their
+    nodes are told decides that also for a server after this one, which remembers nothing of it.
+    """
+    if any(part.spoiled for part in live.parts):
+        return True
+    failed_s = [part.ended_s for part in live.parts if part.outcome and part.outcome.state == "failed"]
+    return bool(failed_s) and not (live.cut_off and live.cut_off_s <= min(failed_s))
 
 
 def _ask(draft: Draft, job: str, node: str, how: str) -> None:

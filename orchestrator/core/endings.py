@@ -7,8 +7,9 @@ what cannot follow from a neighbour's death decides before what can:
 2. an attempt whose supervisor was killed, as its node says; a node that was lost, unless it was still heard after
    another part had failed by itself; a rank killed from outside; memory or disk that ran out; a number that is not
    finite; a hang;
-3. a failure of the job's own code, in the order in which we learned of them;
-4. what was stopped because it was asked to.
+3. an attempt that its node stopped because it does not count any more: it is lost;
+4. a failure of the job's own code, in the order in which we learned of them;
+5. what was stopped because it was asked to.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ PRIMARY = frozenset({"lost", "signal", "oom", "storage", "nan", "hang", "launch"
 HEARD_LATER_S = 3.0
 """A node heard so long after a neighbour had failed did not cause that failure."""
 
-LAST = {"preempted": 5, "cancelled": 6, "succeeded": 7}
+LAST = {"preempted": 6, "cancelled": 7, "succeeded": 8}
 
 
 def combine(live: Live, candidate: int, asked: str) -> tuple[Ended, Outcome]:
@@ -31,12 +32,20 @@ def combine(live: Live, candidate: int, asked: str) -> tuple[Ended, Outcome]:
     rank, decisive = min(enumerate(parts), key=lambda item: (_class(item[1], first_failed_s), item[1].ended_s, item[0]))
     outcome = decisive.outcome
     assert outcome is not None
+    if outcome.state == "fenced":
+        why = live.cut_off or "another attempt of its job was to take over"
+        outcome = lost(live, rank, f"{why}; node {decisive.node} then ended its part")
     failure = outcome.failure
-    codes = tuple(code for p in parts if p.outcome for _, code in sorted(p.outcome.exit_codes.items()))
+    codes = tuple(code for p in parts if p.outcome for code in _exit_codes(p.outcome))
     bad = tuple(sorted({p.node for p in parts if p.outcome and p.outcome.state in ("failed", "lost")}))
     cause = (decisive.node,) if outcome.state in ("failed", "lost") else bad
     kind, message = (failure.kind, _told(live, rank, decisive, failure)) if failure else ("", "")
     return Ended(outcome.state, candidate, kind, message, codes, cause, asked), outcome
+
+
+def _exit_codes(outcome: Outcome) -> list[int]:
+    """By rank. Those of a fenced part say how we stopped it."""
+    return [] if outcome.state == "fenced" else [code for _, code in sorted(outcome.exit_codes.items())]
 
 
 def _told(live: Live, rank: int, part: Part, failure: Failure) -> str:
@@ -53,9 +62,11 @@ def _class(part: Part, first_failed_s: float | None) -> int:
         return 1
     if state == "lost":
         unheard = first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S
-        return 2 if part.told or unheard else 4
+        return 2 if part.told or unheard else 5
+    if state == "fenced":
+        return 3
     if state == "failed":
-        return 2 if kind in PRIMARY else 3
+        return 2 if kind in PRIMARY else 4
     return LAST[state]
 
 

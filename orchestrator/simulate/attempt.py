@@ -15,6 +15,7 @@ LOOK_S = 0.5
 """A supervisor looks at its lease so often."""
 SETTLED_S = 2.0
 """A stale attempt may live so long after it was thawed."""
+ENDED_BY = {"preempt": "preempted", "cancel": "cancelled", "fence": "fenced"}
 
 
 class Attempt:
@@ -125,13 +126,13 @@ class Attempt:
     def finish(self) -> None:
         if self.still():
             self.machine.world.after(0.5, self.finish)
-        elif not self.ended and self.stop != "cancel":
+        elif not self.ended and self.stop in ("", "preempt"):
             self.end("succeeded", None, 0)
 
     def asked(self, how: str) -> None:
-        """`cancel` replaces `preempt`, never the other way round."""
+        """`cancel` and `fence` replace `preempt`, and nothing replaces these."""
         world = self.machine.world
-        if self.ended or self.stop == "cancel" or (self.stop and how == "preempt"):
+        if self.ended or self.stop in ("cancel", "fence") or self.stop == how:
             return
         self.stop = how
         save_s = world.rng.uniform(0.1, self.grace_s) if how == "preempt" else world.rng.uniform(0.05, 1.0)
@@ -145,7 +146,7 @@ class Attempt:
             return
         if how == "preempt":
             self.save(False)
-        self.end("preempted" if how == "preempt" else "cancelled")
+        self.end(ENDED_BY[how])
 
     def failure(self, kind: str, message: str) -> Failure:
         return Failure(self.rank, self.machine.label, kind, message)
@@ -159,7 +160,7 @@ class Attempt:
         self.outcome = Outcome(self.job, self.epoch, self.rank, state, codes, failure)
         world = self.machine.world
         world.processes[self.job].remove(self)
-        if state in ("failed", "lost", "cancelled") and self.nodes > 1:
+        if state in ("failed", "lost", "cancelled", "fenced") and self.nodes > 1:
             world.sisters_lose(self)
         self.machine.told()
 

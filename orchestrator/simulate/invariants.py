@@ -145,7 +145,7 @@ class Checks:
         for command in commands:
             if isinstance(command, StoreReport):
                 self._reported(command, was)
-            elif isinstance(command, Stop) and command.how == "cancel":
+            elif isinstance(command, Stop) and command.how != "preempt":
                 self._cancelled(command, control)
 
     def _cancelled(self, command: Stop, control: Control) -> None:

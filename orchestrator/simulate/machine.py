@@ -195,7 +195,7 @@ class Machine:
             return
         for attempt in list(self.attempts.values()):
             if attempt.job == order.job and attempt.epoch != order.epoch:
-                attempt.asked("cancel")
+                attempt.asked("fence")
         self.seen[order.job] = order.epoch
         attempt = Attempt(self, order, self.world.now_s, self.world.newest_step(order.job), number)
         self.attempts[key] = attempt
@@ -228,7 +228,7 @@ class Machine:
             if not attempt.ended and silent_s > attempt.lease_s / 3 and not self.cut_out:
                 fence = self.world.ray.fence(attempt.job)
                 if fence is not None and fence > attempt.epoch:
-                    attempt.asked("cancel")
+                    attempt.asked("fence")
                 elif fence is not None:
                     attempt.renew(now_s, now_s)
 

@@ -296,7 +296,7 @@ def test_a_killed_actor_comes_back_and_adopts_its_attempt(tmp_path):
     assert told["agents"][0] != told["agents"][1]
     assert told["supervisors"][0] == told["supervisors"][1]
     assert told["state"] == "succeeded"
-    assert told["fenced"] == "cancelled"
+    assert told["fenced"] == "fenced"
     assert told["beside_hanging_starts"] == [1, 0, 0, 0, None, 40], "more starts hang than there are threads for calls"
     assert "went on" in told["log"]
     assert "canary" not in told["log"]

@@ -11,11 +11,11 @@ from typing import Any
 from cluster.errors import NotFound, UserError
 from cluster.untrusted import Unreadable, read_bytes
 from workers.attempt import disks, log_files, removal, reserve
-from workers.attempt.life import STOP_BYTES, Life
+from workers.attempt.life import STOP_BYTES, Life, asked_for
 from workers.attempt.reading import Piece, Reader, read_outcome, stamp
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
 from workers.fields import LONGEST_TEXT
-from workers.messages import AttemptReport, Failure, Outcome
+from workers.messages import STOPS, AttemptReport, Failure, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -197,12 +197,14 @@ class Attempt:
         return told
 
     def stop(self, how: str) -> None:
-        """Ask the supervisor; `cancel` replaces `preempt`, never the other way round."""
-        if how not in ("preempt", "cancel"):
-            raise UserError(f"cannot stop an attempt by {how!r}", "valid: preempt, cancel")
-        if self.outcome is not None or (self.folder.stop.exists() and how == "preempt"):
+        """Ask the supervisor; `cancel` and `fence` replace `preempt`, and nothing replaces these."""
+        if how not in STOPS:
+            raise UserError(f"cannot stop an attempt by {how!r}", f"valid: {', '.join(STOPS)}")
+        before = asked_for(self.folder.stop)
+        if self.outcome is not None or (before and how == "preempt"):
             return
-        reserve.put(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
+        if before in ("", "preempt"):
+            reserve.put(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
         self.life.wake()
 
     def forget(self) -> None:

@@ -95,7 +95,7 @@ class Attempts(Known):
         """Two attempts of a job never run here at once. Raises FleetError where an older one does not end in time."""
         older = [a for a in self.live() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
         for other in older:
-            other.stop("cancel")
+            other.stop("fence")
         until = time.monotonic() + END_OLDER_S
         while older := [a for a in older if a.live]:
             if time.monotonic() >= until:
@@ -137,7 +137,7 @@ class Attempts(Known):
         """Also of an attempt that is not known here: its start may still be on its way, and is refused. Raises
         FleetError where the disk takes no note of that.
         """
-        known = self._of_or_never(job, epoch, how == "cancel")
+        known = self._of_or_never(job, epoch, how != "preempt")
         for attempt in known:
             attempt.stop(how)
         self._look_now()

@@ -107,6 +107,6 @@ def _check(attempt: "Attempt", known: Fences) -> None:
         epoch = known.epoch(attempt.id.job)
         if epoch > attempt.id.epoch:
             LOG.warning("attempt %s ends: epoch %d of its job has taken over", attempt.id, epoch)
-            attempt.stop("cancel")
+            attempt.stop("fence")
         else:
             attempt.renew(asked_s)

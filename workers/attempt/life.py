@@ -13,6 +13,7 @@ from workers.attempt import lease, processes
 from workers.attempt.cgroup import Group
 from workers.attempt.processes import Process
 from workers.attempt.records import Folder, read_json, write_json
+from workers.messages import STOPS
 
 LEASE_MARGIN_S = 2.0
 """Past the lease, until we kill the supervisor: it looks four times a second, and kills its ranks at once."""
@@ -89,7 +90,7 @@ class Life:
         """Counted from when this agent first saw what was asked for."""
         asked = asked_for(self._folder.stop)
         if asked:
-            grace_s = CANCEL_GRACE_S if asked == "cancel" else self._grace_s()
+            grace_s = self._grace_s() if asked == "preempt" else CANCEL_GRACE_S
             self._end_by_s.setdefault(asked, lease.now_s() + grace_s + STOP_MARGIN_S)
         return lease.now_s() < min(self._end_by_s.values(), default=float("inf"))
 
@@ -136,10 +137,11 @@ def kill_all(folder: Folder, roots: list[int], session: Process | None = None) -
 
 
 def asked_for(stop: Path) -> str:
-    """What the stop file asks for; "" without one. Anything we do not know is the stronger of the two."""
+    """What the stop file asks for; "" without one. Anything we do not know is `cancel`."""
     try:
-        return "preempt" if read_bytes(stop, 16).strip() == b"preempt" else "cancel"
+        said = read_bytes(stop, 16).strip().decode(errors="replace")
     except FileNotFoundError:
         return ""
     except Unreadable:
         return "cancel"
+    return said if said in STOPS else "cancel"

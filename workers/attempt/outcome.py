@@ -16,6 +16,7 @@ MOST_NOTE_BYTES = 1 << 20
 TERMINATED = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a rank that ended by the signals we send to preempt it, also as a shell passes them on."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+ENDED_BY = {"cancel": "cancelled", "fence": "fenced", "lease": "lost"}
 OF_A_CHILD = ("user", "oom", "internal", "storage", "nan")
 """Kinds of failure that a rank tells of itself."""
 WRITERS_ERRORS = ("PytorchStreamWriter", "inline_container")
@@ -40,9 +41,9 @@ class Seen(NamedTuple):
 
 
 def state(why: str, codes: dict[int, int], noted: bool) -> str:
-    """`why` is what ended it: "" (its ranks), failed, preempt, cancel or lease. `noted`: a rank says that it saved."""
-    if why in ("cancel", "lease"):
-        return {"cancel": "cancelled", "lease": "lost"}[why]
+    """`why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `noted`: a rank says that it saved."""
+    if why in ENDED_BY:
+        return ENDED_BY[why]
     bad = [code for code in codes.values() if code != 0]
     if why == "preempt" and (noted or (bad and all(code in TERMINATED for code in bad))):
         return "preempted"

@@ -7,7 +7,7 @@ supervisor.json   who the supervisor is, and its keeper: see life.py
 supervisor.log    what the supervisor itself says on stderr: nothing, unless something is wrong with it
 lock              held by the supervisor while it lives
 lease             deadline in seconds of the boot clock; written in place
-stop              "preempt" or "cancel"
+stop              "preempt", "cancel" or "fence"
 started           there once every rank has been started
 rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N goes on from byte N
 outcome.json      the Outcome, written last

@@ -29,8 +29,8 @@ from workers.messages import Failure, Outcome
 LOOK_EVERY_S = 0.25
 CANNOT_START = 127
 LONGEST_TEXT = 64 << 10
-# What ends an attempt, weakest first: a stronger reason replaces a weaker one, never the other way round.
-STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "lease": 4}
+# What ends an attempt, weakest first: only a stronger reason replaces another.
+STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "fence": 3, "lease": 4}
 
 
 class Culprit(NamedTuple):
@@ -136,7 +136,7 @@ class Supervisor:
             self._end(life.asked_for(self.folder.stop))
         if not self.why and (hang := self.stalls.look(self.ranks.running)):
             self._hangs(hang)
-        if self.why == "cancel" and not self.told and (stacks := self.stalls.last_words(self.ranks.running)):
+        if self.why in ("cancel", "fence") and not self.told and (stacks := self.stalls.last_words(self.ranks.running)):
             self._tell_stacks(stacks)
         saves = self.saves_first and any(map(self._saves, self.ranks.running.values()))
         if lease.now_s() >= self.kill_at_s or (self.saves_first and not saves):
@@ -168,7 +168,8 @@ class Supervisor:
         if STRENGTH[why] <= STRENGTH[self.why]:
             return
         self.why = why
-        grace_s = {"preempt": self.launch["grace_s"], "cancel": CANCEL_GRACE_S}.get(why, 0.0)
+        graces_s = {"preempt": self.launch["grace_s"], "cancel": CANCEL_GRACE_S, "fence": CANCEL_GRACE_S}
+        grace_s = graces_s.get(why, 0.0)
         self.kill_at_s = min(self.kill_at_s, lease.now_s() + grace_s)
         self.looked_s = 0.0
         for pid in self.ranks.running if grace_s else ():

@@ -67,9 +67,9 @@ def test_a_failure_of_the_jobs_own_code_decides_when_its_sister_was_still_heard_
     assert gang.state("g") == "", "it has ended"
 
 
-def test_a_part_that_was_cancelled_and_nobody_had_asked_for_it_was_lost(gang, t):
-    """Its fence was raised by a server before this one, which remembers nothing of that."""
-    gang.hear("a", t.ended("g", 1, 0, "cancelled"))
+def test_a_part_that_read_its_fence_was_lost_also_for_a_server_that_did_not_raise_it(gang, t):
+    """Its fence was raised by a server before this one, and this one remembers nothing of that."""
+    gang.hear("a", t.ended("g", 1, 0, "fenced", codes={0: -9}))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert [e.event for e in gang.events] == ["interrupted"]
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
@@ -128,9 +128,23 @@ def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
     assert Fence("g", 2) in commands
     gang.tell(m.Fenced("g", 2, stands=2))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
-    assert gang.hear("a", t.ended("g", 1, 0, "cancelled"))[0] == [("g", "interrupted", 1)]
+    assert gang.hear("a", t.ended("g", 1, 0, "fenced"))[0] == [("g", "interrupted", 1)]
     reason = gang.control.records["g"].reason
     assert "node a has not answered for" in reason and "node a then ended its part" in reason
+
+
+def test_what_a_node_is_told_says_whether_its_part_ends_because_of_a_failure_or_is_cut_off(gang, t):
+    """It keeps that on its disk: a server that is killed before the end does not have to remember it."""
+    failed = t.ended("g", 1, 1, "failed", "user", "ValueError: 7", {1: 1}, "b")
+    assert gang.hear("b", failed)[1] == [Stop("a", "g", 1, "cancel")]
+    assert gang.hear("a", t.ended("g", 1, 0, "cancelled"))[0] == [("g", "failed", 1)]
+
+
+def test_the_sisters_of_a_part_that_was_lost_are_fenced_off(gang, t):
+    told = t.ended("g", 1, 0, "lost", "lost", "the attempt's supervisor is gone", {}, "a")
+    assert gang.hear("a", told)[1] == [Stop("b", "g", 1, "fence")]
+    assert gang.hear("b", t.ended("g", 1, 1, "fenced"))[0] == [("g", "interrupted", 1)]
+    assert gang.control.records["g"].reason == "node a (node rank 0): the attempt's supervisor is gone"
 
 
 def test_what_ranks_wrote_and_nobody_can_read_stops_that_attempt_only_and_decides(gang, t):
@@ -158,6 +172,6 @@ def test_a_report_that_comes_twice_or_of_a_part_that_has_ended_changes_nothing(c
 def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
     gang.tell(m.Joined())
     gang.tell(m.Fenced("g", 1, stands=2))
-    gang.hear("a", t.ended("g", 1, 0, "cancelled"))
+    gang.hear("a", t.ended("g", 1, 0, "fenced"))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert [e.event for e in gang.events] == ["interrupted"]

@@ -55,11 +55,11 @@ def test_a_launch_that_timed_out_is_replaced_only_when_its_start_cannot_arrive_a
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
     told = m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",))
-    assert c.tell(told) == ([], [Stop("a", "j", 1, "cancel")])
+    assert c.tell(told) == ([], [Stop("a", "j", 1, "fence")])
     assert c.tick(1.0) == ([], [Fence("j", 2)])
     assert c.hear("a", there=(), after_s=1.0) == ([], []), "it says so, but a start may still arrive"
-    assert c.tell(m.Fenced("j", 2, stands=2))[1] == [Stop("a", "j", 1, "cancel")]
-    assert c.tell(m.Stopped("a", "j", 1, "cancel"), 0.5) == ([], [])
+    assert c.tell(m.Fenced("j", 2, stands=2))[1] == [Stop("a", "j", 1, "fence")]
+    assert c.tell(m.Stopped("a", "j", 1, "fence"), 0.5) == ([], [])
     c.hear("a", there=(), after_s=1.0)
     assert c.tick()[0] == [("j", "interrupted", 1)]
     assert c.control.records["j"].job.interruptions == 0, "nothing had run"
@@ -70,7 +70,7 @@ def test_a_start_that_arrived_after_all_is_stopped_and_told_by_its_end(c, w, t):
     c.place(w.job("j", w.want("cpu")))
     c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",)))
     c.hear("a", t.report("j", 1, 0, "running"))
-    assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[1] == [Forget("a", "j", 1)]
+    assert c.hear("a", t.ended("j", 1, 0, "fenced"))[1] == [Forget("a", "j", 1)]
     assert c.state("j") == "RECOVERING"
 
 
@@ -137,9 +137,9 @@ def test_a_connection_that_breaks_because_a_launch_in_part_was_cancelled_is_no_f
     c.place(w.job("g", w.want("cpu", nodes=2)))
     c.hear("a", t.report("g", 1, 0, "running"))
     told = m.LaunchFailed("g", 1, "launch", "node b gave no answer within 20 s", nodes=("a", "b"))
-    assert c.tell(told)[1] == [Stop("a", "g", 1, "cancel"), Stop("b", "g", 1, "cancel")]
+    assert c.tell(told)[1] == [Stop("a", "g", 1, "fence"), Stop("b", "g", 1, "fence")]
     c.hear("b", t.report("g", 1, 1, "running"))
-    c.hear("a", t.ended("g", 1, 0, "cancelled"))
+    c.hear("a", t.ended("g", 1, 0, "fenced"))
     broken = t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b")
     assert c.hear("b", broken)[0] == [("g", "interrupted", 1)]
     assert "node b gave no answer within 20 s" in c.control.records["g"].reason

@@ -98,10 +98,10 @@ def test_the_word_of_its_node_that_nothing_runs_is_enough_if_it_was_asked_after_
     """The node's folder is gone."""
     two.hear("a", there=())
     two.tick(1.0)
-    assert two.tell(m.Fenced("j", 2, stands=2))[1] == [Stop("a", "j", 1, "cancel")]
+    assert two.tell(m.Fenced("j", 2, stands=2))[1] == [Stop("a", "j", 1, "fence")]
     two.hear("a", there=(), after_s=0.5)
     assert two.tick()[0] == [], "it has not heard the stop"
-    two.tell(m.Stopped("a", "j", 1, "cancel"))
+    two.tell(m.Stopped("a", "j", 1, "fence"))
     two.hear("a", there=(), after_s=0.5)
     assert two.tick()[0][0] == ("j", "interrupted", 1)
     assert two.events[0].data["reason"] == "node a has no record of this attempt"
@@ -151,7 +151,7 @@ def test_where_the_head_was_lost_nodes_have_time_to_find_their_way_back_to_it(tw
 def test_a_fence_that_others_raised_ends_the_attempt_and_no_epoch_is_used_again(two):
     """Another controller's log is newer: ours was restored."""
     two.tell(m.Joined())
-    assert two.tell(m.Fenced("j", 1, stands=3)) == ([("j", "overtaken", 1)], [Stop("a", "j", 1, "cancel")])
+    assert two.tell(m.Fenced("j", 1, stands=3)) == ([("j", "overtaken", 1)], [Stop("a", "j", 1, "fence")])
     assert two.control.records["j"].job.next_epoch == 4
 
 
@@ -189,7 +189,7 @@ def test_a_part_that_may_have_started_is_not_taken_for_ended_while_its_node_answ
     c.tick(1.0)
     c.tell(m.Fenced("j", 2, stands=2))
     assert c.hear_all("a", seconds=40)[0] == []
-    assert c.hear("a", t.ended("j", 1, 0, "cancelled"))[0] == [("j", "interrupted", 1)]
+    assert c.hear("a", t.ended("j", 1, 0, "fenced"))[0] == [("j", "interrupted", 1)]
 
 
 def test_an_attempt_of_which_its_node_tells_under_a_second_name_is_not_replaced(two, t):

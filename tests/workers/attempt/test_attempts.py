@@ -101,11 +101,11 @@ def test_an_epoch_that_is_past_is_refused(node):
         node.reopen().start(node.order(epoch=3), {})
 
 
-def test_a_newer_epoch_cancels_the_older_one(node):
+def test_a_newer_epoch_ends_the_older_one(node):
     node.start(command=FOREVER, epoch=1)
     node.until_printed("ready")
     node.start(command=("true",), epoch=2)
-    assert node.outcome(epoch=1)["state"] == "cancelled"
+    assert node.outcome(epoch=1)["state"] == "fenced"
     assert node.outcome(epoch=2)["state"] == "succeeded"
 
 

@@ -44,7 +44,7 @@ def test_while_nobody_took_over_the_lease_is_renewed(running, newest):
 
 def test_an_attempt_that_is_fenced_off_ends(node, running):
     fence.check([running], Fences(stored=Store(j=b"4")))
-    assert node.outcome(epoch=3)["state"] == "cancelled"
+    assert node.outcome(epoch=3)["state"] == "fenced"
 
 
 def test_nothing_is_renewed_where_no_place_answers(running, tmp_path):
@@ -66,7 +66,7 @@ def test_while_rays_head_is_away_the_servers_folder_renews_and_ends(node, runnin
     assert lease.deadline_s(running.folder.lease) > before + 20
     (folder / "j").write_text("4\n")
     fence.check([running], fences)
-    assert node.outcome(epoch=3)["state"] == "cancelled"
+    assert node.outcome(epoch=3)["state"] == "fenced"
     assert store.asked == ["polyfleet/f1/fence/j"], "a store that does not answer is not asked for every attempt"
 
 

@@ -19,6 +19,7 @@ from workers.messages import OUTCOMES, Outcome
         ("preempt", {0: 0, 1: 1}, True, "preempted"),
         ("cancel", {0: 0}, False, "cancelled"),
         ("cancel", {0: 1}, True, "cancelled"),
+        ("fence", {0: 0}, True, "fenced"),
         ("lease", {0: 0}, True, "lost"),
     ],
 )
