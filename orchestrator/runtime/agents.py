@@ -75,6 +75,7 @@ class Agents:
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
         self._post, self._repaired = post, repaired
         self._handles: dict[str, Handle] = {}
+        self._wanted: dict[str, str] = {}
         self._lock = threading.Lock()
         self._nodes_asked_s: float | None = None
         self._nodes_seen_s = 0.0
@@ -111,14 +112,19 @@ class Agents:
     # -- what the controller commands
 
     def make(self, node: str, ray_id: str) -> None:
+        with self._lock:
+            self._wanted[node] = ray_id
         make, made = partial(actors.make, ray_id), partial(self._made, node, ray_id)
         RAY.ask(f"make the agent of {node}", make, LIMIT_S, made)
 
     def _made(self, node: str, ray_id: str, actor: Any) -> None:
+        """One that was dropped while it was made is not watched: it may have another name by now."""
         if isinstance(actor, BaseException):
             self._post(AgentMade(node, ray_id, first_line(actor)))
             return
         with self._lock:
+            if self._wanted.get(node) != ray_id:
+                return
             self._handles[node] = Handle(node, ray_id, actor)
         self._post(AgentMade(node, ray_id))
 
@@ -134,6 +140,8 @@ class Agents:
 
     def drop(self, node: str, ray_id: str) -> None:
         with self._lock:
+            if self._wanted.get(node) == ray_id:
+                del self._wanted[node]
             handle = self._handles.get(node)
             if handle is not None and handle.ray_id == ray_id:
                 del self._handles[node]
@@ -254,6 +262,7 @@ class Agents:
         """Forget all actors: they belong to a cluster that was left."""
         with self._lock:
             self._handles.clear()
+            self._wanted.clear()
         self._nodes_asked_s, self._nodes_seen_s = None, 0.0
 
 

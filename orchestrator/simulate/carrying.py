@@ -25,6 +25,7 @@ class Carrying:
     def __init__(self, server: "Server"):
         self.server, self.world = server, server.world
         self._fences: dict[str, list[c.Fence]] = {}
+        self.wanted: dict[str, str] = {}
         self.taken: set[str] = set()
 
     def out(self, command: c.Command) -> None:
@@ -120,11 +121,14 @@ class Carrying:
         self.server.tell(m.Released(place))
 
     def make_agent(self, command: c.MakeAgent) -> None:
+        self.wanted[command.node] = command.ray_id
         self.server.later(self.world.rng.uniform(0.05, 0.6), self._made, command, self.world.now_s)
 
     def _made(self, command: c.MakeAgent, since_s: float) -> None:
         world, node, ray_id = self.world, command.node, command.ray_id
         machine = world.ray.by_id.get(ray_id)
+        if self.wanted.get(node) != ray_id:
+            return
         if world.ray.away or machine is None or machine.ray_id != ray_id:
             self.server.tell(m.AgentMade(node, ray_id, "Ray did not start it"))
         elif machine.frozen or machine.cut_in or machine.cut_out:
@@ -143,6 +147,8 @@ class Carrying:
             self.world.kill_agent(machine, gone=False)
 
     def drop_agent(self, command: c.DropAgent) -> None:
+        if self.wanted.get(command.node) == command.ray_id:
+            del self.wanted[command.node]
         if self.server.watching.agents.get(command.node) == command.ray_id:
             del self.server.watching.agents[command.node]
 

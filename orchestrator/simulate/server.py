@@ -234,6 +234,7 @@ class Server:
             over = ray.head != self._head
             if over:
                 self.watching.agents = {}
+                self._carrying.wanted = {}
             self.receive(m.Parted(over))
         elif not self.joined and not ray.away:
             self.joined, self._head = True, ray.head

@@ -41,7 +41,9 @@ class Seen(NamedTuple):
 
 
 def state(why: str, codes: dict[int, int], noted: bool) -> str:
-    """`why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `noted`: a rank says that it saved."""
+    """`why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `noted`: a rank says that it
+    saved.
+    """
     if why in ENDED_BY:
         return ENDED_BY[why]
     bad = [code for code in codes.values() if code != 0]
