@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from orchestrator.core import control, ending, endings, fencing, following, membership, nodes, orders, placing
 from orchestrator.core import messages as m
-from orchestrator.core.attempts import Live
+from orchestrator.core.attempts import Live, Part
 from orchestrator.core.draft import Draft
 from orchestrator.core.fold import apply
 from orchestrator.core.gang import Option
@@ -26,8 +26,13 @@ Change = tuple[Any, str, Any]
 
 def first_cause_forgotten() -> list[Change]:
     """A sister's broken connection outranks the node that was lost."""
-    was = endings._class
-    return [(endings, "_class", lambda part, first: {2: 3, 3: 2}.get(was(part, first), was(part, first)))]
+    was, order = endings._class, {2: 4, 3: 4, 4: 2}
+
+    def place(part: Part, first_failed_s: float | None) -> int:
+        right = was(part, first_failed_s)
+        return order.get(right, right)
+
+    return [(endings, "_class", place)]
 
 
 def cancel_loses_its_release() -> list[Change]:
