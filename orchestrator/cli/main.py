@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from cluster.version import VERSION
-from orchestrator.cli import benchmark, checkpoint, completion, env, fleet, jobs, node, schema, server, validate
+from orchestrator.cli import (
+    benchmark,
+    checkpoint,
+    completion,
+    env,
+    fleet,
+    jobs,
+    logs,
+    node,
+    schema,
+    server,
+    submit,
+    validate,
+)
 from orchestrator.cli.errors import EXIT_CODES, report
 
 NAME = "polyfleet"
@@ -26,11 +39,11 @@ app = typer.Typer(
 )
 VERBS: tuple[Callable[..., None], ...] = (
     *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor),
-    *(jobs.submit, jobs.jobs, jobs.show, jobs.logs, jobs.cancel, jobs.migrate, jobs.explain),
+    *(submit.submit, jobs.jobs, jobs.show, logs.logs, jobs.cancel, jobs.migrate, jobs.explain),
     *(validate.validate, schema.schema, completion.completion),
 )
 for verb in VERBS:
-    app.command(cls=jobs.WithCommand if verb is jobs.submit else None)(verb)
+    app.command(cls=submit.WithCommand if verb is submit.submit else None)(verb)
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(node.app, name="node")

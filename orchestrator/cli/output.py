@@ -31,6 +31,9 @@ class Format(StrEnum):
 
 
 Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the answer.", show_choices=True)]
+Ref = Annotated[
+    str, typer.Argument(help="Job id, a unique prefix of one, or a name (the newest so called).", metavar="JOB")
+]
 
 
 def emit(data: Any, form: Format, table: "Callable[[Any], RenderableType]") -> None:

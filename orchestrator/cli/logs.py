@@ -1,0 +1,76 @@
+"""The verb that shows what the ranks of a job wrote."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Format, Output, Ref, say
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+
+Data = dict[str, Any]
+
+
+def logs(
+    ref: Ref,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Only this rank.", min=0)] = None,
+    epoch: Annotated[int | None, typer.Option(help="Only this attempt.", min=0)] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", help="Only the last so many lines there are now.", min=0)
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """What a job printed. With `-o json` one object per line."""
+    from orchestrator.client import connect
+
+    with connect(progress=say) as client:
+        if follow:
+            printed = print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
+        else:
+            printed = print_lines(_pages(client, ref, rank=rank, epoch=epoch, tail=tail), output)
+        if not printed and tail != 0:
+            _say_why_nothing(client.job(ref), rank, epoch)
+
+
+def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
+    """Every line there is now, or the last `tail`."""
+    page = client.logs(ref, tail=tail, **where)
+    yield page["lines"]
+    while tail is None and page["lines"]:
+        page = client.logs(ref, cursor=page["cursor"], **where)
+        yield page["lines"]
+
+
+def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
+    if not view["attempts"]:
+        say(f"{view['id']} never ran: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
+    else:
+        who = "".join(f", {what} {n}" for what, n in (("rank", rank), ("attempt", epoch)) if n is not None)
+        say(f"{view['id']}{who} has printed nothing; it is {view['state']}")
+
+
+def print_lines(pages: Iterable[list[Data]], output: Format) -> int:
+    """Each page as it comes; how many lines. A rank is named once a job has shown more than one of them."""
+    from orchestrator.cli.output import as_json, as_yaml, write
+    from orchestrator.show.text import log_lines
+
+    ranks: set[int] = set()
+
+    def shown(line: Data) -> str:
+        if output is Format.JSON:
+            return as_json(line, indent=None)
+        if output is Format.YAML:
+            return as_yaml([line])
+        ranks.add(line["rank"])
+        prefix = f"[{line['rank']}] " if len(ranks) > 1 else ""
+        return "\n".join(prefix + text for text in log_lines(line["text"]))
+
+    count = 0
+    for lines in pages:
+        count += len(lines)
+        if lines:
+            write("\n".join(map(shown, lines)))
+    return count

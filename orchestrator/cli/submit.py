@@ -1,0 +1,180 @@
+"""The verb that hands in jobs: one or many, from files or a command, and their ends where that is wanted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
+
+import typer
+from typer.core import TyperCommand
+
+from cluster.errors import UserError
+from orchestrator.cli.errors import CANCELLED, FAILED, OK
+from orchestrator.cli.logs import print_lines
+from orchestrator.cli.output import Format, Output, emit, say, waiting
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+    from orchestrator.spec import JobSpec
+
+Data = dict[str, Any]
+
+
+class Task(StrEnum):
+    PREPARE = "prepare"
+    TRAIN = "train"
+    BENCHMARK = "benchmark"
+    RUN = "run"
+
+
+class WithCommand(TyperCommand):
+    """Keeps what stands after `--` apart, in `ctx.meta`: the parser itself would take it for more words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else None
+        ctx.meta["command"] = None if at is None else args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+def submit(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="Job files, or a command after `--`.", metavar="FILE... | -- COMMAND"),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", "-n", help="What to call it.")] = "",
+    env: Annotated[
+        list[str] | None, typer.Option("--env", help="Variable for the job, K=V; may be repeated.", metavar="K=V")
+    ] = None,
+    accelerators: Annotated[
+        str, typer.Option("--accelerators", help="Devices, e.g. nvidia:H100:8; replaces those of the file.")
+    ] = "",
+    pool: Annotated[str, typer.Option("--pool", help="Only nodes of this pool.")] = "",
+    task: Annotated[Task | None, typer.Option("--task", help="Without a file: what to do.", show_choices=True)] = None,
+    entry: Annotated[str, typer.Option("--entry", help="Without a file: file.py:function or module:function.")] = "",
+    working_dir: Annotated[str, typer.Option("--working-dir", help="Without a file: folder to send along.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; the exit code tells how it ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print its log until its end; implies --wait.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, submit nothing.")] = False,
+    key: Annotated[
+        str, typer.Option("--key", help="Asked again with the same key, it counts once. Made anew by default.")
+    ] = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Submit a job: from a file, or a command after `--`. It is durable once its id is printed.
+
+    Several files, or several documents in a file (parted by `---`), are submitted together: all of them or none. No
+    fleet need be up: jobs wait for one.
+    """
+    from orchestrator.cli import job_arguments
+    from orchestrator.client import connect
+
+    command = ctx.meta["command"]
+    given = job_arguments.Given(
+        words or [], command, name, env or [], accelerators, pool, task.value if task else "", entry, working_dir
+    )
+    specs = job_arguments.specs_of(given)
+    if len(specs) > 1 and follow:
+        raise UserError(f"--follow and {len(specs)} jobs", "follow one of them with `polyfleet logs -f JOB`")
+    with connect(progress=say) as client:
+        if dry_run:
+            _show_plans(client, specs, output)
+        elif len(specs) > 1:
+            _submit_many(client, specs, key, wait, output)
+        else:
+            _submit_one(client, specs[0], key, (wait or follow, follow), output)
+
+
+def _show_plans(client: "Client", specs: "list[JobSpec]", output: Format) -> None:
+    from orchestrator import submission
+    from orchestrator.show.grid import Stack
+    from orchestrator.show.jobs import plan
+
+    plans = [submission.plan(client, spec) for spec in specs]
+    if len(plans) == 1:
+        emit(plans[0], output, plan)
+    else:
+        emit(plans, output, lambda rows: Stack(tuple(plan(row) for row in rows)))
+
+
+def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool, bool], output: Format) -> None:
+    """`ending`: whether to wait, whether to follow."""
+    from orchestrator import submission
+
+    wait, follow = ending
+    with _accepted_once(key) as key, waiting(f"submitting {spec.name}"):
+        view = submission.submit(client, spec, key)
+    if not wait:
+        _submitted(view, output)
+        return
+    say(f"submitted {view['id']}")
+    _to_the_end(client, view["id"], follow, output)
+
+
+def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool, output: Format) -> None:
+    from orchestrator import submission
+    from orchestrator.cli.errors import JOB_EXIT_CODES
+    from orchestrator.show.grid import Stack
+
+    with _accepted_once(key) as key, waiting(f"submitting {len(specs)} jobs"):
+        ids = submission.submit_many(client, specs, key)
+    emit(ids, output, lambda ids: Stack(tuple(ids)))
+    if wait:
+        codes = {JOB_EXIT_CODES[client.wait(job)["state"]] for job in ids}
+        raise typer.Exit(next((code for code in (FAILED, CANCELLED) if code in codes), OK))
+
+
+@contextmanager
+def _accepted_once(key: str) -> Iterator[str]:
+    """The key of this submission. Who interrupts it is told how to go on: it may have been accepted."""
+    key = key or uuid4().hex
+    try:
+        yield key
+    except KeyboardInterrupt:
+        say(f"it may have been submitted; repeat the same with `--key {key}`: it counts once")
+        raise
+
+
+def _submitted(view: Data, output: Format) -> None:
+    from orchestrator.show.grid import Stack
+
+    if view["reason"] != "submitted":
+        say(f"{view['id']}: {view['reason']}")
+    emit(view, output, lambda v: Stack((v["id"],)))
+
+
+def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> None:
+    """Exit code as the job ended. Ctrl-C, or the loss of the server, leaves the job running and says so."""
+    from cluster.errors import FleetError
+    from orchestrator.cli.errors import JOB_EXIT_CODES
+    from orchestrator.show.jobs import job
+
+    try:
+        if follow:
+            print_lines(client.follow_log_pages(job_id), output)
+        with waiting(f"waiting for {job_id}") as update:
+            view = client.wait(
+                job_id, seen=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
+            )
+    except (KeyboardInterrupt, FleetError):
+        say(f"{job_id} goes on; `polyfleet logs -f {job_id}` follows it, `polyfleet cancel {job_id}` ends it")
+        raise
+    if not follow:
+        emit(view, output, job)
+    if follow or view["state"] != "SUCCEEDED":
+        _say_end(view)
+    raise typer.Exit(JOB_EXIT_CODES[view["state"]])
+
+
+def _say_end(view: Data) -> None:
+    """After its log, which has the traceback of a failure already."""
+    from orchestrator.show.jobs import failure
+
+    say(f"{view['id']}: {view['state']}")
+    if view["failure"]:
+        say(f"  {failure(view['failure'])[0]}")
+    elif view["reason"]:
+        say(f"  {view['reason']}")
