@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import NotFound, UserError
+from cluster.errors import UserError
 from cluster.paths import private_dir
 from cluster.plain import to_plain
 from workers import notices
@@ -25,19 +25,15 @@ from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
 from workers.attempt.starting import Starter
 from workers.benchmark.serving import ask
-from workers.checkpoint_tools import CheckpointTools
 from workers.discovery import discover
 from workers.discovery.facts import node_facts, place
 from workers.discovery.limits import cores
 from workers.discovery.machine import Machine
 from workers.errors import TakenOver
 from workers.generation import Generation
-from workers.incoming_checkpoints import IncomingCheckpoints
 from workers.messages import Order, Unusable
+from workers.node_files import NodeFiles
 from workers.notices import Notices
-from workers.packages import Packages
-from workers.storage import Storage
-from workers.stored_checkpoints import StoredCheckpoints
 
 FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
@@ -46,7 +42,7 @@ KV_TIMEOUT_S = 3.0
 LOG = logging.getLogger(__name__)
 
 
-class Agent:
+class Agent(NodeFiles):
     """Defaults come from the POLYFLEET_… variables of an embedded node, else from what is found on this machine.
 
     `starter` is one that was begun already; else the agent begins its own.
@@ -63,17 +59,12 @@ class Agent:
         fences: Path | None = None,
         starter: Starter | None = None,
     ):
-        self._place = place(node, pool, backend, node_dir, storage, fleet)
+        super().__init__(place(node, pool, backend, node_dir, storage, fleet))
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
         if _ray() is not None:
             processes.killed_for_memory(first=False)
         private_dir(self._place.node_dir)
-        self._storage = Storage(self._place.storage)
-        self._packages = Packages(self._place.node_dir / "packages")
-        self._checkpoints = StoredCheckpoints(self._storage, self._place.pool)
-        self._incoming = IncomingCheckpoints(self._storage, self._place.pool)
-        self._tools = CheckpointTools(self._storage, self._place.pool, self._readable)
         self._discover()
         self._generation = Generation(self._place.node_dir / "generation")
         own = self._place.fleet == os.environ.get("POLYFLEET_FLEET", "")
@@ -137,7 +128,7 @@ class Agent:
         self._attempts.start(replace(asked, visible_as=named), secrets)
 
     def stop(self, generation: int, job: str, epoch: int, how: str) -> None:
-        """`preempt` lets the ranks save first, `cancel` does not. An attempt that is not known here never starts."""
+        """`how` is one of workers.messages.STOPS. An attempt that is not known here never starts."""
         self._generation.admit(generation)
         self._attempts.stop(job, epoch, how)
 
@@ -199,13 +190,6 @@ class Agent:
         """Ask the benchmark session of an attempt here. Raises NotFound, FleetError when it does not answer."""
         return ask(self._attempts.folder(job, epoch), message, timeout_s)
 
-    def has_package(self, sha: str) -> bool:
-        return self._packages.has(sha)
-
-    def put_package(self, sha: str, offset: int, data: bytes, last: bool) -> None:
-        """One piece of a submitted archive; after the last one it is checked. Raises Conflict, UserError."""
-        self._packages.put(sha, offset, data, last)
-
     def meeting_place(self) -> tuple[str, int]:
         """Where the ranks of an attempt may meet: this node's address and a port of it."""
         return self.address(), self.free_port()
@@ -220,62 +204,6 @@ class Agent:
         """Where other nodes reach this one."""
         ray = _ray()
         return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
-
-    def read_file(self, path: str, offset: int, limit_bytes: int, pool: str = "") -> bytes:
-        return self._readable(pool).read(path, offset, limit_bytes)
-
-    def _readable(self, pool: str) -> Storage:
-        """Its own pool's storage (also for ""), or that of a neighbour on the same machine. Raises NotFound."""
-        if pool in ("", self._place.pool):
-            return self._storage
-        if pool not in self._place.neighbours:
-            raise NotFound(f"pool {pool!r} cannot be read from node {self._place.node}", "ask a node of that pool")
-        return Storage(self._place.neighbours[pool])
-
-    def begin_checkpoint(self, folder: str, name: str, manifest: bytes) -> dict[str, Any]:
-        """A checkpoint of that manifest is to arrive in `folder`: which chunks are missing here."""
-        return self._incoming.begin(folder, name, manifest)
-
-    def write_chunk(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
-        return self._incoming.write(folder, name, file, index, data)
-
-    def commit_checkpoint(self, folder: str, name: str) -> None:
-        self._incoming.commit(folder, name)
-
-    def leave_checkpoint(self, folder: str, name: str) -> None:
-        self._incoming.leave(folder, name)
-
-    def start_tool(self, verb: str, arguments: dict[str, Any]) -> str:
-        return self._tools.start(verb, arguments)
-
-    def tool_news(self, number: str, seen: int, timeout_s: float) -> dict[str, Any]:
-        return self._tools.news(number, seen, timeout_s)
-
-    def stop_tool(self, number: str) -> None:
-        self._tools.stop(number)
-
-    def checkpoints(self, prefix: str) -> list[dict[str, Any]]:
-        return self._checkpoints.list(prefix)
-
-    def resolve_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        """Which checkpoint is meant: `path` itself, or the newest of a folder of them. No tensor is read."""
-        return self._stored(pool).step(path)
-
-    def describe_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        return self._stored(pool).describe(path)
-
-    def verify_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        """Every byte; what is damaged is marked as such. Raises CheckpointError."""
-        return self._stored(pool).verify(path)
-
-    def damaged_checkpoints(self) -> list[dict[str, str]]:
-        return self._checkpoints.damaged()
-
-    def _stored(self, pool: str) -> StoredCheckpoints:
-        return StoredCheckpoints(self._readable(pool), pool or self._place.pool)
-
-    def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
-        return self._checkpoints.plan(path, kind, count)
 
     def _watch_fences(self) -> None:
         """While the controller is silent for a third of a lease, read the fences that it writes.
