@@ -1,24 +1,26 @@
 """Connections that nobody needs end, and those without a token never keep out the others.
 
-uvicorn has no limit on how long a request's head or body may take. Here a head has HEAD_S from the connection or its
-first byte; a body may neither pause for BODY_S nor be slower than BODY_BYTES_PER_S; an idle connection between requests
-ends by uvicorn's keep-alive. At most STRANGERS connections exist that have not shown the token: one more closes
-the oldest.
+uvicorn has no limit on how long a request's head or body may take, nor on how long a head is. Here a head has HEAD_S
+from the connection or its first byte, and MOST_HEAD_BYTES; a body may neither pause for BODY_S nor be slower than
+BODY_BYTES_PER_S; an idle connection between requests ends by uvicorn's keep-alive. At most STRANGERS connections exist
+that have not shown the token: one more closes the oldest.
 """
 
 import asyncio
 import os
 import resource
+from enum import Enum
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestrator.server.sockets import peer_uid
 
 HEAD_S = 10.0
 BODY_S = 30.0
 BODY_BYTES_PER_S = 1024
+MOST_HEAD_BYTES = 64 << 10
+"""Of all that is not body: chunks may take as much again as what they hold."""
 STRANGERS = 256
 ACCEPTED_AT_ONCE = 64
 """Fewer than STRANGERS: who has just connected can send a request before as many others push it out."""
@@ -48,18 +50,26 @@ class Strangers:
         self._waiting.pop(connection, None)
 
 
-class Connection(H11Protocol):
+class Phase(Enum):
+    """What of a request has begun and is not complete."""
+
+    HEAD = 1
+    BODY = 2
+
+
+class Connection(HttpToolsProtocol):
     """One connection with its deadline. `strangers` is set in the subclass of a server: see `protocol`."""
 
     strangers: Strangers
-    transport: asyncio.Transport
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.app_state = {**self.app_state, "connection": self}
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
-        self._phase: Any = None
+        self._phase: Phase | None = None
+        self._awaited: Phase | None = None
+        self._head_bytes = self._body_bytes = 0
 
     @property
     def idle(self) -> bool:
@@ -76,7 +86,7 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         self.strangers.enter(self)
-        self._await(h11.IDLE, HEAD_S)
+        self._await(Phase.HEAD, HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.strangers.leave(self)
@@ -84,32 +94,54 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
         super().data_received(data)
-        phase = self.conn.their_state
-        if phase is h11.SEND_BODY:
-            if self._phase is not phase:
-                self._await(phase, BODY_S)
-            self._deadline_s = min(self._deadline_s + len(data) / BODY_BYTES_PER_S, self.loop.time() + BODY_S)
-        elif phase is not h11.IDLE:
-            self._cancel()
-        elif self._phase is not phase and self.conn.trailing_data[0]:
-            self._await(phase, HEAD_S)
+        if self.transport.is_closing():
+            return
+        if self._phase is None:  # complete, or nothing but empty lines
+            self._head_bytes = 0
+            if self.idle and self._timer is None:
+                self._await(Phase.HEAD, HEAD_S)
+        elif self._head_bytes > MOST_HEAD_BYTES + self._body_bytes:
+            self.send_400_response("The head of the request is too long.")
+        elif self._phase is Phase.BODY:
+            self._body_goes_on(len(data))
+        elif self._awaited is not Phase.HEAD:
+            self._await(Phase.HEAD, HEAD_S)
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.their_state is h11.IDLE:
-            self._cancel()
+    def _body_goes_on(self, more_bytes: int) -> None:
+        if self._awaited is not Phase.BODY:
+            self._await(Phase.BODY, BODY_S)
+        self._deadline_s = min(self._deadline_s + more_bytes / BODY_BYTES_PER_S, self.loop.time() + BODY_S)
 
-    def _await(self, phase: Any, within_s: float) -> None:
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase, self._body_bytes = Phase.HEAD, 0
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._phase = Phase.BODY
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes -= len(body)
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._phase = None
+        self._cancel()
+
+    def _await(self, phase: Phase, within_s: float) -> None:
         """What has begun has to be complete `within_s`."""
         self._cancel()
-        self._phase, self._deadline_s = phase, self.loop.time() + within_s
+        self._awaited, self._deadline_s = phase, self.loop.time() + within_s
         self._timer = self.loop.call_at(self._deadline_s, self._late)
 
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._phase = None
+        self._timer = self._awaited = None
 
     def _late(self) -> None:
         """More time is given for bytes that came meanwhile, and while it is we who do not read."""

@@ -83,7 +83,7 @@ def _collect_seldom() -> None:
 
 
 def server_config(app: FastAPI) -> uvicorn.Config:
-    """Plain HTTP/1.1 by h11, no web sockets, no trust in forwarding headers, no access log (URLs hold users' names)."""
+    """Plain HTTP/1.1, no web sockets, no trust in forwarding headers, no access log (URLs hold users' names)."""
     return uvicorn.Config(
         app,
         loop="asyncio",

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -295,6 +296,31 @@ def test_a_connection_that_says_nothing_is_closed(port, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as s:
         assert s.recv(1) == b""
+
+
+def test_empty_lines_do_not_keep_a_connection(port, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    assert dribbled(port, b"\r\n", b"\r\n") > 1
+    host = f"Host: 127.0.0.1:{port}\r\n".encode()
+    assert dribbled(port, b"GET /healthz HTTP/1.1\r\n" + host + b"\r\n", b"\r\n") > 1
+
+
+CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n", CHUNKED + b"0\r\nX: ", CHUNKED + b"1;"],
+    ids=["url", "one line", "many lines", "trailer", "chunk extension"],
+)
+def test_a_head_without_an_end_is_not_kept(port, first):
+    piece = b"X: y\r\n" * 1000 if first.endswith(b"1.1\r\n") else b"y" * 6000
+    sent = 0
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as s, suppress(ConnectionError):
+        s.sendall(first)
+        while sent < 100 * connections.MOST_HEAD_BYTES and not select.select([s], [], [], 0)[0]:
+            sent += s.send(piece)
+    assert sent < 100 * connections.MOST_HEAD_BYTES
 
 
 def test_a_body_that_comes_a_byte_at_a_time_is_cut_off(port, monkeypatch):
