@@ -210,11 +210,14 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool."""
+    """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool.
+    `expected` are nodes that live as far as the fleet's record knows: one that has not told yet is not absent.
+    """
 
     throughput: Throughput = field(default_factory=Throughput)
     trouble: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
+    expected: frozenset[str] = frozenset()
 
 
 Message = (

@@ -85,7 +85,7 @@ def place(draft: Draft, tick: Tick) -> None:
     draft.change(plan=decided, planned_s=now.s, changed=False)
     if not tick.trouble:
         _apply(draft, decided, {d.id: d for d in seen.devices})
-        _refuse(draft, seen)
+        _refuse(draft, seen, tick.expected)
         draft.change(plan=decided, planned_s=now.s)
 
 
@@ -133,10 +133,15 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     draft.command(launch(record, shares, fenced=draft.raised.get(job) == record.job.epoch))
 
 
-def _refuse(draft: Draft, seen: Snapshot) -> None:
-    """A waiting job that nothing here could ever run waits on, and says for what, unless its user wants it to end."""
+def _refuse(draft: Draft, seen: Snapshot, expected: frozenset[str]) -> None:
+    """A waiting job that nothing here could ever run waits on, and says for what, unless its user wants it to end.
+    Nothing is known of that while a node of the fleet has not told what it has.
+    """
+    untold = any(node.facts is None and not node.lost for node in draft.nodes.values())
+    if untold or expected - draft.nodes.now.keys() or not seen.devices:
+        return
     for job in seen.jobs:
-        if job.recovery.on_disconnect != "stop" or not seen.devices or job.id in draft.lives:
+        if job.recovery.on_disconnect != "stop" or job.id in draft.lives:
             continue
         if impossible := never(job, seen.devices):
             draft.event(job.id, "refused", job.epoch, reason=f"{impossible}; recovery.on_disconnect is stop")

@@ -218,7 +218,8 @@ class Runtime(threading.Thread):
         self._ticked = time.monotonic() >= self._steps.tick_due_s
         if not self._ticked:
             return []
-        return [m.Tick(self._throughput(), self.trouble or self.holding, self._prices())]
+        workers = [p.node for p in self.fleet.living() if p.role == "worker"] if self.fleet else []
+        return [m.Tick(self._throughput(), self.trouble or self.holding, self._prices(), frozenset(workers))]
 
     def _tell_devices(self) -> None:
         there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())

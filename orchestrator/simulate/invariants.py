@@ -142,11 +142,21 @@ class Checks:
         for event in events:
             if event.event == "placed":
                 self._fits(event, control.records[event.job], was)
+            elif event.event == "refused":
+                self._absent(event, was)
         for command in commands:
             if isinstance(command, StoreReport):
                 self._reported(command, was)
             elif isinstance(command, Stop) and command.how != "preempt":
                 self._cancelled(command, control)
+
+    def _absent(self, event: Event, was: Control) -> None:
+        """Refused, so no machine that lives could ever run it."""
+        job = was.records[event.job].job
+        for want in job.candidates:
+            able = [machine.label for machine in self.world.machines if machine.ray_id and machine.could_run(job, want)]
+            if want.nodes == 1 and able:
+                self.broken("L2", job.id, f"is refused, though {able} could run {want}")
 
     def _cancelled(self, command: Stop, control: Control) -> None:
         record, live = control.records.get(command.job), control.lives.get(command.job)

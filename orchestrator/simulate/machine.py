@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cluster.catalogue import meets
 from cluster.vocabulary import Device, NodeFacts
+from orchestrator.core.model import Candidate, Job
 from orchestrator.simulate.attempt import Attempt
 from workers.messages import PROTOCOL, AttemptReport, Order
 
@@ -81,6 +83,12 @@ class Machine:
         waiting, self.waiting = self.waiting, []
         for action in waiting:
             self.call(action)
+
+    def could_run(self, job: Job, want: Candidate) -> bool:
+        """One node's part of it, if nothing else ran here."""
+        many = want.exclusive or self.count >= want.min_count
+        allowed = job.recovery.cross_vendor or job.backend in ("", self.pool)
+        return many and allowed and any(kind == "any" or meets(kind, self.kind) for kind in want.kinds)
 
     def facts(self) -> NodeFacts:
         if self._facts is None or self._facts.ray_node_id != self.ray_id:

@@ -223,7 +223,8 @@ class Server:
     def _time_passed(self) -> m.Tick:
         if not self.joined:
             return m.Tick(trouble="no fleet is up")
-        return m.Tick(trouble="Ray's head does not answer" if self.world.ray.away else "")
+        living = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
+        return m.Tick(trouble="Ray's head does not answer" if self.world.ray.away else "", expected=living)
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)

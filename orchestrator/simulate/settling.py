@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from cluster.catalogue import meets
 from orchestrator.core import messages as m
 from orchestrator.core.model import Candidate, Job, Recovery
 from orchestrator.core.states import TERMINAL, State
@@ -102,10 +101,8 @@ def _idle(world: "World") -> tuple[str, str, str] | None:
             able = [
                 (machine.pool, machine.count if want.exclusive else 0)
                 for machine in world.there()
-                if (want.exclusive or machine.count >= want.min_count)
-                and any(k == "any" or meets(k, machine.kind) for k in want.kinds)
-                and (job.recovery.cross_vendor or job.backend in ("", machine.pool))
-            ]  # fmt: skip
+                if machine.could_run(job, want)
+            ]
             if any(able.count(island) >= want.nodes for island in able):
                 return "L7", job.id, f"waits although {want} fits: {world.server.control.plan.why_not.get(job.id)}"
     return None

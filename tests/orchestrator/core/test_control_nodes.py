@@ -85,6 +85,24 @@ def test_a_job_that_is_to_stop_is_refused_with_words_when_nothing_could_ever_run
     assert "tpu:v5e" in c.events[-1].data["reason"]
 
 
+def test_a_job_that_is_to_stop_is_not_refused_while_a_node_has_not_told_what_it_has(c, w):
+    """Its raylet was started again, or the server was, and it is still looking for its devices."""
+    stops = Recovery(on_disconnect="stop")
+    c.node("a")
+    c.node("b", 1, "tpu:v5e")
+    c.run(w.job("first", w.want("tpu:v5e")))
+    c.submit(w.job("j", w.want("tpu:v5e"), recovery=stops))
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b2", "b"))))
+    assert c.tick(1.0)[0] == []
+
+
+def test_a_job_that_is_to_stop_is_not_refused_while_a_node_of_the_fleet_is_not_listed_yet(c, w):
+    c.node("a")
+    c.submit(w.job("j", w.want("tpu:v5e"), recovery=Recovery(on_disconnect="stop")))
+    assert c.tick(expected=frozenset({"a", "b"}))[0] == []
+    assert c.tick(5.0, expected=frozenset({"a"}))[0] == [("j", "refused", 0)]
+
+
 def test_nothing_is_placed_while_there_is_trouble_and_all_is_placed_after_it(c, w):
     c.node("a")
     c.submit(w.job("j", w.want("cpu")))
