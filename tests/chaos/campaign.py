@@ -152,6 +152,9 @@ def _figures(of_case: list[Data]) -> list[tuple[str, list[float]]]:
 
 NAMES = {
     "recovery_s": "work went on after",
+    "again_s": "work was told of again, from the end of the fault, after",
+    "ended_s": "a job that waited had ended, from the end of the fault, after",
+    "failed_s": "the job had failed, with its reason, after",
     "back_s": "the server answered again after",
     "placed_s": "placed anew after",
     "stale_s": "stale work after SIGCONT",
@@ -161,7 +164,7 @@ NAMES = {
     "quarantined_s": "quarantined after",
     "gap_s": "without work for",
     "accepted_s": "a job was accepted after",
-    "accepted_again_s": "a job was accepted again after",
+    "accepted_again_s": "a job was accepted again, from the end of the fault, after",
     "told_s": "told after",
     "told_after_step_back_s": "went on after the step back",
 }

@@ -252,6 +252,10 @@ class Case:
             placed = datetime.fromisoformat(self.view(training.id)["attempts"][-1]["placed_at"])
             self.took("placed_s", (placed - self.at).total_seconds())
 
+    def over(self) -> None:
+        """The fault has ended: what is measured from now on counts from here."""
+        self.at_s = time.monotonic()
+
     def told(self, training: Training, name: str = "recovery_s", since_s: float | None = None) -> None:
         """The server tells of a step that was done after the fault, or since then."""
         since_s = self.at_s if since_s is None else since_s

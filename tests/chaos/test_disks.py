@@ -54,11 +54,11 @@ def test_a_disk_of_the_job_store_that_is_not_well_stops_no_training(case, fleet,
             time.sleep(max(0.0, now.at_s + LASTS_S - time.monotonic()))
         assert now.record["injected"], "nothing was injected"
         assert {s["epoch"] for s in gang.steps_since(now.at_s + LASTS_S / 2)} == {1}
-        now.at_s = time.monotonic()
+        now.over()
         fleet.reconnected()
         until(lambda: now.run("true", key=f"{now.folder}", resources={"node": "left-0"}))
         now.took("accepted_again_s", time.monotonic() - now.at_s)
-        now.told(gang)
+        now.told(gang, "again_s")
         assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
 
 
@@ -99,7 +99,7 @@ def test_a_full_storage_is_named_and_its_training_goes_on_once_there_is_space(ca
             time.sleep(max(0.0, 10 - now.record["named_s"]))
         finally:
             fills.unlink()
-        now.at_s = time.monotonic()
+        now.over()
         now.goes_on(full, newer=False)
         until(lambda: full.lines("saved")[-1]["at_s"] > now.at_s)
         assert other.epoch == 1 and other.steps_since(now.at_s)

@@ -47,7 +47,7 @@ def test_a_job_that_uses_up_its_nodes_memory_is_told_so_and_its_node_goes_on(cas
         now.inject(lambda: None)
         job = now.run(f"{sys.executable} -c '{GROWS}'", "FAILED", resources={"pool": "right"})
         until(lambda: now.view(job)["state"] == "FAILED")
-        now.took("recovery_s", time.monotonic() - now.at_s)
+        now.took("failed_s", time.monotonic() - now.at_s)
         failure = now.view(job)["failure"]
         assert failure["kind"] == "oom" and "limit of its control group is 512 MiB" in failure["message"], failure
         assert agent.is_running() and other.epoch == 1
