@@ -213,9 +213,9 @@ class Case:
         self.expected[job.id] = ends
         return job.id
 
-    def gang(self) -> Training:
+    def gang(self, **fields: Any) -> Training:
         """On both nodes of `left`, beside a training on the third, and commands that wait for a node."""
-        gang = self.train(resources={"pool": "left", "nodes": 2})
+        gang = self.train(resources={"pool": "left", "nodes": 2}, **fields)
         self.train(resources={"pool": "right"})
         self.works()
         for pool in ("left", "right"):
@@ -332,7 +332,7 @@ def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, **more: A
         now.ends()
         now.whole()
         fleet.sound = True
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, pytest.skip.Exception):
         now.records.clear()  # broken off, which says nothing of the fault
         _clear(now)
         raise
@@ -353,6 +353,7 @@ def case_name() -> str:
 
 
 def keep(record: Data) -> None:
+    """A line of the file that the campaign makes its results of."""
     print(json.dumps(record))
     if kept := os.environ.get("POLYFLEET_CHAOS_RESULTS"):
         with Path(kept).open("a") as file:
