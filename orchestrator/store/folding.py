@@ -74,8 +74,9 @@ def fold_rows(job: str, rows: Iterable[Row[Any]], damage: Damage) -> Folded:
 
 
 def fold_jobs(connection: Connection, ids: list[str], damage: Damage) -> Iterator[Folded]:
-    """Of those jobs, by id."""
-    wanted = select(events).where(events.c.job.in_(ids)).order_by(events.c.job, events.c.seq)
+    """Of those jobs, by id. Nodes among them are left out: their events make no record."""
+    of_jobs = [job for job in ids if not job.startswith(NODE)]
+    wanted = select(events).where(events.c.job.in_(of_jobs)).order_by(events.c.job, events.c.seq)
     for job, rows in groupby(connection.execute(wanted), key=lambda row: row.job):
         yield fold_rows(readable(job), rows, damage)
 
@@ -89,7 +90,7 @@ def fold_all(connection: Connection, damage: Damage) -> Iterator[Folded]:
         ids = [job for job in connection.scalars(wanted.limit(AT_ONCE)) if isinstance(job, str)]
         if not ids:
             return
-        yield from fold_jobs(connection, [job for job in ids if not job.startswith(NODE)], damage)
+        yield from fold_jobs(connection, ids, damage)
         last = ids[-1]
 
 

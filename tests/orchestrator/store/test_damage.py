@@ -207,3 +207,19 @@ def test_a_failed_write_is_told_until_one_succeeds(reopened, file):
     store.append(life("new"))
     assert store.state().error == ""
     assert [e.event for e in store.events_of("new")] == ["submitted", "placed", "started", "checkpoint"]
+
+
+def test_after_a_failed_write_the_events_of_a_node_are_no_damage(reopened, file):
+    store = reopened()
+    store.append([Event("node/cpu-0", "drained", 0, 1.0, {"reason": "asked"})])
+    with sqlite3.connect(file) as other:
+        other.execute("ALTER TABLE events RENAME TO gone")
+    other.close()
+    with pytest.raises(FleetError):
+        store.append([Event("node/cpu-0", "undrained", 0, 2.0)])
+    with sqlite3.connect(file) as other:
+        other.execute("ALTER TABLE gone RENAME TO events")
+    other.close()
+    store.append(life("new"))
+    assert [e.event for e in store.events_below("node/")] == ["drained"]
+    assert store.damage.count == 0 and store.differences() == []
