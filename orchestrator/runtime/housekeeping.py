@@ -1,4 +1,6 @@
-"""The thread that reads the histories of open jobs once after the start, and then removes jobs that ended long ago."""
+"""The thread that reads the histories of open jobs once after the start, removes jobs that ended long ago, and brings
+the rows of other ended jobs up to date after a change of Polyfleet's version.
+"""
 
 import logging
 import os
@@ -105,12 +107,14 @@ class Housekeeping(threading.Thread):
         self._distrust = distrust
         self._clock = Clock(store.last_seq, keep_s or 0.0)
         self._closing = threading.Event()
+        self._refreshed: int | None = 0
 
     def run(self) -> None:
         self._guarded(self.check)
         while not self._closing.is_set():
             if self._keep_s is not None:
                 self._guarded(self.prune)
+            self._guarded(self.refresh)
             self._closing.wait(LOOK_EVERY_S)
 
     def close(self) -> None:
@@ -140,6 +144,14 @@ class Housekeeping(threading.Thread):
             kept.removed(self._forget(places))
             kept.give_up(now_s - PLACES_KEPT_S)
 
+    def refresh(self) -> None:
+        """Once in the life of a server: no row of another version is written by it. A later call goes on where an error
+        or the end of the thread stopped an earlier one.
+        """
+        while self._refreshed is not None and not self._closing.is_set():
+            self._refreshed = self._store.refresh(self._refreshed)
+            self._pause()
+
     def _pause(self) -> bool:
         """Whether the thread is to end."""
         return self._closing.wait(PAUSE_S)
@@ -148,6 +160,6 @@ class Housekeeping(threading.Thread):
         try:
             work()
         except FleetError as e:
-            log.warning("removing old jobs: %s", e)
+            log.warning("looking after the job store: %s", e)
         except Exception:
-            log.exception("removing old jobs; the next look is in %.0f s", LOOK_EVERY_S)
+            log.exception("looking after the job store; the next look is in %.0f s", LOOK_EVERY_S)

@@ -112,6 +112,16 @@ class EventStore:
         self._writer.submit(Work(action=lambda connection: connection.execute(marked)))
         self.jobs.damaged[job] = why
 
+    def refresh(self, after: int) -> int | None:
+        """Write anew, from their events, the rows of some ended jobs numbered above `after` that another version wrote.
+        Up to which number it has looked, None where no job is left.
+        """
+        with self._database.reading() as connection:
+            looked, rows = folding.outdated(connection, after, self.damage)
+        if rows:
+            self._writer.submit(Work(action=partial(self.jobs.change, rows=rows)))
+        return looked
+
     def differences(self) -> list[str]:
         """What the table of jobs says otherwise than the log; reads all of both."""
         with self._database.reading() as connection:

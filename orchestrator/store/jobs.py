@@ -123,10 +123,13 @@ class JobTable:
         rows = [(job, folding.values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
         if new := [row for job, row in rows if job in turn.numbers]:
             insert_rows(connection, jobs, new)
-        changed = [(job, row) for job, row in rows if job not in turn.numbers]
-        if changed:
-            kept = [{"of": job} | {k: v for k, v in row.items() if k not in FIXED} for job, row in changed]
-            connection.execute(UPDATE, kept)
+        if changed := [row for job, row in rows if job not in turn.numbers]:
+            self.change(connection, changed)
+
+    def change(self, connection: Connection, rows: list[Data]) -> None:
+        """Rows of jobs that have one, as `folding.values` makes them."""
+        kept = [{"of": row["id"]} | {k: v for k, v in row.items() if k not in FIXED} for row in rows]
+        connection.execute(UPDATE, kept)
 
     def get(self, job: str) -> Record | None:
         """By its whole id."""

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import sqlalchemy
 
 from cluster.errors import NotFound, UserError
 from orchestrator.core.fold import submitted
@@ -18,6 +19,7 @@ from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer
 from orchestrator.store.retention import Place
+from orchestrator.store.verify import verify
 
 DAY_S = 86400.0
 PLACED = {
@@ -213,3 +215,60 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
     assert not thread.is_alive()
     assert [job for job, _ in told] == list(store.jobs.damaged) == ["held"] and rows(url)["jobs"] == {"held", "young"}
     store.close()
+
+
+def older(url, where="true"):
+    """Rows of jobs as another version of Polyfleet wrote them."""
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.execute(f"UPDATE jobs SET version = 'another', digest = 7, data = '{{\"fields\": 1}}' WHERE {where}")
+    other.close()
+
+
+def folds_of_a_page(store):
+    """How often a list looks into the events."""
+    asked = []
+
+    def counted(connection, cursor, statement, *_):
+        asked.append("FROM events" in statement)
+
+    engine = store._database._readers
+    sqlalchemy.event.listen(engine, "before_cursor_execute", counted)
+    found = store.jobs.page((), "", None, 1000).records
+    sqlalchemy.event.remove(engine, "before_cursor_execute", counted)
+    return sum(asked), found
+
+
+def test_rows_of_ended_jobs_that_another_version_wrote_are_sound_and_written_anew(url):
+    store, now_s = EventStore(url), time.time()
+    for number in range(120):
+        store.append(life(f"j{number:03}", now_s))
+    before = store.jobs.page((), "", None, 1000).records
+    store.close()
+    older(url)
+    store = EventStore(url)
+    assert verify(url).findings == []
+    assert folds_of_a_page(store) == (120, before)
+    keeper(store).refresh()
+    assert folds_of_a_page(store) == (0, before)
+    assert verify(url).findings == [] and store.damage.count == 0
+    store.close()
+
+
+def test_a_row_of_another_version_stays_where_its_events_cannot_tell_it_anew(url):
+    store = EventStore(url)
+    for job in ("whole", "bad", "marked"):
+        store.append(life(job, time.time()))
+    store.mark_damaged("marked", "seen before")
+    store.close()
+    older(url)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.execute("UPDATE events SET data = 'rot' WHERE job = 'bad' AND event = 'cancelled'")
+    other.close()
+    store = EventStore(url)
+    keeper(store).refresh()
+    store.close()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        told = other.execute("SELECT id, version = 'another', state, damaged FROM jobs ORDER BY number").fetchall()
+    other.close()
+    ended = "CANCELLED"
+    assert told == [("whole", 0, ended, ""), ("bad", 1, ended, ""), ("marked", 0, ended, "seen before")]
