@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from cluster.errors import FleetError, UserError
+from cluster.errors import FleetError, PolyfleetError, UserError
 from orchestrator.resources import duration_s
 from orchestrator.runtime import fences
 from orchestrator.runtime.agents import Agents
@@ -69,18 +69,12 @@ class Clock:
 
 
 def forget_on(agents: Agents) -> Forget:
-    """Asks each node once for all its folders, and removes the fences of their jobs. Silent nodes are asked again."""
+    """Asks their node, and removes the fences of the jobs whose folders are gone there."""
 
     def forget(places: list[Place]) -> list[Place]:
-        gone: list[Place] = []
-        for node in dict.fromkeys(place.node for place in places):
-            asked = [(place.job, place.epoch) for place in places if place.node == node]
-            try:
-                done = agents.call(node, "remove", agents.generation, asked)
-            except (FleetError, KeyError) as e:
-                log.info("node %s keeps %d folders of removed jobs for now: %s", node, len(asked), e)
-                continue
-            gone += [Place(node, job, epoch) for job, epoch in done]
+        node = places[0].node
+        done = agents.call(node, "remove", agents.generation, [(place.job, place.epoch) for place in places])
+        gone = [Place(node, job, epoch) for job, epoch in done]
         for job in dict.fromkeys(place.job for place in gone):
             with suppress(FleetError):  # a few bytes: they may stay
                 fences.forget(job)
@@ -90,8 +84,9 @@ def forget_on(agents: Agents) -> Forget:
 
 
 class Housekeeping(threading.Thread):
-    """`forget` asks nodes to remove the folders of attempts, and returns those that are gone. `distrust` gets each open
-    job whose history cannot be trusted, and why.
+    """`forget` asks a node to remove the folders of attempts there, and returns those that are gone; it raises
+    PolyfleetError where the node does not answer. `distrust` gets each open job whose history cannot be trusted, and
+    why.
     """
 
     def __init__(
@@ -140,9 +135,23 @@ class Housekeeping(threading.Thread):
             pass
         if count:
             log.info("%d jobs that ended more than %.1f days ago were removed", count, keep_s / 86400)
-        if places := kept.places():
-            kept.removed(self._forget(places))
-            kept.give_up(now_s - PLACES_KEPT_S)
+        for node in kept.nodes():
+            if not self._clear(node):
+                kept.give_up(node, now_s - PLACES_KEPT_S)
+
+    def _clear(self, node: str) -> bool:
+        """Have all folders of removed jobs there removed, some at a time. Whether the node answered at all."""
+        kept, last = self._store.retention, None
+        while not self._closing.is_set() and (places := kept.places(node, last)):
+            try:
+                gone = self._forget(places)
+            except PolyfleetError as e:
+                log.info("node %s keeps folders of removed jobs for now: %s", node, e)
+                return last is not None
+            kept.removed(gone)
+            last = places[-1]
+            self._pause()
+        return True
 
     def refresh(self) -> None:
         """Once in the life of a server: no row of another version is written by it. A later call goes on where an error
