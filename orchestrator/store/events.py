@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, select
 
+from cluster.errors import FleetError
 from orchestrator.core.model import Event
 from orchestrator.store import folding
 from orchestrator.store.benchmarks import BenchmarkLines
@@ -28,8 +29,8 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """`error` is that of the last write, "" when it went well; `failed_s` how long ago. Sizes are None where the
-    database is not a file here.
+    """`error` is that of the last write, "" when it went well, and `failed_s` how long ago; 0 where the next one would
+    fail. Sizes are None where the database is not a file here.
     """
 
     where: str
@@ -132,6 +133,10 @@ class EventStore:
         size_bytes, free_bytes = self._database.room()
         error, failed_s = self._writer.trouble
         ago_s = time.monotonic() - failed_s if error else 0.0
+        try:
+            self._database.check_place()
+        except FleetError as e:
+            error = error or str(e)
         return StoreState(self._database.name, error, ago_s, size_bytes, free_bytes, self.damage, self.reports_lost)
 
     def wait(self, after: int, timeout_s: float) -> bool:
