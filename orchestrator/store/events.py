@@ -104,6 +104,14 @@ class EventStore:
         """Events with a number above `after`, oldest first."""
         return self._events(select(events).where(events.c.seq > after), limit)
 
+    def read_on(self, after: int, limit: int) -> tuple[list[Event], int]:
+        """As `read`, and up to which number there is no other: some may be of removed jobs or in damaged rows."""
+        last = self.last_seq
+        rows = self._rows(select(events).where(events.c.seq > after), limit)
+        found = [event for row in rows if (event := self._event(row))]
+        seen = rows[-1].seq if rows else after
+        return found, seen if len(rows) == limit else max(seen, last)
+
     def events_of(self, job: str) -> list[Event]:
         return self._events(select(events).where(events.c.job == job), None)
 
@@ -205,11 +213,13 @@ class EventStore:
         return self._metrics(row) or {} if row else {}
 
     def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
+        return [event for row in self._rows(wanted, limit) if (event := self._event(row))]
+
+    def _rows(self, wanted: Select[Any], limit: int | None) -> Sequence[Row[Any]]:
         """None that is not acknowledged, even where the database shows one."""
         acknowledged = wanted.where(events.c.seq <= self.last_seq)
         with self._database.reading() as connection:
-            rows = connection.execute(acknowledged.order_by(events.c.seq).limit(limit)).all()
-        return [event for row in rows if (event := self._event(row))]
+            return connection.execute(acknowledged.order_by(events.c.seq).limit(limit)).all()
 
     def _event(self, row: Row[Any]) -> Event | None:
         try:

@@ -165,6 +165,16 @@ def test_damaged_rows_of_other_tables_are_named_when_they_are_met(reopened):
     assert {row.table for row in store.damage.rows} == {"reports", "requests", "benchmark_lines"}
 
 
+def test_a_reader_gets_past_rows_that_cannot_be_read_and_those_that_are_gone(reopened):
+    store = reopened("UPDATE events SET data = 'rot' WHERE seq <= 4", "DELETE FROM events WHERE seq > 6")
+    assert store.read_on(0, 2) == ([], 2) and store.read_on(2, 2) == ([], 4)
+    found, last = store.read_on(4, 10)
+    assert ([e.seq for e in found], last) == ([5, 6], 6)
+    store.append(life("new"))
+    assert ([e.seq for e in store.read_on(6, 10)[0]], store.read_on(6, 10)[1]) == ([7, 8, 9, 10], 10)
+    assert store.read_on(10, 10) == ([], 10) and store.read_on(99, 10) == ([], 99)
+
+
 def test_the_state_of_a_store_tells_its_size_its_room_and_its_damage(reopened):
     store = reopened("UPDATE events SET data = 'rot' WHERE seq = 4")
     Jobs(store).check_histories()
