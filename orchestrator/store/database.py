@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Row, Select, make_url, select
+from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError
 
 from cluster.errors import FleetError, UserError
@@ -76,12 +76,6 @@ class Database:
             return self._readers.connect()
         except InvalidRequestError as e:
             raise ConnectionLost(f"the connection to {self.name} broke: {e}", "it is made again: ask again") from e
-
-    def begins(self, column: Column[str], prefix: str) -> ColumnElement[bool]:
-        """Texts that begin so. SQLite finds a range in an index, and a LIKE never; PostgreSQL may sort otherwise."""
-        if self._is_sqlite:
-            return column.between(prefix, prefix + schema.LAST)
-        return column.startswith(prefix, autoescape=True)
 
     def rows(self, wanted: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
         """All of them, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""

@@ -20,7 +20,7 @@ from orchestrator.store.jobs import JobTable
 from orchestrator.store.ledger import Ledger
 from orchestrator.store.once import Answer, Asked, Once
 from orchestrator.store.retention import Retention
-from orchestrator.store.schema import counters, events, jobs, reports
+from orchestrator.store.schema import LAST, counters, events, jobs, reports
 from orchestrator.store.work import LARGEST, LONGEST_JOB, Work, storable, work_of
 from orchestrator.store.writer import Writer
 
@@ -153,8 +153,8 @@ class EventStore:
             return self._writer.committed.wait_for(lambda: self.last_seq > after, timeout_s)
 
     def events_below(self, prefix: str) -> list[Event]:
-        """Of all owners whose name begins so, oldest first. SQLite reads a range of its index, not all events."""
-        below = select(events.c.seq).where(self._database.begins(events.c.job, prefix))
+        """Of all owners whose name begins so, oldest first: a range of the index is read, not all events."""
+        below = select(events.c.seq).where(events.c.job.between(prefix, prefix + LAST))
         return self._events(select(events).where(events.c.seq.in_(below)), None)
 
     def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:

@@ -32,12 +32,14 @@ Data = dict[str, Any]
 READ = (jobs.c.number, jobs.c.id, jobs.c.state, jobs.c.seq, jobs.c.version, jobs.c.digest, jobs.c.damaged, jobs.c.data)
 METRICS = (
     select(reports.c.data)
-    .where(reports.c.job == jobs.c.id)
-    .order_by(reports.c.seq.desc())
+    .where(reports.c.job.between(jobs.c.id, jobs.c.id))
+    .order_by(reports.c.job.desc(), reports.c.seq.desc())
     .limit(1)
     .scalar_subquery()
     .label("metrics")
 )
+"""A range in the order of the index. With an equality PostgreSQL may go through all reports from the newest one back,
+which is quick for a job that has one and slow for each that has none."""
 SOME = select(*READ).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
 UPDATE = (
     jobs.update()
