@@ -1,11 +1,11 @@
 """Rows of `jobs` from the event log: what the rows are checked against, and made from where they cannot be read."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, exists, select
+from sqlalchemy import Connection, Row, RowMapping, bindparam, exists, select
 
 from orchestrator.core.fold import Record
 from orchestrator.store import records
@@ -143,7 +143,7 @@ def differences(connection: Connection, damage: Damage) -> Iterator[str]:
         yield f"job {job} has a row and no events"
 
 
-def _differing(row: Mapping[str, Any], wanted: Data) -> list[str]:
+def _differing(row: RowMapping, wanted: Data) -> list[str]:
     """Columns. A row of another version is folded from its events when it is read, but what it is found by counts."""
     own = FOLDED if row["version"] != wanted["version"] else ()
     return [name for name in wanted if row[name] != wanted[name] and name not in ("damaged", *own)]
