@@ -154,8 +154,8 @@ class Housekeeping(threading.Thread):
         return True
 
     def refresh(self) -> None:
-        """Once in the life of a server: no row of another version is written by it. A later call goes on where an error
-        or the end of the thread stopped an earlier one.
+        """Bring rows that another version wrote up to date, once: this server writes none. A later call goes on where
+        an error stopped the one before.
         """
         while self._refreshed is not None and not self._closing.is_set():
             self._refreshed = self._store.refresh(self._refreshed)
