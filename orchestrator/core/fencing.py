@@ -98,8 +98,8 @@ def _waits(draft: Draft, live: Live) -> bool:
 
 
 def _lower(draft: Draft, live: Live) -> None:
-    """All its nodes are heard again, and none was replaced: it counts again."""
-    if live.fence_asked_s is not None and not any(part.outcome or part.spoiled for part in live.parts):
+    """All its nodes are heard again, and no part was lost or failed: it counts again."""
+    if live.fence_asked_s is not None and not any(ending.is_broken(part) for part in live.parts):
         draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None)
         if live.fence_known:
             draft.command(Fence(live.job, live.epoch, lower=True))
