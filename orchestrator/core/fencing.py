@@ -112,7 +112,9 @@ def fenced(draft: Draft, told: Fenced) -> None:
         return
     if told.stands <= live.epoch:
         if not live.fence_known and told.epoch == live.epoch:
-            draft.lives[live.job] = replace(live, fence_known=True, fence_asked_s=None)
+            draft.lives[live.job] = known = replace(live, fence_known=True, fence_asked_s=None)
+            if draft.control.joined and not known.launching:
+                _look(draft, known)
         return
     if told.epoch == live.epoch:
         live = _fenced_by_others(draft, live, told.stands)

@@ -3,7 +3,6 @@ own; what concerns several nodes is done on all of them at once.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -57,7 +56,6 @@ class Launcher:
             if stands := fences.take(asked.job, asked.epoch, asked.fenced):
                 why = f"its fence stands at epoch {stands} already"
                 return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
-            time.sleep(asked.wait_s)
             resumed = self._bring_checkpoint(asked)
             self._start(asked, resumed)
         except NotStarted as e:

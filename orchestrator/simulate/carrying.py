@@ -212,7 +212,7 @@ class Launching:
             self.fail(f"the fence stands at {stands}", seen=stands)
             return
         ray.fences[command.job] = command.epoch
-        self.server.later(command.wait_s + world.rng.uniform(0.01, 0.3), self.start)
+        self.server.later(world.rng.uniform(0.01, 0.3), self.start)
 
     def start(self) -> None:
         number, generation = self.world.next_launch(), self.server.generation
