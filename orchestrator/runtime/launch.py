@@ -32,6 +32,17 @@ MOST_NODES_AT_ONCE = 32
 """Asked side by side by one launch."""
 
 
+RESUME_FROM = "checkpoint.resume_from"
+
+
+class UnusableError(SpecError):
+    """What the job was told to start from is not there: its user alone can help."""
+
+    def __init__(self, message: str, remedy: str):
+        super().__init__(RESUME_FROM, message, remedy)
+        self.args = (message, remedy)
+
+
 class NotStarted(Exception):
     """Some node refused, or gave no answer. `nodes` are those where ranks may have been started."""
 
@@ -56,7 +67,7 @@ class Launcher:
             if stands := fences.take(asked.job, asked.epoch, asked.fenced):
                 why = f"its fence stands at epoch {stands} already"
                 return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
-            resumed = self._bring_checkpoint(asked)
+            resumed = self._brought(asked)
             self._start(asked, resumed)
         except NotStarted as e:
             return _failed(asked, e.cause, e.nodes)
@@ -98,6 +109,17 @@ class Launcher:
             errors = pool.map(lambda name: _error(do, name), names)
         return {name: e for name, e in zip(names, errors, strict=True) if e is not None}
 
+    def _brought(self, asked: Launch) -> dict[str, Any] | None:
+        """As `_bring_checkpoint`. What is in its way is trouble of the fleet, FleetError: tried again; not so what
+        is absent (UnusableError) or damaged (CheckpointError).
+        """
+        try:
+            return self._bring_checkpoint(asked)
+        except (UnusableError, CheckpointError):
+            raise
+        except UserError as e:
+            raise FleetError(e.message, e.remedy) from e
+
     def _bring_checkpoint(self, asked: Launch) -> dict[str, Any] | None:
         """The job's newest checkpoint, else the one it was told to start from, made readable in the pool it runs in.
 
@@ -113,12 +135,14 @@ class Launcher:
                 return source
             final = f"{asked.job}/{Path(source['path']).name}"
             there = Place(source["pool"], source["path"])
-            reader = self._readers(source["pool"])[0]
+            reader = self._reader(source["pool"])
             try:
                 self.checkpoints.move((reader, there), asked.nodes[0], final)
-            except CheckpointError:
-                if there in tried or self.checkpoints.is_sound(reader, there):
+            except CheckpointError as e:
+                if there in tried:
                     raise
+                if self.checkpoints.is_sound(reader, there):
+                    raise FleetError(f"{there} is sound, and did not reach {asked.nodes[0]}: {e.message}") from e
                 tried.add(there)
                 continue
             return source | {"pool": asked.pool, "path": final}
@@ -140,18 +164,37 @@ class Launcher:
             )
         return newest
 
+    def _reader(self, pool: str) -> str:
+        """Raises FleetError while there is none."""
+        readers = self._readers(pool)
+        if not readers:
+            raise FleetError(f"no node of pool {pool!r} is up to read the checkpoint from", "`polyfleet status`")
+        return readers[0]
+
     def _readers(self, pool: str) -> list[str]:
         """Nodes that see the checkpoints of `pool`: its own first, then others of the same machine."""
         own = [name for name, _ in self.agents.of_pool(pool)]
         return own + [name for name, node in self.agents.ready() if node.facts and pool in node.facts.neighbours]
 
     def _asked_for(self, text: str, pool: str) -> dict[str, Any]:
-        reference = places.in_pool(text, "checkpoint.resume_from", pool)
+        """Raises UnusableError once nobody is left who may have it."""
+        reference = places.in_pool(text, RESUME_FROM, pool)
+        if not self.agents.of_pool(reference.pool):
+            why = f"{RESUME_FROM}: no node of pool {reference.pool!r} is up to read {reference} from"
+            raise FleetError(why, "`polyfleet status` lists the nodes; the job starts once one is up")
         try:
             shown = self.checkpoints.show(str(reference))
         except NotFound as e:
-            raise SpecError("checkpoint.resume_from", e.message, e.remedy) from None
+            if untold := self._untold(reference.pool):
+                why = f"{RESUME_FROM}: {e.message}, and {', '.join(untold)} may have it and cannot be asked now"
+                raise FleetError(why, "`polyfleet status` lists the nodes") from e
+            raise UnusableError(e.message, e.remedy) from None
         return {"pool": reference.pool, "path": shown["path"], "step": shown["step"]}
+
+    def _untold(self, pool: str) -> list[str]:
+        """Nodes that are or may be of `pool` and cannot be asked: not all of them need see the same storage."""
+        nodes = self.agents.items()
+        return [name for name, node in nodes if not node.ready and (not node.facts or node.facts.pool == pool)]
 
 
 def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
