@@ -18,7 +18,7 @@ from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import CancelAsked, DrainAsked, MigrateAsked, ResumeAsked, Submitted
-from orchestrator.core.model import Event, Job
+from orchestrator.core.model import Job
 from orchestrator.core.nodes import leased
 from orchestrator.core.states import TERMINAL
 from orchestrator.resources import accelerators
@@ -121,8 +121,9 @@ class Service:
     def _distrust(self, job: str, why: str) -> None:
         self.runtime.post(CancelAsked(job, f"its history in the job store is damaged: {why}"))
 
-    def _stored(self, events: list[Event]) -> None:
-        self.runtime.post(Submitted(tuple(record for e in events if (record := self.jobs_table.get(e.job)))))
+    def _stored(self, records: list[Record]) -> None:
+        """The controller knows a job before anybody else sees it, and can ask for anything."""
+        self.runtime.post(Submitted(tuple(records)))
 
     def job(self, ref: str) -> dict[str, Any]:
         return self._views.whole(self.jobs_table.find(ref))
