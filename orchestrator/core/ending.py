@@ -73,7 +73,7 @@ def launch_failed(draft: Draft, told: LaunchFailed) -> None:
 
 
 def _node_failed(draft: Draft, told: LaunchFailed) -> None:
-    for name in told.nodes if told.kind == "launch" else ():
+    for name in told.failed if told.kind == "launch" else ():
         if (node := draft.nodes.get(name)) is not None:
             draft.nodes[name] = nodes.failed(node, f"an attempt could not be started: {told.message}", draft.now.s)
 

@@ -187,5 +187,5 @@ def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:
     part, state = live.parts[rank], draft.records[live.job].job.state
     never = part.unsure and state is State.STARTING and not part.phase
     if not never and (node := draft.nodes.get(part.node)) is not None:
-        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s)
+        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s, live.cut_off_s)
     ending.part_ended(draft, live.job, rank, lost(live, rank, why, "launch" if never else "lost"), told=False)

@@ -44,11 +44,13 @@ class UnusableError(SpecError):
 
 
 class NotStarted(Exception):
-    """Some node refused, or gave no answer. `nodes` are those where ranks may have been started."""
+    """Some node refused, or gave no answer. `nodes` are those where ranks may have been started, `failed` those of them
+    that gave no answer.
+    """
 
-    def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...]):
+    def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...], failed: tuple[str, ...]):
         super().__init__(str(cause))
-        self.cause, self.nodes = cause, nodes
+        self.cause, self.nodes, self.failed = cause, nodes, failed
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ class Launcher:
             resumed = self._brought(asked)
             self._start(asked, resumed)
         except NotStarted as e:
-            return _failed(asked, e.cause, e.nodes)
+            return replace(_failed(asked, e.cause), nodes=e.nodes, failed=e.failed)
         except PolyfleetError as e:
-            return _failed(asked, e, ())
+            return _failed(asked, e)
         return Launched(asked.job, asked.epoch, resumed["step"] if resumed else None)
 
     def _reserve(self, asked: Launch) -> None:
@@ -95,7 +97,8 @@ class Launcher:
         if failed:
             refused = {node for node, e in failed.items() if isinstance(e, UserError | Conflict)}
             first = next(failed[node] for node in asked.nodes if node in failed)
-            raise NotStarted(first, tuple(node for node in asked.nodes if node not in refused))
+            maybe = tuple(node for node in asked.nodes if node not in refused)
+            raise NotStarted(first, maybe, tuple(node for node in maybe if node in failed))
 
     def _order(self, node: str, order: Order, secrets: Mapping[str, str]) -> None:
         self.agents.call(node, "start", self.agents.generation, order.to_plain(), dict(secrets))
@@ -202,13 +205,13 @@ def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
     return str(Path(order.checkpoint_root).parent / resumed["path"]) if resumed else ""
 
 
-def _failed(asked: Launch, error: PolyfleetError, nodes: tuple[str, ...]) -> LaunchFailed:
+def _failed(asked: Launch, error: PolyfleetError) -> LaunchFailed:
     """What the user got wrong ends the job; trouble of the fleet does not. A node that has seen a newer epoch refuses
     this one as past.
     """
     of_the_user = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
     seen = asked.epoch if isinstance(error, Conflict) else 0
-    return LaunchFailed(asked.job, asked.epoch, "user" if of_the_user else "launch", str(error), nodes, seen)
+    return LaunchFailed(asked.job, asked.epoch, "user" if of_the_user else "launch", str(error), seen=seen)
 
 
 def _error(do: Callable[[str], None], node: str) -> PolyfleetError | None:
