@@ -142,8 +142,9 @@ def _refuse(draft: Draft, seen: Snapshot, expected: frozenset[str]) -> None:
     """A waiting job that nothing here could ever run waits on, and says for what, unless its user wants it to end.
     Nothing is known of that while a node of the fleet has not told what it has.
     """
-    untold = any(node.facts is None and not node.lost for node in draft.nodes.values())
-    if untold or expected - draft.nodes.now.keys() or not seen.devices:
+    here = [node for node in draft.nodes.values() if not node.lost]
+    untold = any(node.facts is None for node in here) or expected - {node.name for node in here}
+    if untold or not seen.devices:
         return
     for job in seen.jobs:
         if job.recovery.on_disconnect != "stop" or job.id in draft.lives:
