@@ -72,6 +72,12 @@ class EventStore:
         """Of the newest durable event, 0 when there is none."""
         return self._writer.last_seq
 
+    def newest_s(self) -> float | None:
+        """When the newest event that is kept happened, by the clock of then."""
+        newest = select(events.c.time).where(events.c.seq <= self.last_seq).order_by(events.c.seq.desc()).limit(1)
+        with self._database.reading() as connection:
+            return connection.scalar(newest)
+
     def append(self, new: Sequence[Event], strict: bool = False) -> list[int]:
         """Their numbers, in order. Durable when it returns, with the rows of their jobs; when it raises, none of them
         is stored. With `strict` it raises NotCounted where one of them does not count.
