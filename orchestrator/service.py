@@ -72,7 +72,7 @@ class Service:
         self._rates = throughput.Rates(self.store.benchmarks)
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
         self._fleet = FleetSeen(self.runtime, self.agents, KnownDevices(home / "inventory.json"))
-        self._views = JobViews(self.jobs_table, self.runtime)
+        self._views = JobViews(self.jobs_table, self.runtime, launcher.doing)
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
         self._submissions = Submissions(
             *parts, self._fleet.devices, self._stored, lambda: len(self.runtime.control.records)

@@ -24,6 +24,8 @@ SILENT_S = 6.5
 attempts go on. With the lease that follows, an attempt is placed anew within 20 s.
 """
 UNANSWERED_S = 3.0
+LAUNCHED_S = 10.0
+"""A launch that takes longer is told of."""
 CANCELLED_S = 30.0
 """A cancelled job has no next attempt that could meet this one: its devices need not wait longer."""
 
@@ -164,11 +166,17 @@ def lease_s(job: Job) -> float:
     return min(given_s, CANCELLED_S) if job.state is State.CANCELLED else given_s
 
 
-def waits_for(control: Control, job: str, now: Now) -> str:
-    """What an attempt whose node is silent waits for, in a sentence; "" for others."""
+def waits_for(control: Control, job: str, now: Now, doing: str = "") -> str:
+    """What an attempt waits for whose node is silent, or whose launch takes long, in a sentence; "" for others. `doing`
+    is what the launch does now.
+    """
     live, draft = control.lives.get(job), Draft(control, now)
-    if live is None or live.launching:
+    if live is None:
         return ""
+    if live.launching:
+        took_s = now.s - live.since_s
+        told = f"its launch takes {took_s:.0f} s so far: it {doing or 'waits for other launches to end'}"
+        return told if took_s > LAUNCHED_S else ""
     parts = enumerate(live.parts)
     doubts = [(rank, why) for rank, p in parts if p.outcome is None and (why := _doubt(draft, live, p))]
     if not doubts:

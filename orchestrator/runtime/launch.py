@@ -2,10 +2,9 @@
 own; what concerns several nodes is done on all of them at once.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,15 @@ from typing import Any
 from cluster import places
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.places import Place
-from cluster.untrusted import Unreadable, read_bytes
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.commands import Launch
 from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.secrets import resolve_secrets
 from workers.errors import CheckpointError
 from workers.messages import Order
-
-LONGEST_SECRET_BYTES = 64 << 10
-MOST_SECRET_BYTES = 1 << 20
-"""Of all secrets of a job: they become variables of a process, which the system limits."""
-
 
 MOST_NODES_AT_ONCE = 32
 """Asked side by side by one launch."""
@@ -55,17 +49,25 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class Launcher:
-    """What a placement needs to be carried out."""
+    """What a placement needs to be carried out. `doing` tells what each launch does now, by the key of its attempt."""
 
     agents: Agents
     packages: Packages
     checkpoints: Checkpoints
+    doing: dict[str, str] = field(default_factory=dict)
 
     def launch(self, asked: Launch) -> Launched | LaunchFailed:
         """Start every part. Raises nothing that is foreseen."""
-        stands = 0
         try:
+            return self._launch(asked)
+        finally:
+            self.doing.pop(asked.attempt, None)
+
+    def _launch(self, asked: Launch) -> Launched | LaunchFailed:
+        try:
+            self._does(asked, "waits for Ray to reserve its devices")
             self._reserve(asked)
+            self._does(asked, "waits for Ray to raise its fence")
             if stands := fences.take(asked.job, asked.epoch, asked.fenced):
                 why = f"its fence stands at epoch {stands} already"
                 return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
@@ -77,6 +79,9 @@ class Launcher:
             return _failed(asked, e)
         return Launched(asked.job, asked.epoch, resumed["step"] if resumed else None)
 
+    def _does(self, asked: Launch, what: str) -> None:
+        self.doing[asked.attempt] = what
+
     def _reserve(self, asked: Launch) -> None:
         ids = [self.agents[node].ray_id for node in asked.nodes]
         reservations.reserve(asked.place, [dict(bundle) for bundle in asked.bundles], ids)
@@ -85,8 +90,10 @@ class Launcher:
         """Nothing is started before every node has the code. Raises NotStarted, PolyfleetError."""
         secrets = resolve_secrets(asked.secrets)
         if asked.package:
+            self._does(asked, "sends its code to its nodes")
             send = partial(self.packages.send, asked.package, agents=self.agents)
             _raise_first(self._on_each(dict.fromkeys(asked.nodes), send))
+        self._does(asked, f"waits for {', '.join(asked.nodes)} to start its ranks")
         alone = len(asked.nodes) == 1  # its agent says where its ranks meet
         address, port = ("", 0) if alone else self.agents.call(asked.nodes[0], "meeting_place")
         given = {
@@ -131,6 +138,7 @@ class Launcher:
         """
         tried = set()
         while True:
+            self._does(asked, "looks for the newest checkpoint")
             source = self._newest(asked)
             if source is None and asked.resume_from:
                 source = self._asked_for(asked.resume_from, asked.pool)
@@ -140,15 +148,21 @@ class Launcher:
             there = Place(source["pool"], source["path"])
             reader = self._reader(source["pool"])
             try:
-                self.checkpoints.move((reader, there), asked.nodes[0], final)
+                self.checkpoints.move((reader, there), asked.nodes[0], final, self._copies(asked, source))
             except CheckpointError as e:
                 if there in tried:
                     raise
+                self._does(asked, f"reads all of {there}, which could not be copied")
                 if self.checkpoints.is_sound(reader, there):
                     raise FleetError(f"{there} is sound, and did not reach {asked.nodes[0]}: {e.message}") from e
                 tried.add(there)
                 continue
             return source | {"pool": asked.pool, "path": final}
+
+    def _copies(self, asked: Launch, source: dict[str, Any]) -> Progress:
+        what = f"copies step {source['step']} from {source['pool']}"
+        self._does(asked, what)
+        return lambda done, total: self._does(asked, f"{what} ({done >> 20} of {total >> 20} MiB)")
 
     def _newest(self, asked: Launch) -> dict[str, Any] | None:
         """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported.
@@ -225,50 +239,3 @@ def _error(do: Callable[[str], None], node: str) -> PolyfleetError | None:
 def _raise_first(failed: Mapping[str, PolyfleetError]) -> None:
     for error in failed.values():
         raise error
-
-
-def resolve_secrets(references: Mapping[str, str]) -> dict[str, str]:
-    """NAME -> value from `env:NAME` (the server's environment) or `file:/path`. Raises SpecError naming the one that is
-    absent, empty, too long or no text.
-    """
-    values = {name: _secret(f"secrets.{name}", reference) for name, reference in references.items()}
-    if sum(len(value.encode()) for value in values.values()) > MOST_SECRET_BYTES:
-        raise SpecError("secrets", f"are longer than {MOST_SECRET_BYTES} bytes together", "send large data as files")
-    return values
-
-
-def _secret(field: str, reference: str) -> str:
-    scheme, _, where = reference.partition(":")
-    value = _of_environment(field, where) if scheme == "env" else _of_file(field, where)
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise SpecError(field, f"{where} cannot be read: it is not UTF-8 text", "encode it, as base64 say") from None
-    if not value or "\0" in value:
-        what = "holds a NUL byte, which no variable can" if value else "is empty"
-        raise SpecError(field, f"{where} {what}", "write the secret there as text")
-    if size > LONGEST_SECRET_BYTES:
-        raise SpecError(field, f"{where} is longer than {LONGEST_SECRET_BYTES} bytes", "send large data as files")
-    return value
-
-
-def _of_environment(field: str, name: str) -> str:
-    if name not in os.environ:
-        remedy = "`polyfleet server stop`, set it, then the same again: the next server has it"
-        raise SpecError(field, f"{name} is not set in the server's environment", remedy)
-    return os.environ[name]
-
-
-def _of_file(field: str, where: str) -> str:
-    """Links are followed: secrets that Kubernetes mounts are links."""
-    try:
-        return read_bytes(Path(where).resolve(), LONGEST_SECRET_BYTES).decode().strip()
-    except (OSError, RuntimeError, ValueError, Unreadable) as e:
-        said = e.why.removeprefix("cannot be opened: ") if isinstance(e, Unreadable) else _said(e)
-        raise SpecError(field, f"{where} cannot be read: {said}", "check the path and its mode") from None
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
-    return (error.strerror if isinstance(error, OSError) else None) or "it is no path of a file"

@@ -18,8 +18,8 @@ from orchestrator.core.fold import submitted
 from orchestrator.core.model import Devices, Job
 from orchestrator.limits import TooManyJobs, most_waiting
 from orchestrator.runtime.jobs import Jobs, NotStored
-from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.runtime.views import acknowledged
 from orchestrator.spec import parse_job
 from orchestrator.store.events import EventStore

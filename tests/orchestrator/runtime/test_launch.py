@@ -21,10 +21,16 @@ class Nodes(Agents):
 
 def launched(live, resume_from, node="xla-0", **nodes):
     """What a launch on `node` answers that is to start from there, and is not ordered to start any rank."""
+    return launcher(live, **nodes).launch(asked(resume_from, node))
+
+
+def launcher(live, **nodes):
     agents = Nodes(live.service.agents, **nodes)
-    launcher = Launcher(agents, live.service.packages, Checkpoints(agents))
-    asked = Launch("j", 1, (node,), (), ({},), node.partition("-")[0], "place", fenced=True, resume_from=resume_from)
-    return launcher.launch(asked)
+    return Launcher(agents, live.service.packages, Checkpoints(agents))
+
+
+def asked(resume_from, node="xla-0"):
+    return Launch("j", 1, (node,), (), ({},), node.partition("-")[0], "place", fenced=True, resume_from=resume_from)
 
 
 def without(live, node, **changes):
@@ -83,3 +89,15 @@ def test_one_that_a_node_cannot_send_now_is_tried_again(live, checkpoint, monkey
 
     monkeypatch.setattr(type(live.fleet.agent("cpu-0")), "read_file", away)
     assert launched(live, checkpoint).kind == "launch"
+
+
+def test_while_a_checkpoint_is_copied_the_launch_says_so_and_nothing_once_it_has_ended(live, checkpoint, monkeypatch):
+    told, launching = [], launcher(live)
+
+    def away(*_):
+        told.append(dict(launching.doing))
+        raise FleetError("node xla-0 gave no answer")
+
+    monkeypatch.setattr(type(live.fleet.agent("xla-0")), "begin_checkpoint", away)
+    assert launching.launch(asked(checkpoint)).kind == "launch"
+    assert (told, launching.doing) == ([{"j.1": "copies step 12 from cpu"}], {})
