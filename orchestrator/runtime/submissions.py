@@ -15,15 +15,16 @@ from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Never
 from orchestrator.core.fold import submitted
-from orchestrator.core.model import Devices, Event, Job
+from orchestrator.core.model import Devices, Job
 from orchestrator.limits import TooManyJobs, most_waiting
 from orchestrator.runtime.jobs import Jobs, NotStored
-from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.runtime.views import acknowledged
 from orchestrator.spec import parse_job
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer, Asked
+from orchestrator.store.work import Stored
 
 Data = dict[str, Any]
 Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]
@@ -59,7 +60,7 @@ class _Accepting:
 
 class Submissions:
     """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or "". `stored`
-    gets the events of what was accepted; `count` tells how many jobs have not ended.
+    gets the records of what was accepted; `count` tells how many jobs have not ended.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Submissions:
         packages: Packages,
         checkpoints: Checkpoints,
         seen: Seen,
-        stored: Callable[[list[Event]], None],
+        stored: Stored,
         count: Callable[[], int],
     ):
         self._jobs, self._store, self._packages, self._checkpoints = jobs, store, packages, checkpoints

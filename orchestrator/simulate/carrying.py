@@ -172,11 +172,12 @@ class Launching:
         self.server, self.world = carrying.server, carrying.world
         self.left = len(command.orders)
         self.maybe: set[str] = set()
+        self.failed: set[str] = set()
         self.errors: list[Exception] = []
 
     def fail(self, message: str, kind: str = "launch", seen: int = 0) -> None:
-        job, epoch, nodes = self.command.job, self.command.epoch, tuple(sorted(self.maybe))
-        self.server.tell(m.LaunchFailed(job, epoch, kind, message, nodes, seen))
+        nodes, failed = tuple(sorted(self.maybe)), tuple(sorted(self.failed))
+        self.server.tell(m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed))
 
     def reserve(self, waited_s: float) -> None:
         """A reservation stands once no other holds the same devices."""
@@ -212,7 +213,7 @@ class Launching:
             self.fail(f"the fence stands at {stands}", seen=stands)
             return
         ray.fences[command.job] = command.epoch
-        self.server.later(command.wait_s + world.rng.uniform(0.01, 0.3), self.start)
+        self.server.later(world.rng.uniform(0.01, 0.3), self.start)
 
     def start(self) -> None:
         number, generation = self.world.next_launch(), self.server.generation
@@ -230,6 +231,8 @@ class Launching:
             self.errors.append(error)
             if isinstance(error, Refused):
                 self.maybe.discard(node)
+            else:
+                self.failed.add(node)
         if self.left:
             return
         if self.errors:
