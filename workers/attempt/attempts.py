@@ -136,6 +136,9 @@ class Attempts(Known):
                     self._look_now()
 
     def _undo(self, attempt: AttemptId, folder: Folder) -> None:
+        """Nothing is left of it, nor of a supervisor that began when nobody waited for it any more."""
+        if (known := self._attempts.get(attempt)) and known.life.recorded:
+            known.life.end()
         with self._changed:
             self._attempts.pop(attempt, None)
             if group := life.group_of(folder):
