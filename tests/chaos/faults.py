@@ -112,6 +112,11 @@ class Fleet:
         until(lambda: {n["state"] for n in self.o.inventory()} == {"ready"})
         return self.o
 
+    def held_nodes_started(self) -> None:
+        """A node that was lost in case after case is not started any more by itself: `doctor` says how it is."""
+        if any("at once by `polyfleet up`" in told["message"] for told in self.o.doctor()):
+            Orchestrator.up(self.file).close()
+
     def resume_nodes(self) -> None:
         with client.connect() as asked:
             for node in asked.nodes():
@@ -329,6 +334,7 @@ def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, **more: A
         yield now
         ended = True
         fleet.reconnected()
+        fleet.held_nodes_started()
         now.ends()
         now.whole()
         fleet.sound = True
