@@ -110,8 +110,8 @@ class FleetColumn:
         return self._agents.call(node, "measure", self.job, attempt.epoch, wanted, timeout_s, timeout_s=timeout_s + 10)
 
     def _goes_on(self, said: str, busy_s: float) -> bool:
-        """Wait until the fleet knows what became of the session, which may work on for `busy_s` before it answers. False
-        where a new one has taken its place. Raises ColumnLost.
+        """Wait until the fleet knows what became of the session, which may work on for `busy_s` before it answers.
+        False where a new one has taken its place. Raises ColumnLost.
         """
         asked_s, waited_s, wait_s = time.monotonic(), 0.0, VERDICT_S
         while waited_s < wait_s:
