@@ -318,8 +318,9 @@ class Case:
         until(lambda: {n["state"] for n in o.inventory()} == {"ready"})
         until(lambda: not [d for n in o.inventory() for d in n["devices"] if d["leased_by"]])
         until(lambda: not [f for f in o.doctor() if f["level"] != "info" and f["subject"] in SUBJECTS])
-        probes = [o.submit(RunJob(command="true", resources={"node": node})) for node in NODES]
-        assert [probe.wait(HANG_S).state for probe in probes] == ["SUCCEEDED"] * len(NODES)
+        for probe in [self.run("true", resources={"node": node}) for node in NODES]:
+            view = until(lambda probe=probe: self._ended(probe))
+            assert view["state"] == "SUCCEEDED", (view["reason"], view["failure"], view["attempts"])
 
 
 @contextmanager
