@@ -17,6 +17,7 @@ from orchestrator.core.explain import Never
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Devices, Event, Job
 from orchestrator.limits import TooManyJobs, most_waiting
+from orchestrator.runtime import crash
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
@@ -54,6 +55,7 @@ class _Accepting:
     def __call__(self) -> Answer:
         made = self.accept()
         self.accepted = True
+        crash.point("event:submitted:before")
         return made
 
 
@@ -110,8 +112,12 @@ class Submissions:
         """
         accepting = [_Accepting(accept) for _, _, accept in asked]
         keyed = [(key, digest(body) if key else "") for key, body, _ in asked]
-        told = self._store.once_each([Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)], self._stored)
+        told = self._store.once_each([Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)], self._durable)
         return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
+
+    def _durable(self, events: list[Event]) -> None:
+        crash.point("event:submitted:after")
+        self._stored(events)
 
     def _accepted(self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
         try:
