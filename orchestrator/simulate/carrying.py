@@ -125,7 +125,11 @@ class Carrying:
             return
         error = ""
         if ray.away or ray.fences_away:
-            if (what := rng.random()) < 0.8:
+            if (what := rng.random()) < 0.2:
+                before = ray.fences.get(job, 0)
+                self._arrive(job, change, before, change.write(before), ray.head)
+                return
+            if what < 0.8:
                 self.server.later(0.5, self._write_fence, job, change)
                 return
             error = "the fence cannot be written"
@@ -135,6 +139,16 @@ class Carrying:
         before = ray.fences.get(job, 0)
         ray.fences[job] = after = change.write(before)
         self.server.later(0.005, self._fenced, job, change, before, 0 if error else after, error)
+
+    def _arrive(self, job: str, change: "Change", before: int, after: int, head: int) -> None:
+        """What the head has got it does, also when the server has ended meanwhile, or left."""
+        ray = self.world.ray
+        if ray.away or ray.fences_away:
+            self.world.after(0.1, self._arrive, job, change, before, after, head)
+        elif ray.head == head:
+            ray.fences[job] = after
+            if self.server._carrying is self:
+                self.server.later(0.005, self._fenced, job, change, before, after, "")
 
     def _fenced(self, job: str, change: "Change", before: int, after: int, error: str) -> None:
         queue = self._fences.get(job, [])
