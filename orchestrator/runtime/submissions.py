@@ -14,9 +14,10 @@ from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Never
-from orchestrator.core.fold import submitted
+from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
 from orchestrator.limits import TooManyJobs, most_waiting
+from orchestrator.runtime import crash
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.secrets import resolve_secrets
@@ -55,6 +56,7 @@ class _Accepting:
     def __call__(self) -> Answer:
         made = self.accept()
         self.accepted = True
+        crash.point("event:submitted:before")
         return made
 
 
@@ -111,8 +113,12 @@ class Submissions:
         """
         accepting = [_Accepting(accept) for _, _, accept in asked]
         keyed = [(key, digest(body) if key else "") for key, body, _ in asked]
-        told = self._store.once_each([Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)], self._stored)
+        told = self._store.once_each([Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)], self._durable)
         return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
+
+    def _durable(self, records: list[Record]) -> None:
+        crash.point("event:submitted:after")
+        self._stored(records)
 
     def _accepted(self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
         try:

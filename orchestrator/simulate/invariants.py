@@ -182,8 +182,9 @@ class Checks:
                 continue
             for part in live.parts:
                 node = control.nodes.get(part.node)
-                silent_s = now_s - max(node.heard_s if node else -1e9, live.since_s)
-                if part.outcome is None and silent_s > MISSED_S:
+                heard_s = max(node.heard_s if node else -1e9, live.since_s)
+                silent_s, acted = now_s - heard_s, bool(live.cut_off) and live.cut_off_s > heard_s
+                if part.outcome is None and silent_s > MISSED_S and not acted:
                     self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s, and nothing was done")
 
     def _fits(self, event: Event, record: Record, was: Control) -> None:
