@@ -136,7 +136,7 @@ async def logs(
 async def stream_logs(
     ref: str, request: Request, rank: Rank = None, epoch: Epoch = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
-    """Server-sent events: `log` {job, lines, cursor} as they come, `end` {state} when the job has ended and all is sent.
+    """Server-sent events: `log` {job, lines, cursor} as they come, `end` {state} when the job has ended.
 
     The first `log` may have no lines. It is the job's id that leads back to the same log, with the cursor.
     """
