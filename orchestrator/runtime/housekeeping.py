@@ -89,7 +89,7 @@ def forget_on(agents: Agents) -> Forget:
 
 class Housekeeping(threading.Thread):
     """`forget` asks nodes to remove the folders of attempts, and returns those that are gone. `distrust` gets each open
-    job whose history cannot be trusted, and why.
+    job whose history cannot be trusted, and why. `tidy` removes what belongs to no job any more.
     """
 
     def __init__(
@@ -99,10 +99,11 @@ class Housekeeping(threading.Thread):
         forget: Forget,
         keep_s: float | None,
         distrust: Distrust = lambda job, why: None,
+        tidy: Callable[[], None] = lambda: None,
     ):
         super().__init__(name="housekeeping", daemon=True)
         self._jobs, self._store, self._forget, self._keep_s = jobs, store, forget, keep_s
-        self._distrust = distrust
+        self._distrust, self._tidy = distrust, tidy
         self._clock = Clock(store.last_seq, keep_s or 0.0)
         self._closing = threading.Event()
 
@@ -111,6 +112,7 @@ class Housekeeping(threading.Thread):
         while not self._closing.is_set():
             if self._keep_s is not None:
                 self._guarded(self.prune)
+            self._guarded(self._tidy)
             self._closing.wait(LOOK_EVERY_S)
 
     def close(self) -> None:

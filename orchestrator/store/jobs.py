@@ -161,6 +161,16 @@ class JobTable:
         with self._database.reading() as connection:
             return list(connection.scalars(wanted.limit(MANY)))
 
+    def naming(self, text: str) -> str:
+        """The newest job whose data has `text` in it, "" if there is none. Reads all rows until it is found."""
+        wanted = select(jobs.c.id).where(jobs.c.data.contains(text, autoescape=True)).order_by(jobs.c.number.desc())
+        with self._database.reading() as connection:
+            return connection.scalar(wanted.limit(1)) or ""
+
+    def exists(self, job: str) -> bool:
+        with self._database.reading() as connection:
+            return connection.scalar(select(jobs.c.number).where(jobs.c.id == job)) is not None
+
     def newest_ids(self, count: int) -> list[str]:
         with self._database.reading() as connection:
             return list(connection.scalars(select(jobs.c.id).order_by(jobs.c.number.desc()).limit(count)))
