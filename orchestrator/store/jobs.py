@@ -15,7 +15,7 @@ from orchestrator.store import folding, records
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, readable
 from orchestrator.store.ledger import Ledger, Turn
 from orchestrator.store.rows import insert_rows
-from orchestrator.store.schema import LAST, jobs, removals, reports
+from orchestrator.store.schema import LAST, jobs, long_work, removals, reports
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database
@@ -93,7 +93,7 @@ class JobTable:
 
     def _load_anew(self, connection: Connection, ids: list[str]) -> None:
         """In their place in the order of submission."""
-        log.warning("%d rows of jobs are folded anew from their events", len(ids))
+        long_work.warning("%d rows of jobs are folded anew from their events", len(ids))
         folding.rebuild_some(connection, ids, self._damage)
         known = {record.job.id: record for record in self._ledger.open()}
         self._ledger.forget_all()
