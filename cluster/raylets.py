@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -26,6 +27,8 @@ from cluster.spec import FleetSpec, PoolSpec
 START_TIMEOUT_S = 120.0
 STARTED_MARK = b"Ray runtime started"
 GRACE_S = 5.0
+LONGEST_WORDS = 300
+NO_WORDS = re.compile(r"^\s*$|\[state-dump\]|----- |Remaining processes will be killed")
 TEMPORARY = "pf-"
 """How the names of fleets' temporary folders begin."""
 AUTHENTICATION = "ray-token"
@@ -135,10 +138,13 @@ def await_started(node: NodeProcess) -> None:
 
 
 def last_words(log: Path, lines: int = 5) -> str:
+    """Of what a node's processes wrote, without what Ray prints around it and dumps of its state."""
     try:
-        return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:]) or "it printed nothing"
+        written = log.read_text(errors="replace").splitlines()
     except OSError as e:
         return f"its log {log} cannot be read: {e.strerror}"
+    told = [line.strip()[:LONGEST_WORDS] for line in written if not NO_WORDS.search(line)]
+    return " | ".join(told[-lines:]) or "it printed nothing"
 
 
 def keep_logs(record: FleetRecord) -> None:

@@ -95,13 +95,14 @@ def rest() -> Iterator[str]:
         (415, "another content type than the one above"),
         (421, "a Host other than 127.0.0.1 and localhost (on a port: with this port)"),
         (422, "a field is wrong; `field` names it"),
-        (503, "the fleet cannot serve now; with `Retry-After`: 512 streams are open, the most at a time"),
+        (429, "too many at a time: requests, jobs that wait; `Retry-After` says when to ask again"),
+        (503, "the fleet, its store or its controller cannot serve now, or 512 streams are open; with `Retry-After`"),
     )
     yield from table(("status", "means"), codes)
     yield from (
-        "Connections: a request's head must be complete within 10 s, a body may not pause for 30 s nor come slower "
-        "than 1 KiB/s, and at most 256 connections that have not shown the token exist at a time; one more closes the "
-        "oldest. Whole numbers are within 64 bits.",
+        "Connections: a request's head has 64 KiB and must be complete within 10 s, a body may not pause for 30 s nor "
+        "come slower than 1 KiB/s, and at most 256 connections that have not shown the token exist at a time; one more "
+        "closes the oldest. Whole numbers are within 64 bits.",
         "",
         "A port is not proof of who listens there. Before you send the token to one, ask `GET /healthz?challenge=HEX` "
         "with random digits and compare `proof`, as the Python client does; the socket needs no such check where its "

@@ -45,6 +45,8 @@ from orchestrator.spec import parse_job
 from orchestrator.store.once import Answer
 from orchestrator.store.setting import open_store
 
+CHANGES_AT_ONCE = 1000
+
 
 def _kinds(text: str) -> tuple[str, ...]:
     try:
@@ -186,10 +188,12 @@ class Service:
         return record
 
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
-        """Events past `after`, as soon as there are any, else an empty list after `timeout_s`."""
+        """Events past `after`, as soon as there are any, else an empty list after `timeout_s`. One goes on from `last`,
+        up to which events may be gone.
+        """
         self.store.wait(after, timeout_s)
-        events = self.store.read(after, 1000)
-        return {"events": [self._views.event(e) for e in events], "last": events[-1].seq if events else after}
+        events, last = self.store.read_on(after, CHANGES_AT_ONCE)
+        return {"events": [self._views.event(e) for e in events], "last": last}
 
     # -- fleet
 

@@ -15,6 +15,11 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("cluster", "workers", "orchestrator")  # each may import those before it
 PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
+SIMULATOR = "orchestrator/simulate/"
+DECIDING = frozenset(
+    ("asked", "ending", "endings", "following", "gang", "membership", "plan", "policies", "retry", "room", "score")
+)
+"""Modules of the core that decide, where others only say what things are."""
 # Of workers, the orchestrator takes messages and pure data; the agent's class only where the actor is made.
 OF_WORKERS = (
     "workers.messages",
@@ -155,6 +160,18 @@ def test_the_orchestrator_takes_only_messages_and_data_of_the_workers():
         and not (is_in(module, "workers.agent") and name(path).startswith(AGENT_FROM))
     ]
     assert not more, "\n".join(more)
+
+
+def test_what_carries_the_controllers_commands_out_decides_nothing():
+    """Only the core, and the simulator that plays with it, call what decides about attempts and places."""
+    deciding = [
+        f"{name(path)}:{line} imports {module}"
+        for path in PRODUCT
+        if name(path).startswith("orchestrator/") and not name(path).startswith(("orchestrator/core/", SIMULATOR))
+        for line, module, _ in imports(path)
+        if any(is_in(module, f"orchestrator.core.{part}") for part in DECIDING)
+    ]
+    assert not deciding, "\n".join(deciding)
 
 
 def test_back_ends_import_nothing_of_what_is_done_to_models():

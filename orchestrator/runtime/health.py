@@ -175,7 +175,8 @@ def _leaks(seen: Seen) -> Iterator[NoteOf]:
 
 def _store(store: StoreSeen) -> Iterator[NoteOf]:
     if store.error:
-        said = f"its last write failed {age(store.failed_s)} ago: {store.error}"
+        when = f"its last write failed {age(store.failed_s)} ago" if store.failed_s else "it cannot be written"
+        said = f"{when}: {store.error}"
         yield "", Finding("error", "store", said, "nothing is accepted or placed until a write succeeds")
     if store.free_bytes is not None and store.free_bytes < LITTLE_ROOM_BYTES:
         size = f", which takes {(store.size_bytes or 0) / MIB:.0f} MiB"

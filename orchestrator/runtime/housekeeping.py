@@ -1,4 +1,6 @@
-"""The thread that reads the histories of open jobs once after the start, and then removes jobs that ended long ago."""
+"""The thread that reads the histories of open jobs once after the start, removes jobs that ended long ago, and brings
+the rows of other ended jobs up to date after a change of Polyfleet's version.
+"""
 
 import logging
 import os
@@ -8,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from cluster.errors import FleetError, UserError
+from cluster.errors import FleetError, PolyfleetError, UserError
 from orchestrator.resources import duration_s
 from orchestrator.runtime import fences
 from orchestrator.runtime.agents import Agents
@@ -67,18 +69,12 @@ class Clock:
 
 
 def forget_on(agents: Agents) -> Forget:
-    """Asks each node once for all its folders, and removes the fences of their jobs. Silent nodes are asked again."""
+    """Asks their node, and removes the fences of the jobs whose folders are gone there."""
 
     def forget(places: list[Place]) -> list[Place]:
-        gone: list[Place] = []
-        for node in dict.fromkeys(place.node for place in places):
-            asked = [(place.job, place.epoch) for place in places if place.node == node]
-            try:
-                done = agents.call(node, "remove", agents.generation, asked)
-            except (FleetError, KeyError) as e:
-                log.info("node %s keeps %d folders of removed jobs for now: %s", node, len(asked), e)
-                continue
-            gone += [Place(node, job, epoch) for job, epoch in done]
+        node = places[0].node
+        done = agents.call(node, "remove", agents.generation, [(place.job, place.epoch) for place in places])
+        gone = [Place(node, job, epoch) for job, epoch in done]
         for job in dict.fromkeys(place.job for place in gone):
             with suppress(FleetError):  # a few bytes: they may stay
                 fences.forget(job)
@@ -88,8 +84,9 @@ def forget_on(agents: Agents) -> Forget:
 
 
 class Housekeeping(threading.Thread):
-    """`forget` asks nodes to remove the folders of attempts, and returns those that are gone. `distrust` gets each open
-    job whose history cannot be trusted, and why. `tidy` removes what belongs to no job any more.
+    """`forget` asks a node to remove the folders of attempts there, and returns those that are gone; it raises
+    PolyfleetError where the node does not answer. `distrust` gets each open job whose history cannot be trusted, and
+    why. `tidy` removes what belongs to no job any more.
     """
 
     def __init__(
@@ -106,12 +103,14 @@ class Housekeeping(threading.Thread):
         self._distrust, self._tidy = distrust, tidy
         self._clock = Clock(store.last_seq, keep_s or 0.0)
         self._closing = threading.Event()
+        self._refreshed: int | None = 0
 
     def run(self) -> None:
         self._guarded(self.check)
         while not self._closing.is_set():
             if self._keep_s is not None:
                 self._guarded(self.prune)
+            self._guarded(self.refresh)
             self._guarded(self._tidy)
             self._closing.wait(LOOK_EVERY_S)
 
@@ -138,9 +137,31 @@ class Housekeeping(threading.Thread):
             pass
         if count:
             log.info("%d jobs that ended more than %.1f days ago were removed", count, keep_s / 86400)
-        if places := kept.places():
-            kept.removed(self._forget(places))
-            kept.give_up(now_s - PLACES_KEPT_S)
+        for node in kept.nodes():
+            if not self._clear(node):
+                kept.give_up(node, now_s - PLACES_KEPT_S)
+
+    def _clear(self, node: str) -> bool:
+        """Have all folders of removed jobs there removed, some at a time. Whether the node answered at all."""
+        kept, last = self._store.retention, None
+        while not self._closing.is_set() and (places := kept.places(node, last)):
+            try:
+                gone = self._forget(places)
+            except PolyfleetError as e:
+                log.info("node %s keeps folders of removed jobs for now: %s", node, e)
+                return last is not None
+            kept.removed(gone)
+            last = places[-1]
+            self._pause()
+        return True
+
+    def refresh(self) -> None:
+        """Bring rows that another version wrote up to date, once: this server writes none. A later call goes on where
+        an error stopped the one before.
+        """
+        while self._refreshed is not None and not self._closing.is_set():
+            self._refreshed = self._store.refresh(self._refreshed)
+            self._pause()
 
     def _pause(self) -> bool:
         """Whether the thread is to end."""
@@ -150,6 +171,6 @@ class Housekeeping(threading.Thread):
         try:
             work()
         except FleetError as e:
-            log.warning("removing old jobs: %s", e)
+            log.warning("looking after the job store: %s", e)
         except Exception:
-            log.exception("removing old jobs; the next look is in %.0f s", LOOK_EVERY_S)
+            log.exception("looking after the job store; the next look is in %.0f s", LOOK_EVERY_S)

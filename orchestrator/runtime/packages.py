@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import unpacking
-from cluster.errors import FleetError, NotFound
+from cluster.errors import NotFound, PolyfleetError
 from cluster.paths import synced, write_private
 from cluster.uses import Uses
 from orchestrator.runtime.agents import Agents
@@ -135,7 +135,7 @@ class Unnamed:
         """None where it does not answer: it is asked again with the next look."""
         try:
             return self._agents.call(node, method, *arguments)
-        except (FleetError, KeyError) as e:
+        except PolyfleetError as e:
             log.info("node %s keeps its packages for now: %s", node, e)
             return None
 

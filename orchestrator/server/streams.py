@@ -92,9 +92,11 @@ class Streams:
             self.open -= 1
 
     async def changes(self, after: int, timeout_s: float) -> Data:
-        """Events past `after`, as soon as there are any; else none, after `timeout_s`."""
+        """Events past `after`, as soon as there are any; else none, after `timeout_s`, or at once where `last` moves
+        past events that are gone.
+        """
         found = await self.call(self.service.changes, after, 0.0, page=True)
-        return found if found["events"] or timeout_s == 0 else await self.next_changes(after, timeout_s)
+        return found if found["last"] > after or timeout_s == 0 else await self.next_changes(after, timeout_s)
 
     async def next_changes(self, after: int, timeout_s: float) -> Data:
         """The same for one who has read all there was: one reader waits for everybody."""
@@ -114,14 +116,15 @@ class Streams:
 
     async def _read(self) -> None:
         while self._waiting:
-            wait = partial(self.service.changes, min(self._waiting.values()), LOOK_S)
+            seen = min(self._waiting.values())
+            wait = partial(self.service.changes, seen, LOOK_S)
             try:
                 found = await anyio.to_thread.run_sync(wait, limiter=self._reader_thread)
             except Exception as e:
                 for future in self._take(-1):
                     future.set_exception(e)
                 return
-            if found["events"]:
+            if found["last"] > seen:
                 self._head = max(self._head, found["last"])
                 for future, after in self._take(found["last"]).items():
                     news = [e for e in found["events"] if e["seq"] > after]
@@ -266,9 +269,9 @@ async def follow_changes(request: Request, after: int) -> AsyncIterator[Item]:
     while True:
         read = shared.call(shared.service.changes, after, 0.0) if behind else shared.next_changes(after, CHANGES_WAIT_S)
         found = await read
+        behind = behind and found["last"] > after
         after = found["last"]
         for change in found["events"]:
             yield "change", change
         if not found["events"]:
-            behind = False
             yield None

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Row, Select, make_url, select
+from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError
 
 from cluster.errors import FleetError, UserError
@@ -41,6 +41,9 @@ class Database:
             else:
                 self._lock = opened.enter_context(postgresql.locked(self._url))
             self._writer, self._readers = self._engines()
+            self._path = sqlite.path_of(self._url) if self._is_sqlite else None
+            self._file = sqlite.file_at(self._path) if self._path else None
+            self._is_replaced = False
             with self._writer.begin() as connection:
                 self._check(connection)
                 schema.prepare(connection, self.name, self._copy)
@@ -48,10 +51,22 @@ class Database:
             self._opened = opened.pop_all()
 
     def connect(self) -> Connection:
-        """For the one thread that writes. Raises FleetError when another server has the database by now."""
+        """For the one thread that writes. Raises FleetError when another server has the database by now, or its file is
+        not there any more.
+        """
+        self.check_place()
         if self._lock is not None:
             self._lock.hold()
         return self._writer.connect()
+
+    def check_place(self) -> None:
+        """Raises FleetError, from then on always, where the file at the path is not the one that was opened: SQLite
+        writes on into a file without a name, and whatever is acknowledged is lost.
+        """
+        if self._path:
+            self._is_replaced = self._is_replaced or sqlite.file_at(self._path) != self._file
+            if self._is_replaced:
+                raise sqlite.replaced(self._path)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -66,6 +81,7 @@ class Database:
 
     def _readers_connection(self) -> Connection:
         """The pool tries two connections, and has an error of its own where both were killed meanwhile."""
+        self.check_place()
         try:
             with self.errors():
                 return self._readers.connect()
@@ -82,12 +98,6 @@ class Database:
                 if time.monotonic() - begun_s > RECONNECT_S:
                     raise
                 time.sleep(RECONNECT_PAUSE_S)
-
-    def begins(self, column: Column[str], prefix: str) -> ColumnElement[bool]:
-        """Texts that begin so. SQLite finds a range in an index, and a LIKE never; PostgreSQL may sort otherwise."""
-        if self._is_sqlite:
-            return column.between(prefix, prefix + schema.LAST)
-        return column.startswith(prefix, autoescape=True)
 
     def rows(self, wanted: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
         """All of them, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
@@ -113,7 +123,7 @@ class Database:
 
     def room(self) -> tuple[int | None, int | None]:
         """(bytes of the database, bytes free on its disk), or None twice where it is not a file here."""
-        return sqlite.room(sqlite.path_of(self._url)) if self._is_sqlite else (None, None)
+        return sqlite.room(self._path) if self._path else (None, None)
 
     def close_readers(self) -> None:
         """Before the writing connection is closed: the last one to go checkpoints, and that must be the writer."""

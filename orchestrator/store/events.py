@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, select
 
+from cluster.errors import FleetError
 from orchestrator.core.model import Event
 from orchestrator.store import folding
 from orchestrator.store.benchmarks import BenchmarkLines
@@ -19,7 +20,7 @@ from orchestrator.store.jobs import JobTable
 from orchestrator.store.ledger import Ledger
 from orchestrator.store.once import Answer, Asked, Once
 from orchestrator.store.retention import Retention
-from orchestrator.store.schema import counters, events, jobs, reports
+from orchestrator.store.schema import LAST, counters, events, jobs, reports
 from orchestrator.store.work import LARGEST, LONGEST_JOB, Work, storable, work_of
 from orchestrator.store.writer import Writer
 
@@ -28,8 +29,8 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """`error` is that of the last write, "" when it went well; `failed_s` how long ago. Sizes are None where the
-    database is not a file here.
+    """`error` is that of the last write, "" when it went well, and `failed_s` how long ago; 0 where the next one would
+    fail. Sizes are None where the database is not a file here.
     """
 
     where: str
@@ -103,6 +104,14 @@ class EventStore:
         """Events with a number above `after`, oldest first."""
         return self._events(select(events).where(events.c.seq > after), limit)
 
+    def read_on(self, after: int, limit: int) -> tuple[list[Event], int]:
+        """As `read`, and up to which number there is no other: some may be of removed jobs or in damaged rows."""
+        last = self.last_seq
+        rows = self._rows(select(events).where(events.c.seq > after), limit)
+        found = [event for row in rows if (event := self._event(row))]
+        seen = rows[-1].seq if rows else after
+        return found, seen if len(rows) == limit else max(seen, last)
+
     def events_of(self, job: str) -> list[Event]:
         return self._events(select(events).where(events.c.job == job), None)
 
@@ -111,6 +120,16 @@ class EventStore:
         marked = jobs.update().where(jobs.c.id == job).values(damaged=why)
         self._writer.submit(Work(action=lambda connection: connection.execute(marked)))
         self.jobs.damaged[job] = why
+
+    def refresh(self, after: int) -> int | None:
+        """Write anew, from their events, the rows of some ended jobs numbered above `after` that another version wrote.
+        Up to which number it has looked, None where no job is left.
+        """
+        with self._database.reading() as connection:
+            looked, rows = folding.outdated(connection, after, self.damage)
+        if rows:
+            self._writer.submit(Work(action=partial(self.jobs.change, rows=rows)))
+        return looked
 
     def differences(self) -> list[str]:
         """What the table of jobs says otherwise than the log; reads all of both."""
@@ -122,6 +141,10 @@ class EventStore:
         size_bytes, free_bytes = self._database.room()
         error, failed_s = self._writer.trouble
         ago_s = time.monotonic() - failed_s if error else 0.0
+        try:
+            self._database.check_place()
+        except FleetError as e:
+            error = error or str(e)
         return StoreState(self._database.name, error, ago_s, size_bytes, free_bytes, self.damage, self.reports_lost)
 
     def wait(self, after: int, timeout_s: float) -> bool:
@@ -130,8 +153,8 @@ class EventStore:
             return self._writer.committed.wait_for(lambda: self.last_seq > after, timeout_s)
 
     def events_below(self, prefix: str) -> list[Event]:
-        """Of all owners whose name begins so, oldest first. SQLite reads a range of its index, not all events."""
-        below = select(events.c.seq).where(self._database.begins(events.c.job, prefix))
+        """Of all owners whose name begins so, oldest first: a range of the index is read, not all events."""
+        below = select(events.c.seq).where(events.c.job.between(prefix, prefix + LAST))
         return self._events(select(events).where(events.c.seq.in_(below)), None)
 
     def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:
@@ -190,11 +213,13 @@ class EventStore:
         return self._metrics(row) or {} if row else {}
 
     def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
+        return [event for row in self._rows(wanted, limit) if (event := self._event(row))]
+
+    def _rows(self, wanted: Select[Any], limit: int | None) -> Sequence[Row[Any]]:
         """None that is not acknowledged, even where the database shows one."""
         acknowledged = wanted.where(events.c.seq <= self.last_seq)
         with self._database.reading() as connection:
-            rows = connection.execute(acknowledged.order_by(events.c.seq).limit(limit)).all()
-        return [event for row in rows if (event := self._event(row))]
+            return connection.execute(acknowledged.order_by(events.c.seq).limit(limit)).all()
 
     def _event(self, row: Row[Any]) -> Event | None:
         try:

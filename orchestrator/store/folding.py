@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, exists, select
+from sqlalchemy import Connection, Row, RowMapping, bindparam, exists, select
 
 from orchestrator.core.fold import Record
 from orchestrator.store import records
@@ -18,6 +18,9 @@ HARMLESS = ("checkpoint", "resumed")
 
 AT_ONCE = 200
 """Jobs whose events are read by one query."""
+
+FOLDED = ("version", "digest", "data")
+"""Columns that hold the Record itself, beside those by which a row is found."""
 
 Data = dict[str, Any]
 
@@ -74,8 +77,9 @@ def fold_rows(job: str, rows: Iterable[Row[Any]], damage: Damage) -> Folded:
 
 
 def fold_jobs(connection: Connection, ids: list[str], damage: Damage) -> Iterator[Folded]:
-    """Of those jobs, by id."""
-    wanted = select(events).where(events.c.job.in_(ids)).order_by(events.c.job, events.c.seq)
+    """Of those jobs, by id. Nodes among them are left out: their events make no record."""
+    of_jobs = [job for job in ids if not job.startswith(NODE)]
+    wanted = select(events).where(events.c.job.in_(of_jobs)).order_by(events.c.job, events.c.seq)
     for job, rows in groupby(connection.execute(wanted), key=lambda row: row.job):
         yield fold_rows(readable(job), rows, damage)
 
@@ -89,7 +93,7 @@ def fold_all(connection: Connection, damage: Damage) -> Iterator[Folded]:
         ids = [job for job in connection.scalars(wanted.limit(AT_ONCE)) if isinstance(job, str)]
         if not ids:
             return
-        yield from fold_jobs(connection, [job for job in ids if not job.startswith(NODE)], damage)
+        yield from fold_jobs(connection, ids, damage)
         last = ids[-1]
 
 
@@ -133,11 +137,32 @@ def differences(connection: Connection, damage: Damage) -> Iterator[str]:
         wanted = values(folded.number, folded.record, folded.damaged)
         if row is None:
             yield f"job {folded.job} has no row"
-        elif other := [name for name in wanted if row[name] != wanted[name] and name != "damaged"]:
+        elif other := _differing(row, wanted):
             yield f"the row of job {folded.job} differs from its events in {', '.join(other)}"
     without = select(jobs.c.id).where(~exists().where(events.c.job == jobs.c.id)).limit(AT_ONCE)
     for job in connection.scalars(without):
         yield f"job {job} has a row and no events"
 
 
-__all__ = ["Folded", "differences", "fold_all", "fold_jobs", "fold_rows", "rebuild", "rebuild_some", "values"]
+def _differing(row: RowMapping, wanted: Data) -> list[str]:
+    """Columns. A row of another version is folded from its events when it is read, but what it is found by counts."""
+    own = FOLDED if row["version"] != wanted["version"] else ()
+    return [name for name in wanted if row[name] != wanted[name] and name not in ("damaged", *own)]
+
+
+def outdated(connection: Connection, after: int, damage: Damage) -> tuple[int | None, list[Data]]:
+    """Some rows of ended jobs numbered above `after`: the number of the last, None where there are no more, and what
+    those of another version would be today. One whose events lead elsewhere is left as it is.
+    """
+    ended = select(jobs.c.number, jobs.c.id, jobs.c.version).where(~jobs.c.open, jobs.c.number > after)
+    rows = connection.execute(ended.order_by(jobs.c.number).limit(AT_ONCE)).all()
+    ids = [row.id for row in rows if row.version != records.version()]
+    found = [
+        values(folded.number, folded.record)
+        for folded in (fold_jobs(connection, ids, damage) if ids else ())
+        if folded.record and not folded.damaged and not is_open(folded.record)
+    ]
+    return (rows[-1].number if rows else None), found
+
+
+__all__ = ["Folded", "differences", "fold_all", "fold_jobs", "outdated", "rebuild", "rebuild_some", "values"]

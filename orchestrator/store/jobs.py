@@ -32,12 +32,14 @@ Data = dict[str, Any]
 READ = (jobs.c.number, jobs.c.id, jobs.c.state, jobs.c.seq, jobs.c.version, jobs.c.digest, jobs.c.damaged, jobs.c.data)
 METRICS = (
     select(reports.c.data)
-    .where(reports.c.job == jobs.c.id)
-    .order_by(reports.c.seq.desc())
+    .where(reports.c.job.between(jobs.c.id, jobs.c.id))
+    .order_by(reports.c.job.desc(), reports.c.seq.desc())
     .limit(1)
     .scalar_subquery()
     .label("metrics")
 )
+"""A range in the order of the index. With an equality PostgreSQL may go through all reports from the newest one back,
+which is quick for a job that has one and slow for each that has none."""
 SOME = select(*READ).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
 UPDATE = (
     jobs.update()
@@ -123,10 +125,13 @@ class JobTable:
         rows = [(job, folding.values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
         if new := [row for job, row in rows if job in turn.numbers]:
             insert_rows(connection, jobs, new)
-        changed = [(job, row) for job, row in rows if job not in turn.numbers]
-        if changed:
-            kept = [{"of": job} | {k: v for k, v in row.items() if k not in FIXED} for job, row in changed]
-            connection.execute(UPDATE, kept)
+        if changed := [row for job, row in rows if job not in turn.numbers]:
+            self.change(connection, changed)
+
+    def change(self, connection: Connection, rows: list[Data]) -> None:
+        """Rows of jobs that have one, as `folding.values` makes them."""
+        kept = [{"of": row["id"]} | {k: v for k, v in row.items() if k not in FIXED} for row in rows]
+        connection.execute(UPDATE, kept)
 
     def get(self, job: str) -> Record | None:
         """By its whole id."""

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Table, and_, or_, select
+from sqlalchemy import Connection, Table, and_, or_, select, tuple_
 
 from orchestrator.core.fold import Record
 from orchestrator.store.ledger import Ledger
@@ -66,11 +66,19 @@ class Retention:
             self._submit(lambda connection: connection.execute(requests.delete().where(requests.c.key.in_(keys))))
         return len(keys) == ROWS_AT_ONCE
 
-    def places(self, limit: int = ROWS_AT_ONCE) -> list[Place]:
-        """Folders on nodes that are left to remove, those that wait longest first."""
-        left = select(removals).where(removals.c.node != "").order_by(removals.c.time, removals.c.job).limit(limit)
+    def nodes(self) -> list[str]:
+        """Those with folders that are left to remove."""
+        left = select(removals.c.node).distinct().where(removals.c.node != "").order_by(removals.c.node)
         with self._database.reading() as connection:
-            return [Place(row.node, row.job, row.epoch) for row in connection.execute(left)]
+            return list(connection.scalars(left))
+
+    def places(self, node: str, after: Place | None = None) -> list[Place]:
+        """Some folders that are left to remove there, by job and epoch, beyond `after`."""
+        left = select(removals).where(removals.c.node == node).order_by(removals.c.job, removals.c.epoch)
+        if after is not None:
+            left = left.where(tuple_(removals.c.job, removals.c.epoch) > (after.job, after.epoch))
+        with self._database.reading() as connection:
+            return [Place(row.node, row.job, row.epoch) for row in connection.execute(left.limit(ROWS_AT_ONCE))]
 
     def removed(self, places: list[Place]) -> None:
         """Those folders are no more."""
@@ -78,9 +86,9 @@ class Retention:
         if each:
             self._submit(lambda connection: connection.execute(removals.delete().where(or_(*each))))
 
-    def give_up(self, since_s: float) -> None:
-        """Folders whose nodes were not there to remove them since then are their nodes' own."""
-        old = and_(removals.c.node != "", removals.c.time < since_s)
+    def give_up(self, node: str, before_s: float) -> None:
+        """Folders of jobs that were removed before that are left to their node, which is not there to remove them."""
+        old = and_(removals.c.node == node, removals.c.time < before_s)
         self._submit(lambda connection: connection.execute(removals.delete().where(old)))
 
     def _submit(self, action: Any) -> Any:

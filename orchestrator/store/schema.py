@@ -27,7 +27,7 @@ from cluster.errors import FleetError
 long_work = logging.getLogger("orchestrator.store.upgrade")
 """Told what may take minutes as a store is opened: whoever waits for it can read that."""
 
-VERSION = 2
+VERSION = 3
 """The number of the newest file in migrations/versions. A store of a newer version is refused, never guessed at."""
 REVISION = f"{VERSION:04d}"
 LAST = "\U0010ffff"
@@ -36,7 +36,7 @@ LAST = "\U0010ffff"
 metadata = MetaData()
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
 _Exact = String(128).with_variant(String(128, collation="C"), "postgresql")
-"""Compared byte by byte, so that a prefix is a range."""
+"""Compared byte by byte, so that a prefix is a range. Ids of jobs are in all tables, or PostgreSQL uses no index."""
 
 schema_version = Table("schema_version", metadata, Column("version", Integer, primary_key=True))
 """One row, which every version of Polyfleet reads before it touches anything."""
@@ -57,7 +57,7 @@ events = Table(
     metadata,
     Column("seq", _Sequence, primary_key=True, autoincrement=False),
     Column("time", Double, nullable=False),
-    Column("job", String(128), nullable=False),
+    Column("job", _Exact, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("event", String(64), nullable=False),
     Column("data", Text, nullable=False),
@@ -79,7 +79,7 @@ reports = Table(
     "reports",
     metadata,
     Column("seq", _Sequence, primary_key=True, autoincrement=False),
-    Column("job", String(128), nullable=False),
+    Column("job", _Exact, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("step", BigInteger, nullable=False),
     Column("time", Double, nullable=False),

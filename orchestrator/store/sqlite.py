@@ -82,12 +82,33 @@ def plain(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _existing(path: Path) -> sqlite3.Connection:
+    """Never to a new, empty file where somebody has removed the database."""
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, check_same_thread=False)
+
+
+def file_at(path: Path) -> tuple[int, int] | None:
+    """Which file it is: its device and inode; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def replaced(path: Path) -> FleetError:
+    return FleetError(
+        f"the job store {path} was removed or replaced while this server had it open",
+        "stop the server, then put the file back or restore a backup: `polyfleet server restore FILE`",
+    )
+
+
 def engines(url: URL) -> tuple[Engine, Engine]:
     """(writer, readers). The file is made readable by its owner only; SQLite gives its companions the same mode."""
-    os.close(os.open(path_of(url), os.O_RDWR | os.O_CREAT, 0o600))
-    any_thread = {"check_same_thread": False}
-    writer = create_engine(url, poolclass=NullPool, connect_args=any_thread)
-    readers = create_engine(url, poolclass=QueuePool, pool_size=8, max_overflow=24, connect_args=any_thread)
+    path = path_of(url)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    writer = create_engine(url, poolclass=NullPool, creator=lambda: _existing(path))
+    readers = create_engine(url, poolclass=QueuePool, pool_size=8, max_overflow=24, creator=lambda: _existing(path))
     _configure(writer, (*COMMON, *WRITER), begin="BEGIN IMMEDIATE")
     _configure(readers, (*COMMON, *READER), begin="BEGIN")
     return writer, readers

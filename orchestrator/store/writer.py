@@ -175,6 +175,7 @@ class Writer(threading.Thread):
                 if values:
                     insert_rows(connection, table, values)
             self._table.write(connection, turn)
+        self._database.check_place()
         self.last_report += len(lines)
         self._last_line += len(measured)
         self._acknowledge(work, results, turn, len(rows))

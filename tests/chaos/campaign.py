@@ -163,6 +163,7 @@ NAMES = {
     "named_s": "named after",
     "quarantined_s": "quarantined after",
     "gap_s": "without work for",
+    "lost_s": "the loss was certain after",
     "accepted_s": "a job was accepted after",
     "accepted_again_s": "a job was accepted again, from the end of the fault, after",
     "told_s": "told after",

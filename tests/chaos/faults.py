@@ -112,6 +112,11 @@ class Fleet:
         until(lambda: {n["state"] for n in self.o.inventory()} == {"ready"})
         return self.o
 
+    def held_nodes_started(self) -> None:
+        """A node that was lost in case after case is not started any more by itself: `doctor` says how it is."""
+        if any("at once by `polyfleet up`" in told["message"] for told in self.o.doctor()):
+            Orchestrator.up(self.file).close()
+
     def resume_nodes(self) -> None:
         with client.connect() as asked:
             for node in asked.nodes():
@@ -213,9 +218,9 @@ class Case:
         self.expected[job.id] = ends
         return job.id
 
-    def gang(self) -> Training:
+    def gang(self, **fields: Any) -> Training:
         """On both nodes of `left`, beside a training on the third, and commands that wait for a node."""
-        gang = self.train(resources={"pool": "left", "nodes": 2})
+        gang = self.train(resources={"pool": "left", "nodes": 2}, **fields)
         self.train(resources={"pool": "right"})
         self.works()
         for pool in ("left", "right"):
@@ -313,8 +318,9 @@ class Case:
         until(lambda: {n["state"] for n in o.inventory()} == {"ready"})
         until(lambda: not [d for n in o.inventory() for d in n["devices"] if d["leased_by"]])
         until(lambda: not [f for f in o.doctor() if f["level"] != "info" and f["subject"] in SUBJECTS])
-        probes = [o.submit(RunJob(command="true", resources={"node": node})) for node in NODES]
-        assert [probe.wait(HANG_S).state for probe in probes] == ["SUCCEEDED"] * len(NODES)
+        for probe in [self.run("true", resources={"node": node}) for node in NODES]:
+            view = until(lambda probe=probe: self._ended(probe))
+            assert view["state"] == "SUCCEEDED", (view["reason"], view["failure"], view["attempts"])
 
 
 @contextmanager
@@ -329,10 +335,11 @@ def case(fleet: Fleet, folder: Path, fault: str, what: str, seed: int, **more: A
         yield now
         ended = True
         fleet.reconnected()
+        fleet.held_nodes_started()
         now.ends()
         now.whole()
         fleet.sound = True
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, pytest.skip.Exception):
         now.records.clear()  # broken off, which says nothing of the fault
         _clear(now)
         raise
@@ -353,6 +360,7 @@ def case_name() -> str:
 
 
 def keep(record: Data) -> None:
+    """A line of the file that the campaign makes its results of."""
     print(json.dumps(record))
     if kept := os.environ.get("POLYFLEET_CHAOS_RESULTS"):
         with Path(kept).open("a") as file:

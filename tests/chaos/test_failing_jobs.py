@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,18 +31,8 @@ def test_a_training_that_hangs_is_found_and_tried_again(case, seed):
 
 @pytest.mark.chaos
 def test_a_job_that_uses_up_its_nodes_memory_is_told_so_and_its_node_goes_on(case, fleet, seed):
-    group = MEMORY / f"polyfleet-chaos-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
-    except OSError as e:
-        pytest.skip(f"no control group with a limit of memory can be made here: {e}")
     agent = fleet.agent("right-0")
-    with case("F24", "a job grows past the limit of its node's control group", seed) as now:
-        agent = fleet.agent("right-0")
-        homes = {p.pid: own_group(p.pid) for p in (agent, *agent.children(recursive=True))}
-        for pid in homes:
-            (group / "cgroup.procs").write_text(str(pid))
+    with limited(agent), case("F24", "a job grows past the limit of its node's control group", seed) as now:
         other = now.train(resources={"pool": "left"})
         now.works()
         now.inject(lambda: None)
@@ -51,9 +42,27 @@ def test_a_job_that_uses_up_its_nodes_memory_is_told_so_and_its_node_goes_on(cas
         failure = now.view(job)["failure"]
         assert failure["kind"] == "oom" and "limit of its control group is 512 MiB" in failure["message"], failure
         assert agent.is_running() and other.epoch == 1
+
+
+@contextmanager
+def limited(agent):
+    """The agent and what it starts are in a control group of LIMIT_BYTES."""
+    group = MEMORY / f"polyfleet-chaos-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    except OSError as e:
+        pytest.skip(f"no control group with a limit of memory can be made here: {e}")
+    homes = {p.pid: own_group(p.pid) for p in (agent, *agent.children(recursive=True))}
+    try:
+        for pid in homes:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
         for pid in (group / "cgroup.procs").read_text().split():
-            (homes.get(int(pid)) or own_group(os.getpid())).write_text(pid)
-    group.rmdir()
+            with suppress(OSError):  # it has ended
+                (homes.get(int(pid)) or own_group(os.getpid())).write_text(pid)
+        group.rmdir()
 
 
 def own_group(pid):

@@ -100,7 +100,7 @@ def test_what_stands_still_for_long_is_replaced_and_works_no_more_when_it_goes_o
 def test_a_rank_and_a_raylet_that_stand_still_for_two_minutes_are_replaced(case, fleet, seed):
     """A rank that stands still hangs: that is known after a minute. They are of two jobs, on two nodes."""
     with case("F8", told_of("raylet", 120.0), seed) as now:
-        moved = now.single()
+        moved = now.train(resources={"ordered": [{"pool": "right"}, {"node": "left-0"}]})
         hung = now.train(resources={"node": "left-1"}, recovery=RETRIED)
         now.works()
         ranks = found(fleet, hung, "rank")

@@ -1,8 +1,10 @@
 """Ranks, agents, raylets and the server are killed while jobs run."""
 
 import time
+from contextlib import suppress
 
 import fleet_processes
+import psutil
 import pytest
 from faults import EVENTS, some_or_all, until
 
@@ -44,6 +46,32 @@ def kill_rank(now, gang, node):
     now.goes_on(gang)
     assert now.view(gang.id)["restarts"] == 0
     assert len(fleet_processes.ranks(gang.id, now.fleet.home)) == 2
+
+
+def test_a_gang_that_loses_one_of_its_nodes_goes_on_once_it_has_as_many_again(case, fleet, seed, monkeypatch):
+    """Its survivor fails with a broken connection long before the loss is certain: that is not what is told."""
+    with case("F3", "kill -9 of all of node 1 of a gang; a node comes back after 20 s", seed) as now:
+        gang = now.gang(recovery={"lease": "4s"})
+        monkeypatch.setenv("POLYFLEET_REPAIR", "off")
+        fleet.restarted()
+        now.inject(lambda: kill_node(fleet, "left-1"))
+        until(lambda: now.view(gang.id)["state"] == "RECOVERING")
+        now.took("lost_s", time.monotonic() - now.at_s)
+        time.sleep(max(0.0, 20 - now.record["lost_s"]))
+        monkeypatch.delenv("POLYFLEET_REPAIR")
+        fleet.whole()
+        now.over()
+        now.goes_on(gang)
+        view = now.view(gang.id)
+        assert (view["interruptions"], view["restarts"]) == (1, 0), view["attempts"]
+        assert "left-1" in view["attempts"][0]["reason"] and view["attempts"][0]["outcome"] == "lost", view["attempts"]
+        assert now.view(now.trainings[1].id)["epoch"] == 1
+
+
+def kill_node(fleet, node):
+    for process in fleet_processes.machine(fleet.home, node):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 @pytest.mark.chaos

@@ -30,10 +30,10 @@ def test_a_fleet_that_loses_messages_does_all_of_its_jobs_once(tmp_path, seed, o
         now.gang()
         before = injected()
         now.inject(lambda: None)
-        jobs = [now.run(f"echo {n} >> {marks}", resources={"pool": "left"}) for n in range(20)]
+        jobs = [now.run(f"echo {n} >> {marks}", resources={"pool": "left"}) for n in range(60)]
         now.end.touch()
         for job in jobs:
             until(lambda job=job: now.view(job)["state"] == "SUCCEEDED")
         now.record["injected"] = injected() - before
         assert now.record["injected"]
-        assert sorted(map(int, marks.read_text().split())) == list(range(20))
+        assert sorted(map(int, marks.read_text().split())) == list(range(60))

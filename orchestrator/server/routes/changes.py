@@ -16,7 +16,9 @@ After = Annotated[int, Query(ge=0, le=LARGEST, description="the `last` or `seq` 
 async def changes(
     request: Request, after: After = 0, timeout_s: Annotated[float, Query(ge=0, le=30, allow_inf_nan=False)] = 10.0
 ) -> Response:
-    """Long poll: answers as soon as there are events after `after`, or empty when the time is up."""
+    """Long poll: answers as soon as there are events after `after`, or empty when the time is up. Go on from `last`: it
+    also moves, without an event, where events were removed with old jobs.
+    """
     return answer(await streams(request).changes(after, timeout_s))
 
 

@@ -93,6 +93,8 @@ def test_the_store_tells_of_its_last_write_its_room_and_its_damaged_rows():
     assert told[0][3] == "its last write failed 7 s ago: the disk is full"
     assert [t[3] for t in told[1:7]] == [f"/p.db: row {n}" for n in range(5)] + ["/p.db: 7 more damaged rows"]
     assert told[7][3] == "100 MiB are free on the disk of /p.db, which takes 3 MiB"
+    [first, *_] = said(replace(WELL, store=replace(store, error="/p.db was removed", failed_s=0.0)))
+    assert first == ("", "error", "store", "it cannot be written: /p.db was removed")
 
 
 def test_leaks_repairs_and_nodes_that_end_again_are_told():

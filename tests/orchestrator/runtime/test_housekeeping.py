@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
+import sqlalchemy
 
-from cluster.errors import NotFound, UserError
+from cluster.errors import FleetError, NotFound, UserError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.runtime import housekeeping
@@ -18,6 +19,7 @@ from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer
 from orchestrator.store.retention import Place
+from orchestrator.store.verify import verify
 
 DAY_S = 86400.0
 PLACED = {
@@ -83,20 +85,75 @@ def test_jobs_that_ended_long_ago_are_removed_with_their_events_reports_keys_and
     left = {"held", "young"}
     assert rows(url) == {"events": left, "reports": left, "jobs": left, "requests": {"key-held", "key-young"}}
     assert set(asked) == {Place(f"cpu-{n}", job, 1) for job in ("old-1", "old-2") for n in (0, 1)}
-    assert store.retention.places() == [] and store.differences() == []
+    assert store.retention.nodes() == [] and store.differences() == []
     assert [line["line"] for line in store.benchmarks.read("run-1")] == ["begun"]
+    store.close()
+
+
+def away(*nodes):
+    """All other nodes remove their folders."""
+
+    def forget(places):
+        if {place.node for place in places} & set(nodes):
+            raise FleetError("no answer", "wait")
+        return places
+
+    return forget
+
+
+def left_to_remove(url, node, count, days=0.0):
+    """Folders there, of so many jobs that were removed so long ago."""
+    rows = [(f"{node}-{n}", node, 1, time.time() - days * DAY_S) for n in range(count)]
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.executemany("INSERT INTO removals (job, node, epoch, time) VALUES (?, ?, ?, ?)", rows)
+    other.close()
+
+
+def counted(url):
+    """How many folders are left to remove, by node."""
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        found = other.execute("SELECT node, count(*) FROM removals WHERE node != '' GROUP BY node").fetchall()
+    other.close()
+    return dict(found)
+
+
+def test_a_node_that_is_gone_keeps_no_other_waiting(url):
+    store = EventStore(url)
+    left_to_remove(url, "gone", 500, days=2)
+    left_to_remove(url, "there", 3)
+    keeper(store, away("gone")).prune()
+    assert counted(url) == {"gone": 500}
+    store.close()
+
+
+def test_all_folders_on_a_node_are_removed_at_once(url):
+    store = EventStore(url)
+    left_to_remove(url, "there", 1200)
+    keeper(store).prune()
+    assert counted(url) == {}
+    store.close()
+
+
+def test_only_a_node_that_does_not_answer_is_left_its_old_folders(url):
+    store = EventStore(url)
+    for node in ("gone", "there"):
+        left_to_remove(url, node, 2, days=31)
+    left_to_remove(url, "away", 2, days=29)
+    answers = away("gone", "away")
+    keeper(store, lambda places: answers(places) and []).prune()
+    assert counted(url) == {"there": 2, "away": 2}
     store.close()
 
 
 def test_folders_on_nodes_that_are_away_are_asked_for_again(url):
     filled(url)
     store = EventStore(url)
-    keeper(store, lambda places: [place for place in places if place.node == "cpu-0"]).prune()
-    assert {place.node for place in store.retention.places()} == {"cpu-1"}
+    keeper(store, away("cpu-1")).prune()
+    assert store.retention.nodes() == ["cpu-1"]
     store.close()
     store, asked = EventStore(url), []
     keeper(store, lambda places: asked.extend(places) or places).prune()
-    assert {place.node for place in asked} == {"cpu-1"} and store.retention.places() == []
+    assert {place.node for place in asked} == {"cpu-1"} and store.retention.nodes() == []
     store.close()
 
 
@@ -156,7 +213,7 @@ def test_kill_9_before_any_statement_leaves_a_whole_store_that_the_next_server_g
         assert kept in ({"old-1", "old-2", "held", "young"}, {"held", "young"})
         keeper(store).prune()
         assert rows(url)["events"] == rows(url)["reports"] == rows(url)["jobs"] == {"held", "young"}
-        assert store.retention.places() == [] and store.last_seq == 15
+        assert store.retention.nodes() == [] and store.last_seq == 15
         store.close()
 
 
@@ -205,7 +262,7 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
     thread = Housekeeping(Jobs(store), store, forget, 30 * DAY_S, lambda *distrusted: told.append(distrusted))
     thread.start()
     deadline = time.monotonic() + 60
-    while store.retention.places() or not done:
+    while store.retention.nodes() or not done:
         assert time.monotonic() < deadline
         os.sched_yield()
     thread.close()
@@ -213,3 +270,60 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
     assert not thread.is_alive()
     assert [job for job, _ in told] == list(store.jobs.damaged) == ["held"] and rows(url)["jobs"] == {"held", "young"}
     store.close()
+
+
+def older(url, where="true"):
+    """Rows of jobs as another version of Polyfleet wrote them."""
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.execute(f"UPDATE jobs SET version = 'another', digest = 7, data = '{{\"fields\": 1}}' WHERE {where}")
+    other.close()
+
+
+def folds_of_a_page(store):
+    """How often a list looks into the events."""
+    asked = []
+
+    def counted(connection, cursor, statement, *_):
+        asked.append("FROM events" in statement)
+
+    engine = store._database._readers
+    sqlalchemy.event.listen(engine, "before_cursor_execute", counted)
+    found = store.jobs.page((), "", None, 1000).records
+    sqlalchemy.event.remove(engine, "before_cursor_execute", counted)
+    return sum(asked), found
+
+
+def test_rows_of_ended_jobs_that_another_version_wrote_are_sound_and_written_anew(url):
+    store, now_s = EventStore(url), time.time()
+    for number in range(120):
+        store.append(life(f"j{number:03}", now_s))
+    before = store.jobs.page((), "", None, 1000).records
+    store.close()
+    older(url)
+    store = EventStore(url)
+    assert verify(url).findings == []
+    assert folds_of_a_page(store) == (120, before)
+    keeper(store).refresh()
+    assert folds_of_a_page(store) == (0, before)
+    assert verify(url).findings == [] and store.damage.count == 0
+    store.close()
+
+
+def test_a_row_of_another_version_stays_where_its_events_cannot_tell_it_anew(url):
+    store = EventStore(url)
+    for job in ("whole", "bad", "marked"):
+        store.append(life(job, time.time()))
+    store.mark_damaged("marked", "seen before")
+    store.close()
+    older(url)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.execute("UPDATE events SET data = 'rot' WHERE job = 'bad' AND event = 'cancelled'")
+    other.close()
+    store = EventStore(url)
+    keeper(store).refresh()
+    store.close()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        told = other.execute("SELECT id, version = 'another', state, damaged FROM jobs ORDER BY number").fetchall()
+    other.close()
+    ended = "CANCELLED"
+    assert told == [("whole", 0, ended, ""), ("bad", 1, ended, ""), ("marked", 0, ended, "seen before")]

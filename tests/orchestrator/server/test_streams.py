@@ -1,8 +1,10 @@
 """Server-sent events: logs to their end, changes, checkpoint copies with progress; nothing outlives its client."""
 
 import json
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -146,6 +148,35 @@ def test_changes_come_as_they_happen(live):
         assert response.headers["content-type"].startswith("text/event-stream")
         name, data = next(events(response))
     assert (name, data["event"]) == ("change", "submitted")
+
+
+@pytest.fixture
+def without_events(live, monkeypatch):
+    """The live server after its newest events were removed, and how often it has been asked for changes since."""
+    live.ran(RUN)
+    with closing(sqlite3.connect(live.home / "polyfleet.db")) as other, other:
+        other.execute("DELETE FROM events")
+    asked, changes = [], live.service.changes
+    monkeypatch.setattr(live.service, "changes", lambda *words: asked.append(words) or changes(*words))
+    return asked
+
+
+def test_who_waits_for_changes_below_events_that_are_gone_is_told_how_far_he_has_seen(live, without_events):
+    with live.http as client:
+        first = client.get("/v1/changes", params={"timeout_s": 0.5}).json()
+        assert first == {"events": [], "last": live.service.store.last_seq}
+        assert len(without_events) <= 3
+        second = client.get("/v1/changes", params={"after": first["last"] - 1, "timeout_s": 0.5}).json()
+    assert second == first and len(without_events) <= 6
+
+
+def test_a_stream_of_changes_below_events_that_are_gone_waits_for_the_next(live, without_events):
+    last = live.service.store.last_seq
+    with live.http as client, client.stream("GET", "/v1/changes/stream") as response:
+        got = events(response)
+        live.ran(RUN | {"name": "next"})
+        assert next(got)[1]["seq"] == last + 1
+    assert sum(after < last for after, _ in without_events) == 1
 
 
 def copy(client, source, target):

@@ -165,6 +165,16 @@ def test_damaged_rows_of_other_tables_are_named_when_they_are_met(reopened):
     assert {row.table for row in store.damage.rows} == {"reports", "requests", "benchmark_lines"}
 
 
+def test_a_reader_gets_past_rows_that_cannot_be_read_and_those_that_are_gone(reopened):
+    store = reopened("UPDATE events SET data = 'rot' WHERE seq <= 4", "DELETE FROM events WHERE seq > 6")
+    assert store.read_on(0, 2) == ([], 2) and store.read_on(2, 2) == ([], 4)
+    found, last = store.read_on(4, 10)
+    assert ([e.seq for e in found], last) == ([5, 6], 6)
+    store.append(life("new"))
+    assert ([e.seq for e in store.read_on(6, 10)[0]], store.read_on(6, 10)[1]) == ([7, 8, 9, 10], 10)
+    assert store.read_on(10, 10) == ([], 10) and store.read_on(99, 10) == ([], 99)
+
+
 def test_the_state_of_a_store_tells_its_size_its_room_and_its_damage(reopened):
     store = reopened("UPDATE events SET data = 'rot' WHERE seq = 4")
     Jobs(store).check_histories()
@@ -207,3 +217,19 @@ def test_a_failed_write_is_told_until_one_succeeds(reopened, file):
     store.append(life("new"))
     assert store.state().error == ""
     assert [e.event for e in store.events_of("new")] == ["submitted", "placed", "started", "checkpoint"]
+
+
+def test_after_a_failed_write_the_events_of_a_node_are_no_damage(reopened, file):
+    store = reopened()
+    store.append([Event("node/cpu-0", "drained", 0, 1.0, {"reason": "asked"})])
+    with sqlite3.connect(file) as other:
+        other.execute("ALTER TABLE events RENAME TO gone")
+    other.close()
+    with pytest.raises(FleetError):
+        store.append([Event("node/cpu-0", "undrained", 0, 2.0)])
+    with sqlite3.connect(file) as other:
+        other.execute("ALTER TABLE gone RENAME TO events")
+    other.close()
+    store.append(life("new"))
+    assert [e.event for e in store.events_below("node/")] == ["drained"]
+    assert store.damage.count == 0 and store.differences() == []

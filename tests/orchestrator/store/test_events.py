@@ -10,6 +10,9 @@ from orchestrator.core.fold import fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store.ledger import NotCounted
 from orchestrator.store.once import Answer, Asked
+from orchestrator.store.retention import ROWS_AT_ONCE, Place
+from orchestrator.store.schema import removals
+from orchestrator.store.work import Work
 
 
 def event(job="j", name="started", **data):
@@ -358,3 +361,17 @@ def test_lines_of_benchmark_runs_are_kept_in_order_and_counted(open_store):
     first, second = again.benchmarks.runs()
     assert (first["ended"]["state"], second["ended"], first["cells"], first["baseline"]) == ("SUCCEEDED", None, 2, None)
     assert again.last_seq == 0
+
+
+def test_folders_that_are_left_to_remove_are_paged_by_node(store):
+    mine = [Place("a", f"j{n:03}", epoch) for n in range(300) for epoch in (1, 2)]
+    places = [*mine, Place("b", "j000", 1)]
+    rows = [{"job": place.job, "node": place.node, "epoch": place.epoch, "time": 1.0} for place in places]
+    store._writer.submit(Work(action=lambda connection: connection.execute(removals.insert(), rows)))
+    kept = store.retention
+    first = kept.places("a")
+    assert kept.nodes() == ["a", "b"] and [*first, *kept.places("a", first[-1])] == mine
+    assert len(first) == ROWS_AT_ONCE and kept.places("a", mine[-1]) == []
+    kept.removed(first)
+    kept.give_up("b", 2.0)
+    assert kept.nodes() == ["a"] and kept.places("a") == mine[ROWS_AT_ONCE:]

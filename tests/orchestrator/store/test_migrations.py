@@ -16,8 +16,10 @@ from sqlalchemy import create_engine, inspect
 from orchestrator.core.model import Event
 from orchestrator.server.record import LONG_WORK
 from orchestrator.store import database, migrations, schema
+from orchestrator.store.backup import backup
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer
+from orchestrator.store.restore import restore
 
 EVENT = Event("j", "started", 1, 1.0)
 ROOT = Path(__file__).parents[3]
@@ -96,7 +98,7 @@ def shape(connection):
     found = inspect(connection)
     return {
         table: (
-            sorted((c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(table)),
+            sorted((c["name"], repr(c["type"]), c["nullable"]) for c in found.get_columns(table)),
             found.get_pk_constraint(table)["constrained_columns"],
             sorted((i["name"], tuple(i["column_names"]), bool(i["unique"])) for i in found.get_indexes(table)),
             sorted(tuple(u["column_names"]) for u in found.get_unique_constraints(table)),
@@ -169,6 +171,25 @@ def test_an_older_postgresql_is_brought_up_to_date(postgresql_url, postgresql, o
     assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
     store.benchmarks.append("run", {"line": "begun"})
     assert postgresql.sql(postgresql_url, "SELECT version_num FROM alembic_version") == [(schema.REVISION,)]
+
+
+@pytest.mark.parametrize("version", range(1, schema.VERSION))
+def test_a_backup_of_each_older_version_is_restored_as_the_database_itself_is_upgraded(url, version, open_at, tmp_path):
+    engine = create_engine(database.parsed(url))
+    with engine.begin() as connection:
+        migrations.upgrade(connection, f"{version:04d}")
+        connection.exec_driver_sql(f"INSERT INTO schema_version VALUES ({version})")
+        connection.exec_driver_sql(next(statement for statement in FIRST.split(";\n") if "INTO events" in statement))
+    engine.dispose()
+    backup(url, tmp_path / "old.db")
+    for is_restored in (False, True):
+        if is_restored:
+            restore(url, tmp_path / "old.db", replace_other=True)
+        store = open_at(url)
+        assert [(e.job, e.event) for e in store.read(0)] == [("old", "submitted"), ("old", "placed")]
+        assert [(r.job.id, str(r.job.state)) for r in store.jobs.page((), "", None, 9).records] == [("old", "STARTING")]
+        assert store.append([EVENT]) == [3] and store.differences() == []
+        store.close()
 
 
 def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(postgresql_url, postgresql, wait_for, open_at):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
 from cluster.errors import FleetError, UserError
 from orchestrator.core.fold import submitted
@@ -283,3 +284,32 @@ def test_no_error_shows_the_password(bad, caplog):
         EventStore(bad)
     assert "127.0.0.1" in str(raised.value)
     assert "hunter2" not in str(raised.value) + caplog.text
+
+
+def test_the_newest_reports_of_a_page_and_the_events_of_nodes_are_found_by_index(store, postgresql, url):
+    """Without it a list of jobs reads all reports there are for each job, and a start all events."""
+    for number in range(50):
+        store.append(life(f"job-{number}"))
+    postgresql.sql(
+        url,
+        "INSERT INTO reports (seq, job, epoch, step, time, data)"
+        " SELECT n, 'job-' || n % 50, 1, n, 0, '{}' FROM generate_series(1, 20000) AS n",
+        "INSERT INTO events (seq, time, job, epoch, event, data)"
+        " SELECT n, 0, 'old-' || n, 1, 'started', '{}' FROM generate_series(1000, 20000) AS n",
+        "ANALYZE",
+    )
+    plans = []
+
+    def explain(connection, cursor, statement, parameters, *_):
+        if not statement.startswith("EXPLAIN"):
+            plans.extend(row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}", parameters))
+
+    engine = store._database._readers
+    sqlalchemy.event.listen(engine, "before_cursor_execute", explain)
+    assert len(store.jobs.page((), "", None, 20).records) == 20
+    assert store.events_below("node/") == []
+    sqlalchemy.event.remove(engine, "before_cursor_execute", explain)
+    told = "\n".join(plans)
+    assert "Scan using reports_of_job" in told or "Scan Backward using reports_of_job" in told, told
+    assert "events_of_job" in told, told
+    assert "Seq Scan on reports" not in told and "Seq Scan on events" not in told, told

@@ -116,6 +116,38 @@ def test_a_database_held_by_another_program_is_told_so(path, store):
     assert store.append([EVENT]) == [2]
 
 
+def test_a_file_that_is_removed_under_a_server_takes_no_job_and_is_not_made_again(path, store, together):
+    store.append([EVENT])
+    path.unlink()
+    assert "was removed or replaced" in store.state().error
+    for _ in range(2):
+        with pytest.raises(FleetError, match=r"was removed or replaced .*; stop the server, then"):
+            store.append([EVENT])
+        with pytest.raises(FleetError, match="was removed or replaced"):
+            together(*[lambda: store.read(0)] * 4)
+    assert "was removed or replaced" in store.state().error
+    assert not path.exists()
+
+
+def test_a_file_that_is_replaced_under_a_server_is_neither_read_nor_written(path, store, together, tmp_path):
+    store.append([EVENT])
+    with sqlite3.connect(path) as other:
+        other.execute("VACUUM INTO ?", [str(tmp_path / "copy.db")])
+    other.close()
+    before = (tmp_path / "copy.db").read_bytes()
+    kept = path.rename(tmp_path / "kept.db")
+    (tmp_path / "copy.db").rename(path)
+    for _ in range(2):
+        with pytest.raises(FleetError, match="was removed or replaced"):
+            store.append([EVENT])
+        with pytest.raises(FleetError, match="was removed or replaced"):
+            together(*[lambda: store.read(0)] * 4)
+    assert path.read_bytes() == before
+    kept.rename(path)
+    with pytest.raises(FleetError, match="was removed or replaced"):
+        store.append([EVENT])
+
+
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "nonsense", "mysql+nonsense://x/y"])
 def test_a_url_that_names_no_durable_store_is_a_users_error(url):
     with pytest.raises(UserError) as raised:
