@@ -88,13 +88,13 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
     """A server whose starter was interrupted records itself in a moment, or once it has brought the store up to date;
     one that has lost its record never does.
     """
-    told = ""
+    told, busy_s = "", float("-inf")
     while strays := _unrecorded(home):
         if (running := find(home)) is not None:
             return running
         if doing := _doing(home):
-            told = _tell(progress, doing, told)
-        elif age_s(strays[0]) > STARTING_S:
+            told, busy_s = _tell(progress, doing, told), time.monotonic()
+        elif min(age_s(strays[0]), time.monotonic() - busy_s) > STARTING_S:
             raise Conflict(
                 f"a server of {home} runs as process {strays[0].pid}, but {home / record.NAME} does not say where",
                 "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
