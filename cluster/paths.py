@@ -144,6 +144,15 @@ def umask() -> int:
     return found
 
 
+def synced(path: Path) -> None:
+    """The file's bytes, or the names in the folder, are on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace `path` at once by a file of mode 0600: a reader sees the old text or the new, never half."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")

@@ -150,7 +150,7 @@ class Client(Connection):
         tail: int | None = None,
         cursor: dict[str, int] | None = None,
     ) -> Data:
-        """One page: {"lines", "cursor", "ended"}. Go on with its cursor until a page has no lines."""
+        """One page: {"job", "lines", "cursor", "ended"}. Go on with its job and cursor until a page has no lines."""
         where = {"rank": rank, "epoch": epoch, "tail": tail, "cursor": json.dumps(cursor) if cursor else None}
         return self.get(f"/v1/jobs/{segment(ref)}/logs", **where)
 
@@ -164,16 +164,15 @@ class Client(Connection):
     def follow_log_pages(
         self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
     ) -> Iterator[list[Data]]:
-        """The same lines, as many at a time as came together."""
-        path = f"/v1/jobs/{segment(ref)}/logs/stream"
+        """The same lines, as many at a time as came together. A name is the job it means now, also later."""
         cursor = None
         while True:
             where = given(rank=rank, epoch=epoch, tail=tail, cursor=cursor)
             try:
-                for name, data in self.events("GET", path, params=where):
+                for name, data in self.events("GET", f"/v1/jobs/{segment(ref)}/logs/stream", params=where):
                     if name == "end":
                         return
-                    cursor, tail = json.dumps(data["cursor"]), None
+                    ref, cursor, tail = data["job"], json.dumps(data["cursor"]), None
                     yield data["lines"]
                 gone = FleetError("the server has ended", f"`polyfleet logs -f {ref}` starts one and follows on")
             except Unreachable as e:

@@ -34,7 +34,7 @@ from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
 from orchestrator.runtime.known import KnownDevices
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.logs import Logs
-from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.packages import Packages, Unnamed
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.steps import now
@@ -85,7 +85,9 @@ class Service:
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
         keep_s = housekeeping.keep_jobs_s()
         forget = housekeeping.forget_on(self.agents)
-        self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._distrust)
+        named = (self.store.jobs.naming, self.store.jobs.exists, self._benchmarks.packages)
+        tidy = Unnamed(self.packages, self.agents, *named).remove
+        self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._distrust, tidy)
         self.runtime.start()
         self._benchmarks.take_up()
         self._housekeeping.start()

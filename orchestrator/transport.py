@@ -10,6 +10,7 @@ import ssl
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -125,7 +126,9 @@ class Transport:
         return response.json() if response.content else None
 
     def answer(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """One that is no error. A server that has too much to do is asked again when it says, a few times."""
+        """One that is no error. A server that has too much to do is asked again when it says, a few times. `content` is
+        an open file, which is then sent from its start.
+        """
         for tries_left in reversed(range(PATIENCE)):
             response = self._sent(method, path, **options)
             if response.status_code == 401 and "content" not in options and self._renewed():
@@ -134,9 +137,11 @@ class Transport:
                 return response
             error = error_from(response.status_code, response.content)
             pause_s = retry_after_s(response)
-            if pause_s is None or "content" in options or not tries_left:
+            if pause_s is None or not tries_left:
                 break
             self._pause(pause_s, error)
+            if "content" in options:
+                options["content"].seek(0)
         raise error
 
     def _pause(self, pause_s: float, error: PolyfleetError) -> None:
@@ -161,28 +166,45 @@ class Transport:
             raise _not_text(e) from None
 
     def events(self, method: str, path: str, **options: Any) -> Iterator[tuple[str, Any]]:
-        """(event name, data) of a stream of server-sent events. An `error` event is raised."""
+        """(event name, data) of a stream of server-sent events. An `error` event is raised. A server that has too much
+        to do is asked again as by `answer`.
+        """
+        for tries_left in reversed(range(PATIENCE)):
+            with self._stream(method, path, **options) as response:
+                if not response.is_error:
+                    yield from _events_of(response)
+                    return
+                error = error_from(response.status_code, response.read())
+                pause_s = retry_after_s(response)
+            if pause_s is None or not tries_left:
+                raise error
+            self._pause(pause_s, error)
+
+    @contextmanager
+    def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
         try:
             extensions = {"trace": self._look}
             with self._http.stream(method, path, timeout=PATIENT, extensions=extensions, **options) as response:
                 if response.status_code == 401 and self._renewed():
                     raise BrokenConnection("the server was started anew meanwhile", REMEDY)
-                if response.is_error:
-                    raise error_from(response.status_code, response.read())
-                name = ""
-                for line in response.iter_lines():
-                    field, _, value = line.partition(": ")
-                    if field == "event":
-                        name = value
-                    elif field == "data":
-                        data = json.loads(value)
-                        if name == "error":
-                            raise _error(data, _by_status(data.get("status", 503)))
-                        yield name, data
+                yield response
         except httpx.HTTPError as e:
             raise _unreachable(self.url, e) from e
         except UnicodeEncodeError as e:
             raise _not_text(e) from None
+
+
+def _events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in response.iter_lines():
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data = json.loads(value)
+            if name == "error":
+                raise _error(data, _by_status(data.get("status", 503)))
+            yield name, data
 
 
 def _connection(url: str, token: str, uds: str | None) -> httpx.Client:

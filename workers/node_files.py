@@ -29,6 +29,14 @@ class NodeFiles:
         """One piece of a submitted archive; after the last one it is checked. Raises Conflict, UserError."""
         self._packages.put(sha, offset, data, last)
 
+    def idle_packages(self) -> list[str]:
+        """Those that nobody used for an hour."""
+        return self._packages.idle()
+
+    def remove_packages(self, names: list[str]) -> None:
+        """Those of them that are still idle: no job names them any more."""
+        self._packages.remove(map(str, names))
+
     def read_file(self, path: str, offset: int, limit_bytes: int, pool: str = "") -> bytes:
         return self._readable(pool).read(path, offset, limit_bytes)
 

@@ -8,12 +8,14 @@ import hashlib
 import re
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from cluster import unpacking
 from cluster.archives import LARGEST_ARCHIVE_BYTES
 from cluster.errors import Conflict, NotFound, UserError
 from cluster.paths import private_dir
+from cluster.uses import Uses
 
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 INCOMING = ".incoming-"
@@ -24,12 +26,29 @@ class Packages:
 
     def __init__(self, folder: Path, read: unpacking.Read = unpacking.read_apart):
         self._folder, self._read = private_dir(folder), read
+        self._uses = Uses()
         self._lock = threading.Lock()
         for left in self._folder.glob(f"{INCOMING}*"):  # of an agent that was killed: its upload begins anew
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
     def has(self, sha: str) -> bool:
+        """Asking counts as use: an attempt that wants it follows."""
+        self._uses.note(sha)
         return self._path(sha).is_dir()
+
+    def idle(self) -> list[str]:
+        """Those that nobody used for an hour."""
+        return self._uses.idle(path.name for path in self._folder.iterdir() if DIGEST.fullmatch(path.name))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Those of them that are still idle. A name is free at once, its files are removed afterwards."""
+        for sha in names:
+            gone = self._folder / f"{INCOMING}{sha}.gone"
+            with self._uses.removing(sha) as idle:
+                if not idle or not self._path(sha).is_dir():
+                    continue
+                self._path(sha).replace(gone)
+            shutil.rmtree(gone)
 
     def put(self, sha: str, offset: int, data: bytes, last: bool) -> None:
         """Append one piece. After the last one the digest is checked, and the archive unpacked.
@@ -76,6 +95,7 @@ class Packages:
     def unpack(self, sha: str, target: Path) -> None:
         """Copy the folder's files below `target`, an empty folder. Raises NotFound."""
         folder = self._path(sha)
+        self._uses.note(sha)
         if not folder.is_dir():
             raise NotFound(
                 f"package {sha[:12]}… is not on this node", "the controller sends it again at the next start"

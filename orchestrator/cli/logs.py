@@ -27,6 +27,7 @@ def logs(
     from orchestrator.client import connect
 
     with connect(progress=say) as client:
+        ref = client.job(ref)["id"]  # of a name, once: another job may be called so by the next page
         if follow:
             printed = print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
         else:

@@ -120,6 +120,10 @@ class Benchmarks:
     def lines(self, ref: str, after: int) -> list[Data]:
         return self._lines.read(self._find(ref)["run"], after)
 
+    def packages(self) -> set[str]:
+        """Of runs that have not ended: they may submit jobs with them still."""
+        return {str(known["begun"].get("package", "")) for known in self._lines.runs() if known["ended"] is None}
+
     def cancel(self, ref: str) -> Data:
         """A run that has ended stays as it is."""
         run = self._find(ref)["run"]

@@ -91,7 +91,7 @@ def forget_on(agents: Agents) -> Forget:
 class Housekeeping(threading.Thread):
     """`forget` asks a node to remove the folders of attempts there, and returns those that are gone; it raises
     PolyfleetError where the node does not answer. `distrust` gets each open job whose history cannot be trusted, and
-    why.
+    why. `tidy` removes what belongs to no job any more.
     """
 
     def __init__(
@@ -101,10 +101,11 @@ class Housekeeping(threading.Thread):
         forget: Forget,
         keep_s: float | None,
         distrust: Distrust = lambda job, why: None,
+        tidy: Callable[[], None] = lambda: None,
     ):
         super().__init__(name="housekeeping", daemon=True)
         self._jobs, self._store, self._forget, self._keep_s = jobs, store, forget, keep_s
-        self._distrust = distrust
+        self._distrust, self._tidy = distrust, tidy
         self._distrusted = set(jobs.damaged)
         self._clock = Clock(store.last_seq, store.newest_s(), keep_s or 0.0)
         self._closing = threading.Event()
@@ -117,6 +118,7 @@ class Housekeeping(threading.Thread):
             if self._keep_s is not None:
                 self._guarded("removing old jobs", self.prune)
             self._guarded("bringing rows of ended jobs up to date", self.refresh)
+            self._guarded("removing code archives", self._tidy)
             self._closing.wait(LOOK_EVERY_S if checked else CHECKED_AGAIN_S)
 
     def close(self) -> None:

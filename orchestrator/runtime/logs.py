@@ -61,7 +61,7 @@ class Logs:
         for attempt in self._attempts(record, epoch):
             if lines := self._page(record, attempt, rank, at, limit_bytes):
                 break
-        return {"lines": lines, "cursor": at, "ended": _settled(record) and not lines}
+        return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record) and not lines}
 
     def tail(self, record: Record, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
         """The last `count` lines there are now, read from the logs' ends; the cursor is behind them."""
@@ -70,7 +70,7 @@ class Logs:
         for attempt in reversed(self._attempts(record, epoch)):
             wanted = count - len(lines)
             lines = [*self._last(record, attempt, rank, at, wanted), *lines]
-        return {"lines": lines, "cursor": at, "ended": _settled(record)}
+        return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
 
     def _attempts(self, record: Record, epoch: int | None) -> list[Attempt]:
         attempts = [a for a in record.attempts if epoch in (None, a.epoch)]

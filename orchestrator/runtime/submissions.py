@@ -113,7 +113,11 @@ class Submissions:
         """
         accepting = [_Accepting(accept) for _, _, accept in asked]
         keyed = [(key, digest(body) if key else "") for key, body, _ in asked]
-        told = self._store.once_each([Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)], self._durable)
+        each = [Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)]
+        try:
+            told = self._store.once_each(each, self._durable)
+        except FleetError as e:  # the keys could not be looked up
+            raise NotStored(*e.args) from e
         return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
 
     def _durable(self, records: list[Record]) -> None:

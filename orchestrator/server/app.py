@@ -50,7 +50,7 @@ def make_app(
     app.state.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     app.state.stopping = threading.Event()
     app.state.streams = None
-    app.state.works = {}
+    app.state.works = None
     app.state.submissions = Together(lambda asked: service.submit_each(asked))  # the schema is made without a service
     app.state.stop = stop or app.state.stopping.set
     for part in (jobs, server, fleet, changes, packages, checkpoints, benchmarks, schema):

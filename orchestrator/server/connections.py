@@ -2,8 +2,8 @@
 
 uvicorn has no limit on how long a request's head or body may take, nor on how long a head is. Here a head has HEAD_S
 from the connection or its first byte, and MOST_HEAD_BYTES; a body may neither pause for BODY_S nor be slower than
-BODY_BYTES_PER_S; an idle connection between requests ends by uvicorn's keep-alive. At most STRANGERS connections exist
-that have not shown the token: one more closes the oldest.
+BODY_BYTES_PER_S; an idle connection between requests ends by uvicorn's keep-alive. At most MOST_PIPELINED requests wait
+on one connection, and at most STRANGERS connections exist that have not shown the token: one more closes the oldest.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ BODY_S = 30.0
 BODY_BYTES_PER_S = 1024
 MOST_HEAD_BYTES = 64 << 10
 """Of all that is not body: chunks may take as much again as what they hold."""
+MOST_PIPELINED = 16
+"""Requests that wait for the answers before them. Reading pauses while some wait, but goes on with each answer."""
 STRANGERS = 256
 ACCEPTED_AT_ONCE = 64
 """Fewer than STRANGERS: who has just connected can send a request before as many others push it out."""
@@ -121,6 +123,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._phase = Phase.BODY
+        if len(self.pipeline) > MOST_PIPELINED:
+            self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes -= len(body)

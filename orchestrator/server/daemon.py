@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cluster import fleet_record
@@ -21,6 +21,7 @@ from orchestrator.server.record import ServerRecord
 START_TIMEOUT_S = 90.0
 STOP_GRACE_S = 15.0
 STARTING_S = 15.0
+LOOK_S = 0.02
 ROOM_BYTES = 1 << 20
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 COMMAND = (sys.executable, "-P", "-m", "orchestrator.server")
@@ -49,14 +50,18 @@ def start(
     recorded, FleetError when it does not answer; the message has the end of its log.
     """
     token.refuse_open(private_dir(home))
-    with _one_starter(home):
-        if (running := find(home) or _await_recorded(home)) is not None:
+    progress = progress or _silent
+    with _one_starter(home, progress):
+        if (running := find(home) or _await_recorded(home, progress)) is not None:
             return running
         if port is not None:
             _refuse_taken(port)
-        if progress:
-            progress("starting the server")
-        return _spawn(home, port, command)
+        progress("starting the server")
+        return _spawn(home, port, command, progress)
+
+
+def _silent(text: str) -> None:
+    """For who does not want to be told."""
 
 
 def stop_server(home: Path) -> bool:
@@ -79,12 +84,17 @@ def _nodes() -> list[ProcessId]:
     return [p.process for p in fleet.processes] if fleet else []
 
 
-def _await_recorded(home: Path) -> ServerRecord | None:
-    """A server whose starter was interrupted records itself in a moment; one that has lost its record never does."""
+def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
+    """A server whose starter was interrupted records itself in a moment, or once it has brought the store up to date;
+    one that has lost its record never does.
+    """
+    told, busy_s = "", float("-inf")
     while strays := _unrecorded(home):
         if (running := find(home)) is not None:
             return running
-        if age_s(strays[0]) > STARTING_S:
+        if doing := _doing(home):
+            told, busy_s = _tell(progress, doing, told), time.monotonic()
+        elif min(age_s(strays[0]), time.monotonic() - busy_s) > STARTING_S:
             raise Conflict(
                 f"a server of {home} runs as process {strays[0].pid}, but {home / record.NAME} does not say where",
                 "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
@@ -113,13 +123,32 @@ def log_path(home: Path) -> Path:
 
 
 @contextmanager
-def _one_starter(home: Path) -> Iterator[None]:
+def _one_starter(home: Path, progress: Progress) -> Iterator[None]:
     with open_private(home / "server-start.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = ""
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if doing := _doing(home):
+                told = _tell(progress, doing, told)
+            time.sleep(LOOK_S)
         yield
 
 
-def _spawn(home: Path, port: int | None, command: Sequence[str]) -> ServerRecord:
+def _doing(home: Path) -> str:
+    """What the process that is to be this home's server does before it answers; "" where that takes no time."""
+    found = record.doing(home)
+    return found[1] if found and alive(found[0]) else ""
+
+
+def _tell(progress: Progress, doing: str, told: str) -> str:
+    if doing != told:
+        progress(f"the server is {doing}")
+    return doing
+
+
+def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progress) -> ServerRecord:
     record.forget(home)
     log = log_path(home)
     private_dir(log.parent)
@@ -133,20 +162,24 @@ def _spawn(home: Path, port: int | None, command: Sequence[str]) -> ServerRecord
         log=log,
     )
     try:
-        return _await_answer(home, child, log, said_before)
+        return _await_answer(home, child, log, said_before, progress)
     except BaseException:
-        stop([child], grace_s=1)
+        if not _doing(home):  # what it has done to the store would be taken back, and begun anew the next time
+            stop([child], grace_s=1)
         raise
 
 
-def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int) -> ServerRecord:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int, progress: Progress) -> ServerRecord:
+    """However long it takes while the server tells what it does."""
+    deadline, told = time.monotonic() + START_TIMEOUT_S, ""
     while time.monotonic() < deadline:
         if (running := find(home)) is not None and _answers(running):
             return running
         if not alive(child):
             raise _did_not_start(home, log, said_before)
-        time.sleep(0.02)
+        if doing := _doing(home):
+            deadline, told = time.monotonic() + START_TIMEOUT_S, _tell(progress, doing, told)
+        time.sleep(LOOK_S)
     raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see {log}")
 
 

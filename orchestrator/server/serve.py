@@ -50,7 +50,8 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) 
         listening, path = held.enter_context(sockets.listener(home))
         tcp = [] if port is None else [held.enter_context(listener(port))]
         forget_unfinished(home)
-        service = make_service(home)
+        with record.telling(home):
+            service = make_service(home)
         _collect_seldom()
         try:
             _run(service, secret, home, path, [listening, *tcp])

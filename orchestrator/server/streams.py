@@ -212,7 +212,7 @@ def cursor_from(text: str) -> dict[str, int]:
 
 
 class Logs:
-    """The log of one job from a cursor on, page by page."""
+    """The log of one job from a cursor on, page by page. A name is looked up once: later it may mean another job."""
 
     def __init__(self, request: Request, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):
         self.streams, self.ref, self.rank, self.epoch, self.cursor = streams(request), ref, rank, epoch, cursor
@@ -221,7 +221,7 @@ class Logs:
 
     async def check(self) -> None:
         """Raises NotFound before a stream has begun: afterwards the status is sent and cannot be changed."""
-        await self.streams.call(self.service.job, self.ref, page=True)
+        self.ref = (await self.streams.call(self.service.job, self.ref, page=True))["id"]
 
     async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
         return await self._lines(self.service.logs, self.cursor, limit_bytes)
@@ -233,7 +233,7 @@ class Logs:
     async def _lines(self, ask: Callable[..., Data], *arguments: Any) -> list[Data]:
         asked = (self.ref, self.rank, self.epoch, *arguments)
         answer = await self.streams.call(ask, *asked, page=not self.following)
-        self.cursor, self.ended = answer["cursor"], answer["ended"]
+        self.ref, self.cursor, self.ended = answer["job"], answer["cursor"], answer["ended"]
         return list(answer["lines"])
 
     async def follow(self, tail: int | None) -> AsyncIterator[Item]:
@@ -246,18 +246,21 @@ class Logs:
             self.streams.logs -= 1
 
     async def _follow(self, tail: int | None) -> AsyncIterator[Item]:
-        if tail is not None and (lines := await self.tail(tail)):
-            yield "log", {"lines": lines, "cursor": self.cursor}
+        """The first `log` is sent though it may have no lines: a client whose connection breaks knows its job by it."""
+        yield self._log(await (self.page() if tail is None else self.tail(tail)))
         wait_s = POLL_S[0]
         while True:
             lines = await self.page()
             wait_s = POLL_S[0] if lines else min(wait_s * 1.3, POLL_S[1])
-            yield ("log", {"lines": lines, "cursor": self.cursor}) if lines else None
+            yield self._log(lines) if lines else None
             if self.ended and not lines:
                 yield "end", {"state": (await self.streams.call(self.service.job, self.ref))["state"]}
                 return
             if not lines:
                 await anyio.sleep(max(wait_s, self.streams.logs / LOG_POLLS_PER_S))
+
+    def _log(self, lines: list[Data]) -> tuple[str, Data]:
+        return "log", {"job": self.ref, "lines": lines, "cursor": self.cursor}
 
 
 async def follow_changes(request: Request, after: int) -> AsyncIterator[Item]:

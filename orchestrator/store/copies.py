@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cluster.errors import FleetError, UserError
+from cluster.paths import synced
 from orchestrator.store import sqlite
 
 log = logging.getLogger(__name__)
@@ -73,14 +74,6 @@ def published(target: Path) -> Iterator[Path]:
             with suppress(OSError):
                 rest.unlink(missing_ok=True)
     synced(target.parent)
-
-
-def synced(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _link(part: Path, target: Path) -> None:

@@ -1,10 +1,10 @@
 """A database by its URL: one connection that writes, some that read, and its errors in our words."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError
@@ -13,8 +13,13 @@ from cluster.errors import FleetError, UserError
 from orchestrator.store import copies, postgresql, schema, sqlite
 
 FORMS = "write sqlite:////absolute/path.db or postgresql://user@host/database"
-READ_AGAIN_S = 3.0
+RECONNECT_S = 5.0
+"""For how long a lost connection is made again without a word to those who wait: those who read as those who write."""
+
+RECONNECT_PAUSE_S = 0.05
 POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
+
+T = TypeVar("T")
 
 
 class ConnectionLost(FleetError):
@@ -65,28 +70,43 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Sees all that was committed before. Raises FleetError when the database cannot be read."""
+        """Sees all that was committed before. Waits while the database is away, as `rows`; it is not asked again for
+        what was read when the connection breaks inside. Raises FleetError when the database cannot be read.
+        """
         with self.errors(), self._reader() as connection:
             yield connection
 
     def _reader(self) -> Connection:
+        return self._patiently(self._readers_connection)
+
+    def _readers_connection(self) -> Connection:
         """The pool tries two connections, and has an error of its own where both were killed meanwhile."""
         self.check_place()
         try:
-            return self._readers.connect()
+            with self.errors():
+                return self._readers.connect()
         except InvalidRequestError as e:
             raise ConnectionLost(f"the connection to {self.name} broke: {e}", "it is made again: ask again") from e
 
-    def rows(self, wanted: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
-        """All of them, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
+    def _patiently(self, read: Callable[[], T]) -> T:
+        """Asked again for RECONNECT_S where the connection is lost."""
         begun_s = time.monotonic()
         while True:
             try:
-                with self.reading() as connection:
-                    return connection.execute(wanted, parameters).all()
+                return read()
             except ConnectionLost:
-                if time.monotonic() - begun_s > READ_AGAIN_S:
+                if time.monotonic() - begun_s > RECONNECT_S:
                     raise
+                time.sleep(RECONNECT_PAUSE_S)
+
+    def rows(self, wanted: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
+        """All of them, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
+
+        def read() -> Sequence[Row[Any]]:
+            with self.errors(), self._readers_connection() as connection:
+                return connection.execute(wanted, parameters).all()
+
+        return self._patiently(read)
 
     @contextmanager
     def errors(self) -> Iterator[None]:

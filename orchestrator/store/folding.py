@@ -11,7 +11,7 @@ from orchestrator.core.fold import Record
 from orchestrator.store import records
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, event_of, readable
 from orchestrator.store.ledger import NODE, counted, is_open
-from orchestrator.store.schema import events, jobs, removals
+from orchestrator.store.schema import events, jobs, long_work, removals
 
 HARMLESS = ("checkpoint", "resumed")
 """A note of a checkpoint may be missing: the pool's folder is looked at anyway."""
@@ -108,6 +108,7 @@ def rebuild(connection: Connection, damage: Damage) -> int:
         if len(waiting) >= AT_ONCE:
             connection.execute(jobs.insert(), waiting)
             waiting = []
+            long_work.info("reading the jobs anew from the log of events: %s so far", f"{count:,}")
     if waiting:
         connection.execute(jobs.insert(), waiting)
     return count

@@ -15,7 +15,7 @@ from orchestrator.store import folding, records
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, readable
 from orchestrator.store.ledger import Ledger, Turn
 from orchestrator.store.rows import insert_rows
-from orchestrator.store.schema import LAST, jobs, removals, reports
+from orchestrator.store.schema import LAST, jobs, long_work, removals, reports
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database
@@ -95,7 +95,7 @@ class JobTable:
 
     def _load_anew(self, connection: Connection, ids: list[str]) -> None:
         """In their place in the order of submission."""
-        log.warning("%d rows of jobs are folded anew from their events", len(ids))
+        long_work.warning("%d rows of jobs are folded anew from their events", len(ids))
         folding.rebuild_some(connection, ids, self._damage)
         known = {record.job.id: record for record in self._ledger.open()}
         self._ledger.forget_all()
@@ -165,6 +165,16 @@ class JobTable:
             return []
         with self._database.reading() as connection:
             return list(connection.scalars(wanted.limit(MANY)))
+
+    def naming(self, text: str) -> str:
+        """The newest job whose data has `text` in it, "" if there is none. Reads all rows until it is found."""
+        wanted = select(jobs.c.id).where(jobs.c.data.contains(text, autoescape=True)).order_by(jobs.c.number.desc())
+        with self._database.reading() as connection:
+            return connection.scalar(wanted.limit(1)) or ""
+
+    def exists(self, job: str) -> bool:
+        with self._database.reading() as connection:
+            return connection.scalar(select(jobs.c.number).where(jobs.c.id == job)) is not None
 
     def newest_ids(self, count: int) -> list[str]:
         with self._database.reading() as connection:

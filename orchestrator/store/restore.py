@@ -12,6 +12,7 @@ from sqlalchemy import URL, Connection, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from cluster.errors import Conflict, FleetError, UserError
+from cluster.paths import synced
 from orchestrator.store import copies, postgresql, schema, sqlite
 from orchestrator.store.backup import copy_rows, file_engine, snapshot, version_in
 from orchestrator.store.database import is_sqlite, name_of, parsed, sqlite_url, trouble
@@ -96,7 +97,7 @@ def _stage(backup: Backup, staged: Path) -> None:
     copies.finish(staged)
     with file_engine(staged).begin() as connection:
         schema.prepare(connection, str(backup.file), lambda _: None)
-    copies.synced(staged)
+    synced(staged)
 
 
 def _replace(path: Path, staged: Path) -> str:
@@ -109,11 +110,11 @@ def _replace(path: Path, staged: Path) -> str:
         _keep(path, kept)
         if beside[0].exists():  # of a database so damaged that its log cannot be folded into it
             _keep(beside[0], kept.with_name(f"{kept.name}-wal"))
-        copies.synced(path.parent)
+        synced(path.parent)
     for file in beside:
         file.unlink(missing_ok=True)
     staged.replace(path)
-    copies.synced(path.parent)
+    synced(path.parent)
     return str(kept) if is_there else ""
 
 
@@ -137,7 +138,7 @@ def _keep(file: Path, under: Path) -> None:
     except OSError:  # a file system without hard links
         os.close(os.open(under, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         shutil.copyfile(file, under)
-        copies.synced(under)
+        synced(under)
 
 
 def _into_postgresql(url: URL, backup: Backup, replace_other: bool) -> str:

@@ -1,5 +1,6 @@
 """The tables. Data is JSON as text: the store never looks inside, so any database will do."""
 
+import logging
 import secrets
 from collections.abc import Callable
 
@@ -22,6 +23,9 @@ from sqlalchemy import (
 )
 
 from cluster.errors import FleetError
+
+long_work = logging.getLogger("orchestrator.store.upgrade")
+"""Told what may take minutes as a store is opened: whoever waits for it can read that."""
 
 VERSION = 3
 """The number of the newest file in migrations/versions. A store of a newer version is refused, never guessed at."""
@@ -158,6 +162,7 @@ def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], 
         if alembic_version.name not in there or connection.scalar(select(alembic_version.c.version_num)) != REVISION:
             from orchestrator.store import migrations  # Alembic is imported for an upgrade only
 
+            long_work.info("bringing the tables of %s up to date; a large store takes minutes", where)
             before_upgrade(found)
             migrations.upgrade(connection)
             connection.execute(update(schema_version).values(version=VERSION))

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Table, func, select
 from cluster.errors import FleetError
 from orchestrator.store import folding
 from orchestrator.store.damage import Damage
-from orchestrator.store.database import ConnectionLost, Database
+from orchestrator.store.database import RECONNECT_PAUSE_S, RECONNECT_S, ConnectionLost, Database
 from orchestrator.store.jobs import JobTable
 from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
 from orchestrator.store.rows import insert_rows
@@ -31,10 +31,6 @@ REPORTS_AT_ONCE = 5000
 REPORTS_WAITING = 100_000
 REPORTS_PAUSE_S = 0.2
 """Reports are not waited for, so they wait themselves: for others, or for something durable to ride with."""
-
-RECONNECT_S = 5.0
-RECONNECT_PAUSE_S = 0.05
-"""A lost connection is made again, and what was being written is written again, without a word to those who wait."""
 
 OUTAGE_S = 1.0
 KEYS_AT_ONCE = 500

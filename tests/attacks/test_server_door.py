@@ -323,6 +323,17 @@ def test_a_head_without_an_end_is_not_kept(port, first):
     assert sent < 100 * connections.MOST_HEAD_BYTES
 
 
+@pytest.mark.parametrize(("count", "is_served"), [(8, True), (1500, False)])
+def test_of_requests_sent_without_waiting_for_answers_only_a_few_are_kept(port, count, is_served):
+    """Each answer lets the server read on: what waited grew faster than it was answered."""
+    request, answers = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode(), b""
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as s, suppress(ConnectionError):
+        s.sendall(request * count)
+        while answers.count(b"HTTP/1.1 200") < count and (more := s.recv(1 << 16)):
+            answers += more
+    assert (answers.count(b"HTTP/1.1 200") == count) is is_served
+
+
 def test_a_body_that_comes_a_byte_at_a_time_is_cut_off(port, monkeypatch):
     monkeypatch.setattr(connections, "BODY_S", 0.5)
     head = (

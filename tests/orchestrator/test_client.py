@@ -92,7 +92,8 @@ def test_logs_are_paged_followed_and_filtered(client, live):
     assert (
         client.logs("hello", cursor={"1.0": len(f"{page['lines'][0]['time']} out one\n")})["lines"] == page["lines"][1:]
     )
-    assert client.logs("hello", cursor=page["cursor"]) == {"lines": [], "cursor": page["cursor"], "ended": True}
+    rest = {"job": job["id"], "lines": [], "cursor": page["cursor"], "ended": True}
+    assert client.logs("hello", cursor=page["cursor"]) == rest
     assert client.logs("hello", rank=1)["lines"] == []
     assert [line["text"] for line in client.follow_logs("hello")] == lines
 
@@ -243,11 +244,13 @@ def test_a_stream_that_breaks_is_an_error_of_the_fleet(hanging_up):
 
 
 def test_following_goes_on_with_the_next_server_where_it_stopped(live, hanging_up):
-    live.fleet.printed(live.ran(RUN)["id"], ["one", "two", "three"])
+    job = live.ran(RUN)
+    live.fleet.printed(job["id"], ["one", "two", "three"])
     with http.connect(start=False) as client:
         first = client.logs("hello")["lines"][0]
+    live.ran(RUN)  # the newest job of that name by now
     told, at = [], len(f"{first['time']} out one\n")
-    body = f"event: log\ndata: {json.dumps({'lines': [first], 'cursor': {'1.0': at}})}\n\n"
+    body = f"event: log\ndata: {json.dumps({'job': job['id'], 'lines': [first], 'cursor': {'1.0': at}})}\n\n"
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     address = hanging_up([f"{head}{len(body):x}\r\n{body}\r\n".encode()])
     with http.Client(address, live.token, live.home, told.append) as client:

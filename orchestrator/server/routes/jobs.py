@@ -123,17 +123,23 @@ def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LAR
 async def logs(
     ref: str, request: Request, rank: Rank = None, epoch: Epoch = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
-    """Lines there are now: one page from `cursor` on, or the last `tail`. `ended`: no more will come."""
+    """Lines there are now: one page from `cursor` on, or the last `tail`. `ended`: no more will come.
+
+    `job` is its id: ask for the next page with it, since a name means the newest job so called.
+    """
     log = Logs(request, ref, rank, epoch, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)
-    return answer({"lines": lines, "cursor": log.cursor, "ended": log.ended})
+    return answer({"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended})
 
 
 @router.get("/jobs/{ref}/logs/stream")
 async def stream_logs(
     ref: str, request: Request, rank: Rank = None, epoch: Epoch = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
-    """Server-sent events: `log` {lines, cursor} as they come, `end` {state} when the job has ended and all is sent."""
+    """Server-sent events: `log` {job, lines, cursor} as they come, `end` {state} when the job has ended.
+
+    The first `log` may have no lines. It is the job's id that leads back to the same log, with the cursor.
+    """
     log = Logs(request, ref, rank, epoch, cursor_from(cursor))
     await log.check()
     return events(request, log.follow(tail))

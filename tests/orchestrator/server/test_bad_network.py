@@ -1,5 +1,6 @@
 """Requests whose answers are lost, cut, doubled or late have one effect; so have many clients with one key."""
 
+import hashlib
 import importlib.util
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -216,3 +218,42 @@ def test_one_request_too_many_is_refused_at_once_with_when_to_come_back(live, mo
         go_on.set()
         assert first.result().status_code == 200
         assert client.get("/v1/jobs").status_code == 200
+
+
+def test_a_follower_that_is_refused_for_the_moment_goes_on(live, monkeypatch):
+    limit = "orchestrator.server.streams.MOST_STREAMS"
+    live.service.submit(RUN, "", "")
+    monkeypatch.setattr(limit, 0)
+    told = []
+    with http.Client(live.address, live.token, live.home, told.append) as client:
+
+        def pause(pause_s, error):
+            told.append(pause_s)
+            if len(told) == 2:
+                monkeypatch.setattr(limit, 100)
+
+        monkeypatch.setattr(client, "_pause", pause)
+        assert next(client.follow_changes())["event"] == "submitted"
+    assert len(told) == 2
+
+
+def test_an_upload_that_is_refused_for_the_moment_is_sent_again_from_its_start(live, monkeypatch, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
+        made.writestr("data", os.urandom(200_000))
+    sha = hashlib.sha256((tmp_path / "a.zip").read_bytes()).hexdigest()
+    with http.Client(live.address, live.token, live.home) as client:
+        sent, pauses = client._request, []
+
+        def request(method, path, **options):
+            if method == "PUT" and not pauses:
+                monkeypatch.setattr("orchestrator.server.guard.MOST_IN_FLIGHT", 0)
+            return sent(method, path, **options)
+
+        def pause(pause_s, error):
+            pauses.append(pause_s)
+            monkeypatch.setattr("orchestrator.server.guard.MOST_IN_FLIGHT", 100)
+
+        monkeypatch.setattr(client, "_request", request)
+        monkeypatch.setattr(client, "_pause", pause)
+        client.upload(sha, tmp_path / "a.zip")
+    assert (live.service.has_package(sha), pauses) == (True, [1.0])

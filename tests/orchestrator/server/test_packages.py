@@ -7,6 +7,10 @@ import zipfile
 
 import pytest
 
+from cluster import uses
+from cluster.errors import NotFound
+from orchestrator import client as http
+
 ZIP = {"Content-Type": "application/zip"}
 
 
@@ -56,3 +60,61 @@ def test_a_half_sent_package_leaves_nothing(live, wait_for):
         raw.sendall(head.encode() + bytes(2_000_000))
         wait_for(lambda: folder.exists() and list(folder.iterdir()))
     wait_for(lambda: not list(folder.iterdir()))
+
+
+def archive(name):
+    """(sha, bytes) of a folder with one file."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as made:
+        made.writestr(name, f"print({name!r})")
+    return hashlib.sha256(written.getvalue()).hexdigest(), written.getvalue()
+
+
+def test_an_archive_that_lost_its_end_is_sent_again_and_repaired(live):
+    sha, data = archive("a.py")
+    with live.http as client:
+        client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
+        os.truncate(live.service.packages.path(sha), len(data) // 2)
+        assert client.head(f"/v1/packages/{sha}").status_code == 404
+        client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
+        assert client.head(f"/v1/packages/{sha}").status_code == 200
+    assert live.service.packages.path(sha).read_bytes() == data
+
+
+def test_an_archive_is_on_disk_before_it_is_acknowledged(live, monkeypatch):
+    sha, data = archive("a.py")
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), fsync(descriptor)))
+    with live.http as client:
+        client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
+    kept = live.service.packages.path(sha)
+    assert synced.index(kept.stat().st_ino) < synced.index(kept.parent.stat().st_ino)
+
+
+def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live, monkeypatch, wait_for):
+    service, (first, data), (second, more) = live.service, archive("a.py"), archive("b.py")
+    node = live.fleet.agent("cpu-0")._packages
+
+    def ran(sha, data, name):
+        with live.http as client:
+            client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
+            spec = {"task": "run", "command": ["python", name], "name": name[0], "resources": {"pool": "cpu"}}
+            job = client.post("/v1/jobs", json={"spec": spec, "package": sha}).json()["id"]
+        with http.connect(live.home, start=False) as client:
+            return client.wait(job, timeout_s=20)
+
+    removed, _ = ran(first, data, "a.py"), ran(second, more, "b.py")
+    assert node.has(first) and node.has(second)
+    service._housekeeping._tidy()
+    assert service.packages.has(first) and node.has(first)  # used within the last hour, though its job may be gone
+    monkeypatch.setattr(uses, "IDLE_S", 0.0)
+    service._housekeeping._tidy()
+    assert service.packages.has(first) and node.has(first)
+    ended_s = service.jobs_table.get(removed["id"]).ended_s
+    remove = service.store.retention.remove_jobs
+    wait_for(lambda: remove(ended_s + 1e-6, service.store.last_seq) == 1)  # once it has given its devices back
+    service._housekeeping._tidy()
+    assert (service.packages.has(first), service.packages.has(second)) == (False, True)
+    assert (node.has(first), node.has(second)) == (False, True)
+    with pytest.raises(NotFound):
+        service.packages.names(first)

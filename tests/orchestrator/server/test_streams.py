@@ -3,11 +3,12 @@
 import json
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
-from orchestrator.server import streams
+from orchestrator.server import streams, works
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
 
@@ -62,7 +63,7 @@ def test_the_tail_is_the_last_lines(live, tail, expected):
 def test_a_followed_log_ends_with_its_job(live, running, talking):
     talking.say("one\n")
     with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
-        got = events(response)
+        got = (event for event in events(response) if event[1].get("lines") != [])
         assert texts(next(got)[1]["lines"]) == ["one"]
         talking.say("two\nthree\n")
         lines = texts(next(got)[1]["lines"])
@@ -80,6 +81,23 @@ def test_following_may_begin_with_the_tail(live):
     assert got[-1] == ("end", {"state": "SUCCEEDED"})
 
 
+def test_a_followed_name_stays_the_job_it_meant_at_first(live, running, talking, wait_for):
+    """Also for a client whose connection breaks before anything was printed."""
+    with live.http as client, client.stream("GET", "/v1/jobs/talks/logs/stream") as response:
+        got = events(response)
+        name, first = next(got)
+        assert (name, first["job"], first["lines"]) == ("log", running, [])
+        second = live.ran({**RUN, "name": "talks"})["id"]
+        with live.http as other:
+            assert other.get("/v1/jobs/talks/logs").json()["job"] == second
+        talking.say("from the first\n")
+        assert texts(next(got)[1]["lines"]) == ["from the first"]
+        talking.end()
+        rest = list(got)
+    assert rest[-1][0] == "end"
+    assert all(data["job"] == running for name, data in rest if name == "log")
+
+
 def test_a_client_that_leaves_ends_its_stream(live, running, wait_for):
     with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
         pieces = response.iter_raw()  # kept: an iterator that goes closes its response
@@ -91,7 +109,7 @@ def test_a_client_that_leaves_ends_its_stream(live, running, wait_for):
 def test_a_stream_ends_when_the_server_does(live, running):
     with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
         live.app.state.stopping.set()
-        assert list(events(response)) == []
+        assert all(name == "log" and data["lines"] == [] for name, data in events(response))
 
 
 def test_many_open_streams_do_not_keep_others_waiting(live, running):
@@ -197,3 +215,76 @@ def test_a_copy_nobody_waits_for_is_stopped(live, checkpoint, monkeypatch):
         next(events(response))
     assert ended.wait(10)
     assert not go_on.is_set()
+
+
+class Slow:
+    """A checkpoint verb that ends when it is told to, and counts its runs. It looks for no client meanwhile."""
+
+    def __init__(self, live, monkeypatch):
+        self.begun, self.go_on, self.runs = threading.Semaphore(0), threading.Event(), []
+        monkeypatch.setattr(live.service, "checkpoint_tool", self)
+
+    def __call__(self, verb, arguments, progress):
+        self.runs.append(arguments["place"])
+        self.begun.release()
+        assert self.go_on.wait(20)
+        return {"run": len(self.runs)}
+
+
+def ask(client, place, key=""):
+    headers = {"Idempotency-Key": key} if key else {}
+    return client.stream(
+        "POST", "/v1/checkpoints/tools/prune", json={"arguments": {"place": place}}, headers=headers, timeout=20
+    )
+
+
+def asked(live, place, key=""):
+    with live.http as client, ask(client, place, key) as response:
+        return list(events(response))
+
+
+def test_a_verb_asked_again_while_its_abandoned_run_ends_has_one_run_and_its_report(live, monkeypatch, wait_for):
+    slow = Slow(live, monkeypatch)
+    with live.http as client, ask(client, "cpu:a", "key"):
+        assert slow.begun.acquire(timeout=20)
+    found = live.app.state.works
+    wait_for(lambda: found.by_key["key"].abandoned.is_set())
+    with ThreadPoolExecutor(1) as thread:
+        again = thread.submit(asked, live, "cpu:a", "key")
+        wait_for(lambda: live.app.state.streams.open == 1)
+        slow.go_on.set()
+        assert again.result(20) == [("report", {"run": 1})]
+    assert (slow.runs, found.by_key, found.count) == (["cpu:a"], {}, 0)
+
+
+def test_an_abandoned_verb_whose_key_is_never_used_again_is_not_kept(live, monkeypatch, wait_for):
+    slow = Slow(live, monkeypatch)
+    with live.http as client, ask(client, "cpu:a", "key"):
+        assert slow.begun.acquire(timeout=20)
+    slow.go_on.set()
+    wait_for(lambda: live.app.state.works.count == 0)
+    assert live.app.state.works.by_key == {}
+
+
+def test_a_verb_whose_client_left_before_it_began_never_begins(live, monkeypatch, wait_for):
+    monkeypatch.setattr(works, "AT_ONCE", 1)
+    slow = Slow(live, monkeypatch)
+    with live.http as client, ask(client, "cpu:first", "1"):
+        assert slow.begun.acquire(timeout=20)
+        with live.http as other, ask(other, "cpu:second", "2"):
+            wait_for(lambda: live.app.state.works.count == 2)
+        wait_for(lambda: live.app.state.works.by_key["2"].abandoned.is_set())
+        slow.go_on.set()
+        wait_for(lambda: live.app.state.works.count == 0)
+    assert slow.runs == ["cpu:first"]
+
+
+def test_one_verb_too_many_is_refused_with_when_to_come_back(live, monkeypatch):
+    monkeypatch.setattr(works, "AT_ONCE", 1)
+    monkeypatch.setattr(works, "MOST_WAITING", 0)
+    slow = Slow(live, monkeypatch)
+    with live.http as client, ask(client, "cpu:first", "1"):
+        assert slow.begun.acquire(timeout=20)
+        with live.http as other, ask(other, "cpu:second", "2") as refused:
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
+        slow.go_on.set()

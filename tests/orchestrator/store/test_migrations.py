@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
+from orchestrator.server.record import LONG_WORK
 from orchestrator.store import database, migrations, schema
 from orchestrator.store.backup import backup
 from orchestrator.store.events import EventStore
@@ -141,6 +142,9 @@ def test_an_older_database_is_brought_up_to_date_and_kept_as_it_was(path, open_a
     assert is_current(path)
     [copy] = copies(path)
     assert str(copy) in caplog.text
+    assert [r.getMessage() for r in caplog.records if r.name == LONG_WORK] == [
+        f"bringing the tables of {path} up to date; a large store takes minutes"
+    ]
     assert copy.stat().st_mode & 0o777 == 0o600
     assert not is_current(copy) and rows(copy)[0] == rows(path)[0][:2]
     open_at(f"sqlite:///{path}").close()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ import sqlalchemy
 from cluster.errors import FleetError, UserError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.runtime.jobs import Jobs, NotStored
+from orchestrator.runtime.submissions import Submissions
+from orchestrator.store import database
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer
 
@@ -155,6 +159,36 @@ def test_a_restart_during_commits_loses_and_doubles_nothing(open_store, postgres
     check_stored(store, done.acked, done.refused)
     store.close()
     check_stored(open_store(), done.acked, done.refused)
+
+
+def test_a_database_that_is_away_for_4_s_refuses_nothing(open_store, postgresql, url, wait_for, request):
+    """Not those either that look for their key first, which is a read."""
+    store = open_store()
+    submitters = Submitters(store)
+    request.addfinalizer(submitters.ended)
+    wait_for(lambda: len(submitters.acked) > 50)
+    postgresql.stop()
+    time.sleep(4.0)
+    postgresql.start()
+    before = len(submitters.acked)
+    wait_for(lambda: len(submitters.acked) > before + 50)
+    done = submitters.ended()
+    assert done.refused == []
+    check_stored(store, done.acked)
+
+
+def test_a_submission_whose_key_cannot_be_looked_up_is_told_when_to_come_back(
+    open_store, postgresql, monkeypatch, request
+):
+    monkeypatch.setattr(database, "RECONNECT_S", 0.1)
+    store = open_store()
+    seen = (lambda: (None, ""), lambda events: None, lambda: 0)
+    submissions = Submissions(Jobs(store), store, None, None, *seen)
+    request.addfinalizer(postgresql.start)
+    postgresql.stop()
+    with pytest.raises(NotStored) as refused:
+        submissions.many([({"task": "run", "command": "true"}, "")], "key")
+    assert refused.value.retry_after_s == 5
 
 
 def test_benchmark_lines_of_a_broken_commit_are_stored_once(store, postgresql, url):
