@@ -18,7 +18,7 @@ from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import CancelAsked, DrainAsked, MigrateAsked, ResumeAsked, Submitted
-from orchestrator.core.model import Event, Job
+from orchestrator.core.model import Job
 from orchestrator.core.nodes import leased
 from orchestrator.core.states import TERMINAL
 from orchestrator.resources import accelerators
@@ -74,7 +74,7 @@ class Service:
         self._rates = throughput.Rates(self.store.benchmarks)
         self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
         self._fleet = FleetSeen(self.runtime, self.agents, KnownDevices(home / "inventory.json"))
-        self._views = JobViews(self.jobs_table, self.runtime)
+        self._views = JobViews(self.jobs_table, self.runtime, launcher.doing)
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
         self._submissions = Submissions(
             *parts, self._fleet.devices, self._stored, lambda: len(self.runtime.control.records)
@@ -125,8 +125,9 @@ class Service:
     def _distrust(self, job: str, why: str) -> None:
         self.runtime.post(CancelAsked(job, f"its history in the job store is damaged: {why}"))
 
-    def _stored(self, events: list[Event]) -> None:
-        self.runtime.post(Submitted(tuple(record for e in events if (record := self.jobs_table.get(e.job)))))
+    def _stored(self, records: list[Record]) -> None:
+        """The controller knows a job before anybody else sees it, and can ask for anything."""
+        self.runtime.post(Submitted(tuple(records)))
 
     def job(self, ref: str) -> dict[str, Any]:
         return self._views.whole(self.jobs_table.find(ref))

@@ -68,7 +68,7 @@ class Live:
     `cut_off`: why a fence was first raised, or its launch failed in part, and when: what its nodes tell later follows
     from that, whatever we asked them.
     `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
-    newest stored event of rank 0. Monotonic seconds.
+    newest stored event of rank 0. `cancelled_s` is when its job was cancelled meanwhile. Monotonic seconds.
     """
 
     job: str
@@ -85,6 +85,7 @@ class Live:
     overruled: str = ""
     cut_off: str = ""
     cut_off_s: float = 0.0
+    cancelled_s: float | None = None
 
     @property
     def key(self) -> str:

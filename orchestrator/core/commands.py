@@ -13,8 +13,7 @@ class Launch:
 
     `orders` are by node rank, without the meeting point and the checkpoint to resume from; `bundles` are Ray resources
     by node rank, reserved under the name `place`. `fenced`: its fence may stand at its epoch already, since we raised
-    it so; else an attempt of that epoch has run. `wait_s`: from the fence to the start, where an attempt that the log
-    does not know may still have a lease. `visited` are the pools that may hold checkpoints of the job, `known`
+    it so; else an attempt of that epoch has run. `visited` are the pools that may hold checkpoints of the job, `known`
     is the newest one it told.
     """
 
@@ -26,7 +25,6 @@ class Launch:
     pool: str
     place: str
     fenced: bool = False
-    wait_s: float = 0.0
     package: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict)
     visited: tuple[str, ...] = ()

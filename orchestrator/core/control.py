@@ -7,6 +7,7 @@ faults run the same function.
 | membership.py | which nodes there are, whose agent is started again, which take no work      |
 | following.py  | what agents tell of attempts                                                |
 | fencing.py    | when a silent part of an attempt may be taken for ended                     |
+| overtaken.py  | when a job may be placed of which an unknown attempt may run                |
 | ending.py     | who is asked to stop, and how an attempt ends                               |
 | placing.py    | where waiting jobs run (plan.py), and what their nodes are told (orders.py) |
 | asked.py      | what users ask for                                                          |
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from orchestrator.core import asked, ending, fencing, following, membership, placing
+from orchestrator.core import asked, ending, fencing, following, membership, overtaken, placing
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import live_of
 from orchestrator.core.commands import Command
@@ -74,6 +75,15 @@ def released(draft: Draft, told: m.Released) -> None:
         draft.releasing.pop(told.place)
 
 
+def fenced(draft: Draft, told: m.Fenced) -> None:
+    (fencing if told.job in draft.lives else overtaken).fenced(draft, told)
+
+
+def joined(draft: Draft, told: m.Joined) -> None:
+    membership.joined(draft, told)
+    overtaken.begin_again(draft)
+
+
 def reserved(draft: Draft, told: m.Reserved) -> None:
     """What is reserved in our name for an attempt that is over goes back."""
     living = {live.place for live in draft.lives.values()}
@@ -87,6 +97,7 @@ def tick(draft: Draft, told: m.Tick) -> None:
         membership.look(draft)
         following.look(draft)
         fencing.look(draft)
+        overtaken.look(draft)
     placing.place(draft, told)
     if draft.control.joined:
         ending.release(draft)
@@ -107,7 +118,7 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.MigrateAsked: asked.migrate,
     m.DrainAsked: membership.drain,
     m.ResumeAsked: membership.resume,
-    m.Joined: membership.joined,
+    m.Joined: joined,
     m.Parted: membership.parted,
     m.NodesSeen: membership.seen,
     m.AgentMade: membership.agent_made,
@@ -118,7 +129,7 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Launched: ending.launched,
     m.LaunchFailed: ending.launch_failed,
     m.Stopped: ending.stopped,
-    m.Fenced: fencing.fenced,
+    m.Fenced: fenced,
     m.Released: released,
     m.Reserved: reserved,
     m.Tick: tick,

@@ -27,13 +27,26 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Overtaken:
+    """How far a job is whose log is an older copy (see core/overtaken.py): up to which epoch (`floor`) others may have
+    used, the fence that is asked for (`epoch`, since `since_s`, last at `asked_s`), and when it stood above `floor`.
+    """
+
+    floor: int = -1
+    epoch: int = -1
+    since_s: float = 0.0
+    asked_s: float = 0.0
+    stood_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """`records` are the open jobs: not ended, or with an attempt that may still run; `lives` those attempts, by job.
 
     `drained`: node -> reason. `paused_until_s`: by job. `releasing`: places whose reservation is to go back.
-    `raised`: by job, where we last raised its fence above an attempt.
-    `trouble` is why nothing can be placed, "" when it can; `joined` is
-    whether we are in the fleet's cluster. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
+    `raised`: by job, where we last raised its fence above an attempt. `overtaken`: jobs of which attempts have run that
+    the log does not know. `trouble` is why nothing can be placed, "" when it can; `joined` is whether we are in the
+    fleet's cluster. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
     Monotonic seconds.
     """
 
@@ -45,6 +58,7 @@ class Control:
     paused_until_s: Mapping[str, float] = field(default_factory=dict)
     releasing: Mapping[str, Kept] = field(default_factory=dict)
     raised: Mapping[str, int] = field(default_factory=dict)
+    overtaken: Mapping[str, Overtaken] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=Plan)
     planned_s: float = 0.0
@@ -110,6 +124,7 @@ class Draft:
         self.paused_until_s = Table(control.paused_until_s)
         self.releasing = Table(control.releasing)
         self.raised = Table(control.raised)
+        self.overtaken = Table(control.overtaken)
         self.events: list[Event] = []
         self.commands: list[Command] = []
         self.changes: dict[str, Any] = {}
@@ -126,6 +141,7 @@ class Draft:
             paused_until_s=self.paused_until_s.now,
             releasing=self.releasing.now,
             raised=self.raised.now,
+            overtaken=self.overtaken.now,
             **self.changes,
         )
 
@@ -180,5 +196,10 @@ class Draft:
             self.records.pop(record.job.id)
             self.paused_until_s.pop(record.job.id)
             self.raised.pop(record.job.id)
-        else:
-            self.records[record.job.id] = record
+            self.overtaken.pop(record.job.id)
+            return
+        self.records[record.job.id] = record
+        if not record.job.overtaken:
+            self.overtaken.pop(record.job.id)
+        elif record.job.id not in self.overtaken:
+            self.overtaken[record.job.id] = Overtaken()

@@ -73,7 +73,7 @@ def launch_failed(draft: Draft, told: LaunchFailed) -> None:
 
 
 def _node_failed(draft: Draft, told: LaunchFailed) -> None:
-    for name in told.nodes if told.kind == "launch" else ():
+    for name in told.failed if told.kind == "launch" else ():
         if (node := draft.nodes.get(name)) is not None:
             draft.nodes[name] = nodes.failed(node, f"an attempt could not be started: {told.message}", draft.now.s)
 
@@ -113,13 +113,18 @@ def _wanted(draft: Draft, live: Live) -> str:
     state = draft.records[live.job].job.state
     if state is State.CANCELLED:
         return "cancel"
-    if live.overruled or any(p.spoiled or p.unsure or (p.outcome and p.outcome.state in BROKEN) for p in live.parts):
+    if live.overruled or any(p.unsure or is_broken(p) for p in live.parts):
         return "cancel" if _failed_first(live) else "fence"
     preempted = any(p.outcome and p.outcome.state == "preempted" for p in live.parts)
     return "preempt" if state is State.SAVING or preempted else ""
 
 
 BROKEN = frozenset({"failed", "lost", "fenced", "cancelled"})
+
+
+def is_broken(part: Part) -> bool:
+    """Its attempt cannot end well any more, whatever the other parts do."""
+    return bool(part.spoiled) or (part.outcome is not None and part.outcome.state in BROKEN)
 
 
 def _failed_first(live: Live) -> bool:

@@ -44,8 +44,8 @@ def combine(live: Live, candidate: int, asked: str) -> tuple[Ended, Outcome]:
 
 
 def _exit_codes(outcome: Outcome) -> list[int]:
-    """By rank. Those of a fenced part say how we stopped it."""
-    return [] if outcome.state == "fenced" else [code for _, code in sorted(outcome.exit_codes.items())]
+    """By rank. Those of a part that was fenced, or whose lease passed, say how its supervisor stopped it."""
+    return [] if outcome.state in ("fenced", "lost") else [code for _, code in sorted(outcome.exit_codes.items())]
 
 
 def _told(live: Live, rank: int, part: Part, failure: Failure) -> str:

@@ -24,6 +24,8 @@ SILENT_S = 6.5
 attempts go on. With the lease that follows, an attempt is placed anew within 20 s.
 """
 UNANSWERED_S = 3.0
+LAUNCHED_S = 10.0
+"""A launch that takes longer is told of."""
 CANCELLED_S = 30.0
 """A cancelled job has no next attempt that could meet this one: its devices need not wait longer."""
 
@@ -98,8 +100,8 @@ def _waits(draft: Draft, live: Live) -> bool:
 
 
 def _lower(draft: Draft, live: Live) -> None:
-    """All its nodes are heard again, and none was replaced: it counts again."""
-    if live.fence_asked_s is not None and not any(part.outcome or part.spoiled for part in live.parts):
+    """All its nodes are heard again, and no part was lost or failed: it counts again."""
+    if live.fence_asked_s is not None and not any(ending.is_broken(part) for part in live.parts):
         draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None)
         if live.fence_known:
             draft.command(Fence(live.job, live.epoch, lower=True))
@@ -112,7 +114,9 @@ def fenced(draft: Draft, told: Fenced) -> None:
         return
     if told.stands <= live.epoch:
         if not live.fence_known and told.epoch == live.epoch:
-            draft.lives[live.job] = replace(live, fence_known=True, fence_asked_s=None)
+            draft.lives[live.job] = known = replace(live, fence_known=True, fence_asked_s=None)
+            if draft.control.joined and not known.launching:
+                _look(draft, known)
         return
     if told.epoch == live.epoch:
         live = _fenced_by_others(draft, live, told.stands)
@@ -162,11 +166,17 @@ def lease_s(job: Job) -> float:
     return min(given_s, CANCELLED_S) if job.state is State.CANCELLED else given_s
 
 
-def waits_for(control: Control, job: str, now: Now) -> str:
-    """What an attempt whose node is silent waits for, in a sentence; "" for others."""
+def waits_for(control: Control, job: str, now: Now, doing: str = "") -> str:
+    """What an attempt waits for whose node is silent, or whose launch takes long, in a sentence; "" for others. `doing`
+    is what the launch does now.
+    """
     live, draft = control.lives.get(job), Draft(control, now)
-    if live is None or live.launching:
+    if live is None:
         return ""
+    if live.launching:
+        took_s = now.s - live.since_s
+        told = f"its launch takes {took_s:.0f} s so far: it {doing or 'waits for other launches to end'}"
+        return told if took_s > LAUNCHED_S else ""
     parts = enumerate(live.parts)
     doubts = [(rank, why) for rank, p in parts if p.outcome is None and (why := _doubt(draft, live, p))]
     if not doubts:
@@ -185,5 +195,5 @@ def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:
     part, state = live.parts[rank], draft.records[live.job].job.state
     never = part.unsure and state is State.STARTING and not part.phase
     if not never and (node := draft.nodes.get(part.node)) is not None:
-        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s)
+        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s, live.cut_off_s)
     ending.part_ended(draft, live.job, rank, lost(live, rank, why, "launch" if never else "lost"), told=False)

@@ -41,7 +41,7 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
 
 
 def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
-    changes: dict[str, Any] = {"heard_s": max(node.heard_s, now_s)}
+    changes: dict[str, Any] = {"heard_s": max(node.heard_s, now_s), "failing": False}
     if beat.facts is not None:
         changes |= {"facts": beat.facts, "refused": nodes.refusal(beat.facts)}
     if beat.attempts is not None and (node.listed_s is None or beat.asked_s >= node.listed_s):

@@ -29,11 +29,13 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
     for live in control.lives.values():
         record = control.records[live.job]
         job, asked = record.job, [a.at_s for a in live.asked.values() if a.how == "cancel"]
-        kept_s = now.s - min(asked, default=now.s)
+        kept_s = now.s - min(asked, default=now.s if live.cancelled_s is None else live.cancelled_s)
         if job.state in TERMINAL and kept_s > job.recovery.lease_s + MARGIN_S + SOON_S:
             devices = ", ".join(f"{part.devices_id} {list(part.numbers)}" for part in live.parts)
-            reason = f"the job is {job.state}, and its attempt still holds {devices}, asked to stop {kept_s:.0f} s ago"
-            leaks.append(Leak(live.key, reason))
+            since = f"cancelled {kept_s:.0f} s ago; its launch has not ended"
+            if not live.launching:
+                since = f"asked to stop {kept_s:.0f} s ago"
+            leaks.append(Leak(live.key, f"the job is {job.state}, and its attempt still holds {devices}, {since}"))
     return leaks
 
 

@@ -104,6 +104,7 @@ def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None
         row.ray_id,
         max((node.heard_s for node in before), default=draft.now.s),
         failures=before[0].failures if before else (),
+        failing=before[0].failing if before else False,
         quarantined_until_s=before[0].quarantined_until_s if before else 0.0,
         same_as="" if name == row.name else row.name,
         strangers={key: s for node in before for key, s in node.strangers.items() if key not in mine},

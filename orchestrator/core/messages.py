@@ -155,8 +155,8 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """`kind` is `user` (the job ends) or `launch`. Ranks may have been started on `nodes`; on no other.
-
+    """`kind` is `user` (the job ends) or `launch`. Ranks may have been started on `nodes`; on no other. `failed` are
+    those that gave no answer, or not the one they should.
     `seen`: the newest epoch that the fence or a node knows, where ours may have run already; else 0.
     """
 
@@ -166,6 +166,7 @@ class LaunchFailed:
     message: str
     nodes: tuple[str, ...] = ()
     seen: int = 0
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

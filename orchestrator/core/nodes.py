@@ -20,7 +20,7 @@ SILENT_S = 8.0
 FAILURES = 3
 WITHIN_S = 600.0
 ONE_FAULT_S = 15.0
-"""One fault is told by many: by Ray, by the agent's end, by each attempt that is lost."""
+"""One fault is told by many: by Ray, by the agent's end, by each attempt that is lost; see `failed`."""
 
 QUARANTINE_S = 600.0
 
@@ -43,7 +43,7 @@ class Node:
     its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all
     (another protocol), `broken` why its agent cannot tell what runs there, `drains` what Ray says of its end.
     `same_as`: the name that it was given and that another living node bears. `failures`: the newest, as (when, what).
-    Monotonic seconds.
+    `failing`: a failure was told since it was last heard. Monotonic seconds.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Node:
     same_as: str = ""
     strangers: Mapping[str, Stranger] = field(default_factory=dict)
     failures: tuple[tuple[float, str], ...] = ()
+    failing: bool = False
     quarantined_until_s: float = 0.0
 
     @property
@@ -92,14 +93,18 @@ class Node:
         return now_s - self.heard_s
 
 
-def failed(node: Node, what: str, now_s: float) -> Node:
-    """One more failure of the node itself; the third within ten minutes puts it into quarantine."""
+def failed(node: Node, what: str, now_s: float, began_s: float | None = None) -> Node:
+    """One more failure of the node itself; the third within ten minutes puts it into quarantine. What is told of a node
+    that has not been heard since the last one is the same fault, and so is what began (`began_s`, None: now) before or
+    a moment after that.
+    """
     recent = tuple((at, why) for at, why in node.failures if now_s - at < WITHIN_S)
-    if recent and now_s - recent[-1][0] < ONE_FAULT_S:
-        return node
+    since_s = now_s if began_s is None else began_s
+    if node.failing or (recent and since_s - recent[-1][0] < ONE_FAULT_S):
+        return replace(node, failing=True)
     recent = (*recent, (now_s, what))
     until_s = now_s + QUARANTINE_S if len(recent) >= FAILURES else node.quarantined_until_s
-    return replace(node, failures=recent, quarantined_until_s=until_s)
+    return replace(node, failures=recent, failing=True, quarantined_until_s=until_s)
 
 
 def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.catalogue import ray_resource
 from cluster.vocabulary import NodeFacts
-from orchestrator.core.attempts import MARGIN_S, place_of
+from orchestrator.core.attempts import place_of
 from orchestrator.core.commands import Launch
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
@@ -43,7 +43,6 @@ def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Laun
         first.pool,
         place_of(record.attempts[-1].leases),
         fenced,
-        job.recovery.lease_s + MARGIN_S if job.overtaken else 0.0,
         job.package,
         job.secrets,
         tuple(visited),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator.core import ending, fold, nodes
+from orchestrator.core import ending, fold, nodes, overtaken
 from orchestrator.core.attempts import MARGIN_S, live_of, node_of
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.explain import never
@@ -49,12 +49,17 @@ def devices_of(node: nodes.Node, control: Control, now_s: float, held: nodes.Lea
 
 def waiting(control: Control, now_s: float) -> tuple[Job, ...]:
     """Jobs to be placed. One of which an attempt may still run somewhere is not: two never run at once."""
-    held = running_elsewhere(control, now_s)
+    held = maybe_running(control, now_s)
     return tuple(
         record.job
         for record in control.records.values()
         if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in held
     )
+
+
+def maybe_running(control: Control, now_s: float) -> dict[str, str]:
+    """Jobs of which an attempt that does not count may still run, each with the sentence for it."""
+    return overtaken.waits(control, now_s) | running_elsewhere(control, now_s)
 
 
 def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
@@ -91,7 +96,7 @@ def place(draft: Draft, tick: Tick) -> None:
 
 def _with_reasons(control: Control, decided: Plan, now: Now) -> Plan:
     """Also of jobs that are in no plan."""
-    held = running_elsewhere(control, now.s).items()
+    held = maybe_running(control, now.s).items()
     told = {job: {(0, ""): why} for job, why in held if control.records[job].job.state in WAITING}
     return replace(decided, why_not=decided.why_not | told) if told else decided
 
@@ -137,8 +142,9 @@ def _refuse(draft: Draft, seen: Snapshot, expected: frozenset[str]) -> None:
     """A waiting job that nothing here could ever run waits on, and says for what, unless its user wants it to end.
     Nothing is known of that while a node of the fleet has not told what it has.
     """
-    untold = any(node.facts is None and not node.lost for node in draft.nodes.values())
-    if untold or expected - draft.nodes.now.keys() or not seen.devices:
+    here = [node for node in draft.nodes.values() if not node.lost]
+    untold = any(node.facts is None for node in here) or expected - {node.name for node in here}
+    if untold or not seen.devices:
         return
     for job in seen.jobs:
         if job.recovery.on_disconnect != "stop" or job.id in draft.lives:

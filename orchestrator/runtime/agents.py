@@ -118,15 +118,16 @@ class Agents:
         RAY.ask(f"make the agent of {node}", make, LIMIT_S, made)
 
     def _made(self, node: str, ray_id: str, actor: Any) -> None:
-        """One that was dropped while it was made is not watched: it may have another name by now."""
-        if isinstance(actor, BaseException):
-            self._post(AgentMade(node, ray_id, first_line(actor)))
-            return
+        """One that was dropped while it was made is not watched: it may have another name by now. The same holds for
+        all of a cluster that was left.
+        """
+        failed = isinstance(actor, BaseException)
         with self._lock:
             if self._wanted.get(node) != ray_id:
                 return
-            self._handles[node] = Handle(node, ray_id, actor)
-        self._post(AgentMade(node, ray_id))
+            if not failed:
+                self._handles[node] = Handle(node, ray_id, actor)
+        self._post(AgentMade(node, ray_id, first_line(actor) if failed else ""))
 
     def restart(self, node: str, ray_id: str, reason: str) -> None:
         """Its attempts do not notice: supervisors run apart, and the next agent reads their records."""
@@ -165,6 +166,8 @@ class Agents:
             RAY.ask("list its nodes", actors.nodes, HEAD_LATE_S, self._nodes_seen)
 
     def _nodes_seen(self, found: Any) -> None:
+        if self._nodes_asked_s is None:
+            return  # they are of a cluster that was left
         self._nodes_asked_s, self._nodes_seen_s = None, time.monotonic()
         if isinstance(found, BaseException):
             log.warning("Ray's head does not tell its nodes: %s", first_line(found))

@@ -5,9 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from cluster.errors import FleetError, PolyfleetError
+from cluster.errors import FleetError, PolyfleetError, UserError
 from cluster.plain import from_plain
 from orchestrator.benchmark import suite
 from orchestrator.benchmark.asking import Wanted
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 20.0
 """For sessions to end by themselves."""
 AGAIN_S = 1.0
-"""Between tries to submit a run's jobs, while the fleet or the store does not take them."""
+"""Between tries of what the fleet, the controller or the store does not take now."""
 LOOK_S = 0.1
 Data = dict[str, Any]
 Submit = Callable[[Data, str, str], Data]
@@ -58,6 +59,7 @@ class Run(threading.Thread):
         self._jobs: list[str] = []
         self._columns: list[FleetColumn] = []
         self._told: dict[str, str] = {}
+        self._refused = ""
         self._shared, self._lines = shared, shared.lines
 
     def submit(self) -> None:
@@ -69,12 +71,15 @@ class Run(threading.Thread):
             told = self._shared.submit(self._specs[number], self._package, f"{self.run_id}-{number}")
             self._jobs.append(str(told["id"]))
 
-    def fail(self, reason: str) -> None:
-        """End a run that was not started."""
-        self._end("FAILED", reason)
+    def refuse(self, reason: str) -> None:
+        """Once it is started, it ends with that reason."""
+        self._refused = reason
 
     def run(self) -> None:
         try:
+            if self._refused:
+                self._end("FAILED", self._refused)
+                return
             self._submit_all()
             self._conduct()
         except _LeftError:
@@ -93,13 +98,15 @@ class Run(threading.Thread):
             self._check()
             try:
                 self.submit()
-            except FleetError as e:
+            except UserError:
+                raise
+            except PolyfleetError as e:
                 self.waiting = e.message
                 self._shared.closing.wait(AGAIN_S)
         self.waiting = "waiting for its nodes"
 
     def _conduct(self) -> None:
-        before = self._lines.read(self.run_id)
+        before = self._again(lambda: self._lines.read(self.run_id))
         done = frozenset(line["case"] for line in before if line["line"] == "case")
         self._told = {line["column"]: line["facts"].get("node", "") for line in before if line["line"] == "column"}
         if not any(line["line"] == "columns" for line in before):
@@ -189,7 +196,23 @@ class Run(threading.Thread):
         if line["line"] == "progress":
             self.progress = {k: v for k, v in line.items() if k != "line"}
         else:
-            self._lines.append(self.run_id, line)
+            self._again(lambda: self._lines.append(self.run_id, line))
+
+    def _again(self, do: Callable[[], R], check: Callable[[], object] | None = None) -> R:
+        """Until the store, or the controller, has taken it. `check` raises where nobody waits for that any more; by
+        default that is when the run is cancelled, and always when the server closes.
+        """
+        before = self.waiting
+        while True:
+            try:
+                told = do()
+            except FleetError as e:
+                self.waiting = e.message
+                self._shared.closing.wait(AGAIN_S)
+                (check or self._check)()
+            else:
+                self.waiting = before
+                return told
 
     def _end(self, state: str, reason: str) -> None:
         """Give the nodes back, then say so: who reads that it ended finds its jobs ended as well."""
@@ -201,19 +224,26 @@ class Run(threading.Thread):
         for job in {column.job for column in ending}:
             while time.monotonic() < deadline and self._shared.jobs[job].job.state not in TERMINAL:
                 time.sleep(0.05)
-        for job in self._jobs:
-            cancelled(job, self._shared)
+        ended = {"line": "ended", "state": state, "reason": reason}
         try:
-            self._lines.append(self.run_id, {"line": "ended", "state": state, "reason": reason})
+            for job in self._jobs:
+                self._again(partial(cancelled, job, self._shared), self._reason_to_end)
+            self._again(lambda: self._lines.append(self.run_id, ended), self._reason_to_end)
+        except _LeftError:
+            log.warning("the end of %s (%s) was not stored; the next server goes on with it", self.run_id, state)
         except PolyfleetError as e:
             log.error("the end of %s could not be stored: %s", self.run_id, e)
 
 
 def cancelled(job: str, shared: Shared) -> None:
-    """Cancel a job of a run that has not ended; what is wrong with one of them keeps no other."""
+    """Cancel a job of a run, where it has not ended; what is wrong with one of them keeps no other. Raises FleetError
+    where that cannot be done now.
+    """
     try:
         if shared.jobs[job].job.state not in TERMINAL:
             shared.cancel(job)
+    except FleetError:
+        raise
     except (PolyfleetError, KeyError) as e:
         log.warning("%s was not cancelled: %s", job, e)
 

@@ -6,6 +6,7 @@ that comes next takes it up at the case that was under way.
 
 import hashlib
 import json
+import logging
 import secrets
 import threading
 from typing import Any
@@ -19,6 +20,8 @@ from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmark_run import Cancel, Run, Shared, Submit, cancelled
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.benchmarks import BenchmarkLines
+
+log = logging.getLogger(__name__)
 
 JOIN_S = 30.0
 Data = dict[str, Any]
@@ -44,9 +47,15 @@ class Benchmarks:
             except (PolyfleetError, LookupError) as e:
                 said = e.message if isinstance(e, PolyfleetError) else "another version began it"
                 for job in dict.fromkeys(column["job"] for column in _columns(known)):
-                    cancelled(job, self._shared)
+                    self._cancelled(job)
                 reason = f"this version cannot go on with it: {said}"
                 self._lines.append(known["run"], {"line": "ended", "state": "FAILED", "reason": reason})
+
+    def _cancelled(self, job: str) -> None:
+        try:
+            cancelled(job, self._shared)
+        except FleetError as e:
+            log.warning("%s was not cancelled: %s", job, e)
 
     def begin(self, data: Data, package: str, key: str = "") -> Data:
         """Start a run; durable when it returns. The same key gives the same run; with another request it is a Conflict.
@@ -75,9 +84,11 @@ class Benchmarks:
         try:
             made.submit()
         except UserError as e:
-            made.fail(str(e))
+            made.refuse(str(e))
+            self._start(made)
+            made.join(timeout=JOIN_S)
             raise
-        except FleetError as e:
+        except PolyfleetError as e:
             made.waiting = e.message
         self._start(made)
 

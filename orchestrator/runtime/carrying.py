@@ -5,12 +5,13 @@ waiting. What became of a command is told to the controller as a message; what i
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from cluster.errors import PolyfleetError
+from cluster.errors import FleetError, PolyfleetError
 from orchestrator.core import commands as c
 from orchestrator.core.commands import Command
 from orchestrator.core.messages import Fenced, LaunchFailed, Message, Released, Stopped
@@ -24,6 +25,15 @@ log = logging.getLogger(__name__)
 
 LAUNCHES = 32
 RELEASES = 4
+PLACE_S = 15.0
+"""A release waits no longer for Ray than this."""
+
+
+class _Occupied(FleetError):
+    def __init__(self, place: str):
+        why = f"its devices ({place}) are being reserved or released for another attempt since {PLACE_S:.0f} s"
+        super().__init__(why, "it is tried again")
+        self.args = (place,)
 
 
 class Carrier:
@@ -35,15 +45,13 @@ class Carrier:
         self._agents, self._launcher, self._store, self._jobs, self._post = agents, launcher, store, jobs, post
         self._launches = ThreadPoolExecutor(LAUNCHES, thread_name_prefix="launches")
         self._releases = ThreadPoolExecutor(RELEASES, thread_name_prefix="releases")
-        self._fences = ThreadPoolExecutor(1, thread_name_prefix="fences")
-        """One thread: a fence that is raised and lowered ends as it was commanded last."""
         self._taken: set[str] = set()
         self._places: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._ways: dict[type, Callable[[Any], None]] = {
             c.Launch: self._launch,
             c.Stop: self._stop,
             c.Forget: lambda f: agents.tell(f.node, "forget", f.job, f.epoch, done=partial(_noted, f)),
-            c.Fence: lambda f: self._in(self._fences, self._fence, f),
+            c.Fence: self._fence,
             c.Release: self._release,
             c.MakeAgent: lambda m: agents.make(m.node, m.ray_id),
             c.RestartAgent: lambda r: agents.restart(r.node, r.ray_id, r.reason),
@@ -57,7 +65,7 @@ class Carrier:
         self._ways[type(command)](command)
 
     def close(self) -> None:
-        for threads in (self._launches, self._releases, self._fences):
+        for threads in (self._launches, self._releases):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _in(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
@@ -75,8 +83,10 @@ class Carrier:
 
     def _launched(self, launch: c.Launch) -> Message:
         try:
-            with self._places[launch.place]:
+            with self._alone_at(launch.place):
                 return self._launcher.launch(launch)
+        except _Occupied as e:
+            return LaunchFailed(launch.job, launch.epoch, "launch", str(e))
         except Exception as e:
             log.exception("launching %s", launch.attempt)
             why = f"launching failed: {e!r}; its traceback is in the server's log"
@@ -89,12 +99,23 @@ class Carrier:
     def _released(self, release: c.Release) -> Message:
         """Unless the next attempt has taken it over meanwhile."""
         try:
-            with self._places[release.place]:
+            with self._alone_at(release.place):
                 if release.place not in self._taken:
                     reservations.release(release.place)
         except PolyfleetError as e:
             return Released(release.place, str(e))
         return Released(release.place)
+
+    @contextmanager
+    def _alone_at(self, place: str) -> Iterator[None]:
+        """Nobody else reserves or releases these devices meanwhile. Raises _Occupied."""
+        lock = self._places[place]
+        if not lock.acquire(timeout=PLACE_S):
+            raise _Occupied(place)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _stop(self, stop: c.Stop) -> None:
         def told(error: BaseException | None) -> None:
@@ -102,12 +123,15 @@ class Carrier:
 
         self._agents.tell(stop.node, "stop", stop.job, stop.epoch, stop.how, done=told)
 
-    def _fence(self, fence: c.Fence) -> Message:
-        try:
-            write = fences.lower_to if fence.lower else fences.raise_to
-            return Fenced(fence.job, fence.epoch, write(fence.job, fence.epoch), asked_s=fence.asked_s)
-        except (PolyfleetError, OSError) as e:
-            return Fenced(fence.job, fence.epoch, error=str(e), asked_s=fence.asked_s)
+    def _fence(self, fence: c.Fence) -> None:
+        change = fences.lower_to if fence.lower else fences.raise_to
+        change(fence.job, fence.epoch, partial(self._fenced, fence))
+
+    def _fenced(self, fence: c.Fence, stands: Any) -> None:
+        if isinstance(stands, BaseException):
+            self._post(Fenced(fence.job, fence.epoch, error=str(stands), asked_s=fence.asked_s))
+        else:
+            self._post(Fenced(fence.job, fence.epoch, stands, asked_s=fence.asked_s))
 
     def _report(self, report: c.StoreReport) -> None:
         self._store.report(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from cluster import fleet_record
@@ -18,6 +19,8 @@ UP_S = 180.0
 """From its start to its first answer a session imports torch and opens its device."""
 VERDICT_S = 60.0
 """So long the fleet may take to find out what became of a session that does not answer."""
+ANSWER_S = 5.0
+"""A session that has nothing else to do describes itself within that."""
 Data = dict[str, Any]
 
 
@@ -69,11 +72,21 @@ class FleetColumn:
         self._opened(self)
 
     def call(self, message: Data, timeout_s: float) -> Data:
+        """Asked once more where the session outlives what was between us, such as an agent that was killed."""
+        try:
+            return self._called(message, timeout_s)
+        except (FleetError, NotFound) as e:
+            if not self._goes_on(str(e), timeout_s):
+                raise SessionEnded(self._why(str(e))) from e
+        try:
+            return self._called(message, timeout_s)
+        except (FleetError, NotFound) as e:
+            self._goes_on(str(e), timeout_s)
+            raise SessionEnded(self._why(str(e))) from e
+
+    def _called(self, message: Data, timeout_s: float) -> Data:
         try:
             told: Data = self._ask(message, timeout_s)
-        except (FleetError, NotFound) as e:
-            self._find_out(str(e))
-            raise SessionEnded(self._why(str(e))) from e
         except UserError as e:
             return {"failed": e.message}
         return told
@@ -96,20 +109,34 @@ class FleetColumn:
         wanted = message | {"device": self._place}
         return self._agents.call(node, "measure", self.job, attempt.epoch, wanted, timeout_s, timeout_s=timeout_s + 10)
 
-    def _find_out(self, said: str) -> None:
-        """Wait until the fleet knows what became of the session; go on with a new one. Raises ColumnLost."""
-        deadline = time.monotonic() + VERDICT_S
-        while time.monotonic() < deadline:
+    def _goes_on(self, said: str, busy_s: float) -> bool:
+        """Wait until the fleet knows what became of the session, which may work on for `busy_s` before it answers.
+        False where a new one has taken its place. Raises ColumnLost.
+        """
+        asked_s, waited_s, wait_s = time.monotonic(), 0.0, VERDICT_S
+        while waited_s < wait_s:
             record = self._record()
             if record.job.state in TERMINAL:
                 raise ColumnLost(_reason(record))
             if record.attempts and self._is_lost(record.attempts[-1]):
                 raise ColumnLost(f"its node is lost: {self._node_trouble(record.attempts[-1])}")
-            if record.job.state is State.RUNNING and record.attempts[-1].epoch != self._epoch:
+            runs = record.job.state is State.RUNNING
+            same = runs and record.attempts[-1].epoch == self._epoch
+            if runs and not same:
                 self.open()
-                return
+                return False
+            if same and self._answers():
+                return True
             time.sleep(LOOK_S)
-        raise ColumnLost(f"no word of its session for {VERDICT_S:.0f} s: {said}")
+            waited_s, wait_s = time.monotonic() - asked_s, VERDICT_S + (busy_s if same else 0.0)
+        raise ColumnLost(f"no word of its session for {waited_s:.0f} s: {said}")
+
+    def _answers(self) -> bool:
+        """The session that we know, within a moment."""
+        with suppress(FleetError, NotFound, UserError):
+            self._ask({"do": "describe"}, ANSWER_S)
+            return True
+        return False
 
     def _is_lost(self, attempt: Attempt) -> bool:
         return bool(self._node_trouble(attempt))

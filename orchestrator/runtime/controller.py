@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from orchestrator.runtime.agents import HEAD_LATE_S, Agents
 from orchestrator.runtime.asks import ANSWER_S, Ask
 from orchestrator.runtime.carrying import Carrier
 from orchestrator.runtime.engine import RAY
-from orchestrator.runtime.jobs import Jobs, NotStored
+from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.link import NO_FLEET, Link
 from orchestrator.runtime.pulse import Pulse
@@ -48,6 +49,10 @@ It rests no longer than this.
 
 WATCH_S = 2.0
 RESERVED_EVERY_S = 60.0
+COMPARE_AGAIN_S = 60.0
+STOPS_S = 5.0
+"""So long a cluster that is left waits for its nodes to have heard that their attempts are to stop."""
+
 LIMIT_S = 10.0
 
 
@@ -75,6 +80,9 @@ class Runtime(threading.Thread):
         self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
         self._kept: list[Any] = []
+        self._record: FleetRecord | None = None
+        self._unread = ""
+        self._compared, self._compare_at_s = "", 0.0
         self._reserved_s = 0.0
         self._turn_due_s = 0.0
         self._ticked = True
@@ -116,7 +124,7 @@ class Runtime(threading.Thread):
     def holding(self) -> str:
         silent_s = self._agents.head_silent_s
         silent = f"Ray's head has not answered for {silent_s:.0f} s" if silent_s > HEAD_LATE_S else ""
-        return self._link.holding or silent
+        return self._link.holding or self._unread or silent
 
     @property
     def fleet(self) -> FleetRecord | None:
@@ -144,16 +152,13 @@ class Runtime(threading.Thread):
                 self.pulse.ended()
                 rest_s = (time.thread_time() - used_s) * (1 / TURN_SHARE - 1)
                 self._turn_due_s = time.monotonic() + min(rest_s, GATHER_S)
-            except NotStored as e:
+            except PolyfleetError as e:
                 self._answer_all(e)
                 self._failed(str(e))
-            except PolyfleetError as e:
-                self._troubled(str(e))
-                self._failed(str(e))
             except Exception as e:
-                log.exception("this turn failed; what it was told is dropped, and the next starts from what is stored")
+                if repr(e) != self.pulse.failing:
+                    log.exception("this turn failed; what it was told is taken again in the next")
                 self._answer_all(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
-                self._kept.clear()
                 self._failed(repr(e))
 
     def _answer_all(self, error: PolyfleetError) -> None:
@@ -197,18 +202,28 @@ class Runtime(threading.Thread):
     def _turn(self) -> None:
         """What was kept is taken; it is kept until all that follows from it is stored."""
         self.pulse.doing = "reading the fleet's record"
-        recorded = fleet_record.read()
-        told = [item for item in self._kept if isinstance(item, tuple)]
-        self._kept = [item for item in self._kept if not isinstance(item, tuple)]
-        self._kept += self._linked(told, recorded)
+        self._kept += self._linked(self._recorded())
         self.pulse.doing = "deciding"
-        commands = self._steps.take([*self._kept, *self._tick()])
-        self._kept.clear()
+        items = [*self._kept, *self._tick()]
+        try:
+            commands = self._steps.take(items)
+        finally:
+            self._kept = [item for item in items if not isinstance(item, m.Tick)]
         self._carry(commands)
         self._tell_devices()
         self.pulse.doing = "asking the agents"
         if not self.trouble:
             self._look()
+
+    def _recorded(self) -> FleetRecord | None:
+        """The fleet's record. While it cannot be read, what was read last counts, and nothing new is placed."""
+        try:
+            self._record, self._unread = fleet_record.read(), ""
+        except (PolyfleetError, OSError) as e:
+            if not self._unread:
+                log.warning("the fleet's record cannot be read: %s", e)
+            self._unread = f"the fleet's record cannot be read: {e}"
+        return self._record
 
     def _stored(self, state: Control) -> None:
         self._agents.nodes = state.nodes
@@ -227,20 +242,31 @@ class Runtime(threading.Thread):
             self._nodes_told = there
             self.seen(self.snapshot().devices)
 
-    def _linked(self, told: list[tuple[Any, ...]], recorded: FleetRecord | None) -> list[Message]:
-        """Our place in the fleet's Ray cluster, and what the controller has to know of it."""
-        before = self._link.fleet
-        for kind, *rest in told:
+    def _linked(self, recorded: FleetRecord | None) -> list[Message]:
+        """Our place in the fleet's Ray cluster, and what the controller does not know of it yet."""
+        for item in [item for item in self._kept if isinstance(item, tuple)]:
+            self._kept.remove(item)
+            kind, *rest = item
             self._ways[kind](self, *rest)
-        self._troubled(self._link.trouble(recorded, self._give_back))
-        after = self._link.fleet
-        if before is not None and after is None:
+        trouble = self._link.trouble(recorded, self._give_back)
+        self._troubled((trouble and self._unread) or trouble)
+        fleet, told = self._link.fleet, [item for item in self._kept if isinstance(item, m.Joined | m.Parted)]
+        joined = isinstance(told[-1], m.Joined) if told else self.control.joined
+        if fleet is None and joined:
             return [m.Parted(over=recorded is None or recorded.state != "up")]
-        if before is None and after is not None:
-            self.replaced = origin.replaced(home(), after.address, self._store.identity)
+        if fleet is not None and not joined:
             self._reserved_s = 0.0
             return [m.Joined()]
         return []
+
+    def _compare_origin(self, fleet: FleetRecord) -> None:
+        """With which database the fleet began; tried again where the disk does not take it."""
+        try:
+            self.replaced = origin.replaced(home(), fleet.address, self._store.identity)
+            self._compared = fleet.address
+        except OSError as e:
+            log.warning("with which database the fleet began cannot be written down, and is tried again: %s", e)
+            self._compare_at_s = time.monotonic() + COMPARE_AGAIN_S
 
     _ways: Mapping[str, Callable[..., Any]] = {
         "joined": lambda self, *rest: self._link.joined(*rest),
@@ -263,6 +289,8 @@ class Runtime(threading.Thread):
 
     def _look(self) -> None:
         """Ask for what has changed: Ray for its nodes and what is reserved, every agent for its attempts."""
+        if self.fleet and self.fleet.address != self._compared and time.monotonic() >= self._compare_at_s:
+            self._compare_origin(self.fleet)
         self._agents.refresh()
         if self._agents.superseded >= self._agents.generation:
             self._agents.generation = self._store.next_generation(self._agents.superseded)
@@ -279,14 +307,20 @@ class Runtime(threading.Thread):
 
     def _give_back(self) -> None:
         """A cluster that is not ours gets back what we hold there; attempts save, and stop by themselves."""
-        for live in list(self.control.lives.values()):
-            for node in {part.node for part in live.parts}:
-                self._agents.tell(node, "stop", live.job, live.epoch, "preempt", done=partial(_heard, node))
+        heard: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def done(node: str, error: BaseException | None) -> None:
+            if error is not None:
+                log.warning("node %s was not asked to stop: %s", node, error)
+            heard.put(None)
+
+        asked = [(live, node) for live in self.control.lives.values() for node in {part.node for part in live.parts}]
+        for live, node in asked:
+            self._agents.tell(node, "stop", live.job, live.epoch, "preempt", done=partial(done, node))
+        until_s = time.monotonic() + STOPS_S
+        with suppress(queue.Empty):  # a stop that an agent has not begun is lost with it
+            for _ in asked:
+                heard.get(timeout=max(0.0, until_s - time.monotonic()))
         self._agents.dismiss()
         for place in reservations.held():
             reservations.release(place)
-
-
-def _heard(node: str, error: BaseException | None) -> None:
-    if error is not None:
-        log.warning("node %s was not asked to stop: %s", node, error)

@@ -17,9 +17,20 @@ from cluster.errors import FleetError
 
 log = logging.getLogger(__name__)
 
-MOST_THREADS = 32
+MOST_THREADS = 64
+"""More than all launches and releases can hold at once (runtime/carrying.py): nodes are listed and fences raised also
+while every launch waits for room.
+"""
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class ClusterLeft(FleetError):
+    """Whether what was asked for has happened there is not known."""
+
+    def __init__(self, name: str):
+        super().__init__(f"the cluster was left while Ray was asked to {name}", "ask again")
+        self.args = (name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +43,8 @@ class Blocked:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """`done` gets the value or the exception once, in the thread that made the call; `given_up` gets a value for which
-    nobody waits any more (`over`).
+    """Whoever sets `over` calls `done`, once, unless nobody waits any more; `given_up` gets a value that comes after
+    that.
     """
 
     name: str
@@ -54,6 +65,12 @@ class Engine:
         self._waiting: deque[_Call] = deque()
         self._calls: set[_Call] = set()
         self._threads = self._idle = self._generation = 0
+        self._here = threading.local()
+
+    @property
+    def left(self) -> bool:
+        """For a call, in its own thread: the cluster of which it was asked was left meanwhile."""
+        return bool(getattr(self._here, "generation", self._generation) != self._generation)
 
     @property
     def exhausted(self) -> bool:
@@ -68,13 +85,15 @@ class Engine:
         return sorted(late, key=lambda b: -b.waiting_s)
 
     def ask(self, name: str, make: Callable[[], Any], limit_s: float, answered: Callable[[Any], None]) -> None:
-        """Does not wait. `answered` gets the value or the exception, in another thread; past `limit_s` it is late."""
+        """Does not wait. `answered` gets the value or the exception once, in another thread, also where that is late:
+        past `limit_s`. When the cluster is left, it gets ClusterLeft in the thread that leaves.
+        """
         self._begin(_Call(name, make, limit_s, lambda value, e: answered(value if e is None else e), _ignore))
 
     def run(
         self, name: str, make: Callable[[], Any], timeout_s: float, given_up: Callable[[Any], None] | None = None
     ) -> Any:
-        """What `make` returns or raises. Raises FleetError after `timeout_s`; a value that comes later goes to
+        """What `make` returns or raises. Raises FleetError after `timeout_s`, ClusterLeft. What comes later goes to
         `given_up`.
         """
         answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -90,21 +109,26 @@ class Engine:
                     f"Ray gave no answer to {name} within {timeout_s:.0f} s",
                     "`polyfleet doctor` tells what the server waits for",
                 ) from None
-            value, error = answer.get()
+            value, error = answer.get()  # whoever was quicker is about to put it
         if error is not None:
             raise error
         return value
 
     def forget(self) -> None:
-        """The cluster was left: nobody waits for what is still asked of it, and the threads in there do not count."""
+        """The cluster was left: whoever waits for what is still asked of it is told so, and the threads in there do not
+        count.
+        """
         with self._changed:
             self._generation += 1
-            for call in self._calls:
+            waited_for = [call for call in self._calls if not call.over]
+            for call in waited_for:
                 call.over = True
             self._calls.clear()
             self._waiting.clear()
             self._threads = self._idle = 0
             self._changed.notify_all()
+        for call in waited_for:
+            _done(call, None, ClusterLeft(call.name))
 
     def _begin(self, call: _Call) -> None:
         with self._changed:
@@ -117,11 +141,9 @@ class Engine:
                 threading.Thread(target=self._work, args=(self._generation,), name="ray-calls", daemon=True).start()
 
     def _work(self, generation: int) -> None:
+        self._here.generation = generation
         while (call := self._next(generation)) is not None:
-            try:
-                self._answer(call)
-            except Exception:
-                log.exception("the answer to %s is dropped", call.name)
+            self._answer(call)
 
     def _next(self, generation: int) -> _Call | None:
         with self._changed:
@@ -145,9 +167,23 @@ class Engine:
             self._calls.discard(call)
             late, call.over = call.over, True
         if not late:
-            call.done(value, error)
+            _done(call, value, error)
         elif value is not None:
-            call.given_up(value)
+            _given_up(call, value)
+
+
+def _done(call: _Call, value: Any, error: BaseException | None) -> None:
+    try:
+        call.done(value, error)
+    except Exception:
+        log.exception("the answer to %s is dropped", call.name)
+
+
+def _given_up(call: _Call, value: Any) -> None:
+    try:
+        call.given_up(value)
+    except Exception:
+        log.exception("what %s gave too late is not given back", call.name)
 
 
 def _ignore(_: Any) -> None: ...

@@ -1,5 +1,5 @@
-"""The thread that reads the histories of open jobs once after the start, removes jobs that ended long ago, and brings
-the rows of other ended jobs up to date after a change of Polyfleet's version.
+"""The thread that reads the histories of open jobs after the start, removes jobs that ended long ago, and brings the
+rows of other ended jobs up to date after a change of Polyfleet's version.
 """
 
 import logging
@@ -25,6 +25,8 @@ KEEP_JOBS = "30d"
 FOREVER = "forever"
 KEYS_AT_LEAST_S = 86400.0
 LOOK_EVERY_S = 600.0
+CHECKED_AGAIN_S = 5.0
+"""After a store that could not be read."""
 PAUSE_S = 0.02
 """Between two transactions: submits come first."""
 
@@ -48,11 +50,14 @@ def keep_jobs_s(environment: Mapping[str, str] = os.environ) -> float | None:
 
 class Clock:
     """Wall time that no correction of the machine's clock moves while the server runs, and which events are old: a
-    clock that is set ten years ahead must not remove the jobs that ended today.
+    clock that is set ten years ahead must not remove the jobs that ended today. At the start it is no later than the
+    newest event (`newest_s`, None: there is none): the clock may have been set ahead before.
     """
 
-    def __init__(self, last_seq: int, keep_s: float):
-        self._wall_s, self._start_s, self._keep_s = time.time(), time.monotonic(), keep_s
+    def __init__(self, last_seq: int, newest_s: float | None, keep_s: float):
+        wall_s = time.time()
+        self._wall_s = wall_s if newest_s is None else min(wall_s, newest_s)
+        self._start_s, self._keep_s = time.monotonic(), keep_s
         self._first_seq = last_seq
         self._marks: deque[tuple[float, int]] = deque()
 
@@ -101,28 +106,32 @@ class Housekeeping(threading.Thread):
         super().__init__(name="housekeeping", daemon=True)
         self._jobs, self._store, self._forget, self._keep_s = jobs, store, forget, keep_s
         self._distrust, self._tidy = distrust, tidy
-        self._clock = Clock(store.last_seq, keep_s or 0.0)
+        self._distrusted = set(jobs.damaged)
+        self._clock = Clock(store.last_seq, store.newest_s(), keep_s or 0.0)
         self._closing = threading.Event()
         self._refreshed: int | None = 0
 
     def run(self) -> None:
-        self._guarded(self.check)
+        checked = False
         while not self._closing.is_set():
+            checked = checked or self._guarded("reading the histories of open jobs", self.check)
             if self._keep_s is not None:
-                self._guarded(self.prune)
-            self._guarded(self.refresh)
-            self._guarded(self._tidy)
-            self._closing.wait(LOOK_EVERY_S)
+                self._guarded("removing old jobs", self.prune)
+            self._guarded("bringing rows of ended jobs up to date", self.refresh)
+            self._guarded("removing packages that no job names", self._tidy)
+            self._closing.wait(LOOK_EVERY_S if checked else CHECKED_AGAIN_S)
 
     def close(self) -> None:
         self._closing.set()
 
     def check(self) -> None:
-        known = set(self._jobs.damaged)
-        self._jobs.check_histories(self._pause)
-        for job, why in list(self._jobs.damaged.items()):
-            if job not in known:
-                self._distrust(job, why)
+        try:
+            self._jobs.check_histories(self._pause)
+        finally:
+            for job, why in list(self._jobs.damaged.items()):
+                if job not in self._distrusted:
+                    self._distrusted.add(job)
+                    self._distrust(job, why)
 
     def prune(self) -> None:
         """Remove all that is too old now. Ends early when the thread is closed."""
@@ -167,10 +176,14 @@ class Housekeeping(threading.Thread):
         """Whether the thread is to end."""
         return self._closing.wait(PAUSE_S)
 
-    def _guarded(self, work: Callable[[], object]) -> None:
+    def _guarded(self, name: str, work: Callable[[], object]) -> bool:
+        """Whether it was done."""
         try:
             work()
         except FleetError as e:
-            log.warning("looking after the job store: %s", e)
+            log.warning("%s: %s; it is tried again", name, e)
+            return False
         except Exception:
-            log.exception("looking after the job store; the next look is in %.0f s", LOOK_EVERY_S)
+            log.exception("%s failed; it is tried again", name)
+            return False
+        return True

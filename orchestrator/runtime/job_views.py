@@ -1,5 +1,6 @@
 """Jobs and their events as the server shows them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core import fencing
@@ -13,8 +14,10 @@ from orchestrator.runtime.views import job_view
 
 
 class JobViews:
-    def __init__(self, jobs: Jobs, runtime: Runtime):
-        self._jobs, self._runtime = jobs, runtime
+    """`launching` tells by the key of an attempt what its launch does now."""
+
+    def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str]):
+        self._jobs, self._runtime, self._launching = jobs, runtime, launching
 
     def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
         whole = self.whole(record)
@@ -25,9 +28,12 @@ class JobViews:
         return job_view(record, metrics, self.why(record))
 
     def why(self, record: Record) -> str:
-        """Why a waiting job, or one whose node is silent, waits, in one sentence; "" for others."""
+        """Why a waiting job, one whose node is silent, or one whose launch takes long waits, in one sentence; "" for
+        others.
+        """
         if record.live is not None:
-            return fencing.waits_for(self._runtime.control, record.job.id, now())
+            doing = self._launching.get(f"{record.job.id}.{record.live.epoch}", "")
+            return fencing.waits_for(self._runtime.control, record.job.id, now(), doing)
         if record.job.state not in WAITING:
             return ""
         if waits := self._runtime.trouble or self._runtime.holding:

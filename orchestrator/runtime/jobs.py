@@ -9,8 +9,7 @@ from typing import Any
 
 from cluster.errors import FleetError, NotFound, nearest
 from orchestrator.core.fold import Record
-from orchestrator.core.model import Event, Job
-from orchestrator.core.states import WAITING
+from orchestrator.core.model import Event
 from orchestrator.store.events import EventStore
 from orchestrator.store.jobs import MANY, Page
 
@@ -77,11 +76,6 @@ class Jobs:
     def open(self) -> list[Record]:
         """Those that have not ended or whose attempt still holds devices, in the order of submission."""
         return self._table.open()
-
-    def waiting(self) -> tuple[Job, ...]:
-        """Jobs to be placed. A job whose last attempt still has processes is not: two attempts never run at once."""
-        free = (r.job for r in self.open() if r.job.state in WAITING and r.live is None)
-        return tuple(job for job in free if job.id not in self.damaged)
 
     def __getitem__(self, job_id: str) -> Record:
         record = self.get(job_id)

@@ -2,11 +2,9 @@
 own; what concerns several nodes is done on all of them at once.
 """
 
-import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,57 +12,75 @@ from typing import Any
 from cluster import places
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.places import Place
-from cluster.untrusted import Unreadable, read_bytes
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import Checkpoints, Progress
 from orchestrator.core.commands import Launch
 from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.secrets import resolve_secrets
 from workers.errors import CheckpointError
 from workers.messages import Order
-
-LONGEST_SECRET_BYTES = 64 << 10
-MOST_SECRET_BYTES = 1 << 20
-"""Of all secrets of a job: they become variables of a process, which the system limits."""
-
 
 MOST_NODES_AT_ONCE = 32
 """Asked side by side by one launch."""
 
 
-class NotStarted(Exception):
-    """Some node refused, or gave no answer. `nodes` are those where ranks may have been started."""
+RESUME_FROM = "checkpoint.resume_from"
 
-    def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...]):
+
+class UnusableError(SpecError):
+    """What the job was told to start from is not there: its user alone can help."""
+
+    def __init__(self, message: str, remedy: str):
+        super().__init__(RESUME_FROM, message, remedy)
+        self.args = (message, remedy)
+
+
+class NotStarted(Exception):
+    """Some node refused, or gave no answer. `nodes` are those where ranks may have been started, `failed` those of them
+    that gave no answer.
+    """
+
+    def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...], failed: tuple[str, ...]):
         super().__init__(str(cause))
-        self.cause, self.nodes = cause, nodes
+        self.cause, self.nodes, self.failed = cause, nodes, failed
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """What a placement needs to be carried out."""
+    """What a placement needs to be carried out. `doing` tells what each launch does now, by the key of its attempt."""
 
     agents: Agents
     packages: Packages
     checkpoints: Checkpoints
+    doing: dict[str, str] = field(default_factory=dict)
 
     def launch(self, asked: Launch) -> Launched | LaunchFailed:
         """Start every part. Raises nothing that is foreseen."""
-        stands = 0
         try:
+            return self._launch(asked)
+        finally:
+            self.doing.pop(asked.attempt, None)
+
+    def _launch(self, asked: Launch) -> Launched | LaunchFailed:
+        try:
+            self._does(asked, "waits for Ray to reserve its devices")
             self._reserve(asked)
+            self._does(asked, "waits for Ray to raise its fence")
             if stands := fences.take(asked.job, asked.epoch, asked.fenced):
                 why = f"its fence stands at epoch {stands} already"
                 return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
-            time.sleep(asked.wait_s)
-            resumed = self._bring_checkpoint(asked)
+            resumed = self._brought(asked)
             self._start(asked, resumed)
         except NotStarted as e:
-            return _failed(asked, e.cause, e.nodes)
+            return replace(_failed(asked, e.cause), nodes=e.nodes, failed=e.failed)
         except PolyfleetError as e:
-            return _failed(asked, e, ())
+            return _failed(asked, e)
         return Launched(asked.job, asked.epoch, resumed["step"] if resumed else None)
+
+    def _does(self, asked: Launch, what: str) -> None:
+        self.doing[asked.attempt] = what
 
     def _reserve(self, asked: Launch) -> None:
         ids = [self.agents[node].ray_id for node in asked.nodes]
@@ -74,8 +90,10 @@ class Launcher:
         """Nothing is started before every node has the code. Raises NotStarted, PolyfleetError."""
         secrets = resolve_secrets(asked.secrets)
         if asked.package:
+            self._does(asked, "sends its code to its nodes")
             send = partial(self.packages.send, asked.package, agents=self.agents)
             _raise_first(self._on_each(dict.fromkeys(asked.nodes), send))
+        self._does(asked, f"waits for {', '.join(asked.nodes)} to start its ranks")
         alone = len(asked.nodes) == 1  # its agent says where its ranks meet
         address, port = ("", 0) if alone else self.agents.call(asked.nodes[0], "meeting_place")
         given = {
@@ -86,7 +104,8 @@ class Launcher:
         if failed:
             refused = {node for node, e in failed.items() if isinstance(e, UserError | Conflict)}
             first = next(failed[node] for node in asked.nodes if node in failed)
-            raise NotStarted(first, tuple(node for node in asked.nodes if node not in refused))
+            maybe = tuple(node for node in asked.nodes if node not in refused)
+            raise NotStarted(first, maybe, tuple(node for node in maybe if node in failed))
 
     def _order(self, node: str, order: Order, secrets: Mapping[str, str]) -> None:
         self.agents.call(node, "start", self.agents.generation, order.to_plain(), dict(secrets))
@@ -100,6 +119,17 @@ class Launcher:
             errors = pool.map(lambda name: _error(do, name), names)
         return {name: e for name, e in zip(names, errors, strict=True) if e is not None}
 
+    def _brought(self, asked: Launch) -> dict[str, Any] | None:
+        """As `_bring_checkpoint`. What is in its way is trouble of the fleet, FleetError: tried again; not so what
+        is absent (UnusableError) or damaged (CheckpointError).
+        """
+        try:
+            return self._bring_checkpoint(asked)
+        except (UnusableError, CheckpointError):
+            raise
+        except UserError as e:
+            raise FleetError(e.message, e.remedy) from e
+
     def _bring_checkpoint(self, asked: Launch) -> dict[str, Any] | None:
         """The job's newest checkpoint, else the one it was told to start from, made readable in the pool it runs in.
 
@@ -108,6 +138,7 @@ class Launcher:
         """
         tried = set()
         while True:
+            self._does(asked, "looks for the newest checkpoint")
             source = self._newest(asked)
             if source is None and asked.resume_from:
                 source = self._asked_for(asked.resume_from, asked.pool)
@@ -115,15 +146,23 @@ class Launcher:
                 return source
             final = f"{asked.job}/{Path(source['path']).name}"
             there = Place(source["pool"], source["path"])
-            reader = self._readers(source["pool"])[0]
+            reader = self._reader(source["pool"])
             try:
-                self.checkpoints.move((reader, there), asked.nodes[0], final)
-            except CheckpointError:
-                if there in tried or self.checkpoints.is_sound(reader, there):
+                self.checkpoints.move((reader, there), asked.nodes[0], final, self._copies(asked, source))
+            except CheckpointError as e:
+                if there in tried:
                     raise
+                self._does(asked, f"reads all of {there}, which could not be copied")
+                if self.checkpoints.is_sound(reader, there):
+                    raise FleetError(f"{there} is sound, and did not reach {asked.nodes[0]}: {e.message}") from e
                 tried.add(there)
                 continue
             return source | {"pool": asked.pool, "path": final}
+
+    def _copies(self, asked: Launch, source: dict[str, Any]) -> Progress:
+        what = f"copies step {source['step']} from {source['pool']}"
+        self._does(asked, what)
+        return lambda done, total: self._does(asked, f"{what} ({done >> 20} of {total >> 20} MiB)")
 
     def _newest(self, asked: Launch) -> dict[str, Any] | None:
         """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported.
@@ -142,18 +181,37 @@ class Launcher:
             )
         return newest
 
+    def _reader(self, pool: str) -> str:
+        """Raises FleetError while there is none."""
+        readers = self._readers(pool)
+        if not readers:
+            raise FleetError(f"no node of pool {pool!r} is up to read the checkpoint from", "`polyfleet status`")
+        return readers[0]
+
     def _readers(self, pool: str) -> list[str]:
         """Nodes that see the checkpoints of `pool`: its own first, then others of the same machine."""
         own = [name for name, _ in self.agents.of_pool(pool)]
         return own + [name for name, node in self.agents.ready() if node.facts and pool in node.facts.neighbours]
 
     def _asked_for(self, text: str, pool: str) -> dict[str, Any]:
-        reference = places.in_pool(text, "checkpoint.resume_from", pool)
+        """Raises UnusableError once nobody is left who may have it."""
+        reference = places.in_pool(text, RESUME_FROM, pool)
+        if not self.agents.of_pool(reference.pool):
+            why = f"{RESUME_FROM}: no node of pool {reference.pool!r} is up to read {reference} from"
+            raise FleetError(why, "`polyfleet status` lists the nodes; the job starts once one is up")
         try:
             shown = self.checkpoints.show(str(reference))
         except NotFound as e:
-            raise SpecError("checkpoint.resume_from", e.message, e.remedy) from None
+            if untold := self._untold(reference.pool):
+                why = f"{RESUME_FROM}: {e.message}, and {', '.join(untold)} may have it and cannot be asked now"
+                raise FleetError(why, "`polyfleet status` lists the nodes") from e
+            raise UnusableError(e.message, e.remedy) from None
         return {"pool": reference.pool, "path": shown["path"], "step": shown["step"]}
+
+    def _untold(self, pool: str) -> list[str]:
+        """Nodes that are or may be of `pool` and cannot be asked: not all of them need see the same storage."""
+        nodes = self.agents.items()
+        return [name for name, node in nodes if not node.ready and (not node.facts or node.facts.pool == pool)]
 
 
 def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
@@ -161,13 +219,13 @@ def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
     return str(Path(order.checkpoint_root).parent / resumed["path"]) if resumed else ""
 
 
-def _failed(asked: Launch, error: PolyfleetError, nodes: tuple[str, ...]) -> LaunchFailed:
+def _failed(asked: Launch, error: PolyfleetError) -> LaunchFailed:
     """What the user got wrong ends the job; trouble of the fleet does not. A node that has seen a newer epoch refuses
     this one as past.
     """
     of_the_user = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
     seen = asked.epoch if isinstance(error, Conflict) else 0
-    return LaunchFailed(asked.job, asked.epoch, "user" if of_the_user else "launch", str(error), nodes, seen)
+    return LaunchFailed(asked.job, asked.epoch, "user" if of_the_user else "launch", str(error), seen=seen)
 
 
 def _error(do: Callable[[str], None], node: str) -> PolyfleetError | None:
@@ -181,50 +239,3 @@ def _error(do: Callable[[str], None], node: str) -> PolyfleetError | None:
 def _raise_first(failed: Mapping[str, PolyfleetError]) -> None:
     for error in failed.values():
         raise error
-
-
-def resolve_secrets(references: Mapping[str, str]) -> dict[str, str]:
-    """NAME -> value from `env:NAME` (the server's environment) or `file:/path`. Raises SpecError naming the one that is
-    absent, empty, too long or no text.
-    """
-    values = {name: _secret(f"secrets.{name}", reference) for name, reference in references.items()}
-    if sum(len(value.encode()) for value in values.values()) > MOST_SECRET_BYTES:
-        raise SpecError("secrets", f"are longer than {MOST_SECRET_BYTES} bytes together", "send large data as files")
-    return values
-
-
-def _secret(field: str, reference: str) -> str:
-    scheme, _, where = reference.partition(":")
-    value = _of_environment(field, where) if scheme == "env" else _of_file(field, where)
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise SpecError(field, f"{where} cannot be read: it is not UTF-8 text", "encode it, as base64 say") from None
-    if not value or "\0" in value:
-        what = "holds a NUL byte, which no variable can" if value else "is empty"
-        raise SpecError(field, f"{where} {what}", "write the secret there as text")
-    if size > LONGEST_SECRET_BYTES:
-        raise SpecError(field, f"{where} is longer than {LONGEST_SECRET_BYTES} bytes", "send large data as files")
-    return value
-
-
-def _of_environment(field: str, name: str) -> str:
-    if name not in os.environ:
-        remedy = "`polyfleet server stop`, set it, then the same again: the next server has it"
-        raise SpecError(field, f"{name} is not set in the server's environment", remedy)
-    return os.environ[name]
-
-
-def _of_file(field: str, where: str) -> str:
-    """Links are followed: secrets that Kubernetes mounts are links."""
-    try:
-        return read_bytes(Path(where).resolve(), LONGEST_SECRET_BYTES).decode().strip()
-    except (OSError, RuntimeError, ValueError, Unreadable) as e:
-        said = e.why.removeprefix("cannot be opened: ") if isinstance(e, Unreadable) else _said(e)
-        raise SpecError(field, f"{where} cannot be read: {said}", "check the path and its mode") from None
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
-    return (error.strerror if isinstance(error, OSError) else None) or "it is no path of a file"

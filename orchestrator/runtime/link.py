@@ -84,7 +84,10 @@ class Link:
             log.warning("leaving %s: %s", fleet.address, first_line(error))
         self._under_way, self.fleet = "", None
         self._agents.clear()
-        fleet_record.write(replace(fleet, state="left"))
+        try:
+            fleet_record.write(replace(fleet, state="left"))
+        except OSError as e:  # it still says that it is leaving, and comes here again
+            log.warning("that %s was left cannot be written down, and is tried again: %s", fleet.address, e)
 
     def close(self) -> None:
         """At the server's end; a head that does not answer does not keep it."""
@@ -151,5 +154,7 @@ def _join(fleet: FleetRecord) -> None:
 
 
 def _leave(give_back: Callable[[], None]) -> None:
-    give_back()
-    connect.disconnect()
+    try:
+        give_back()
+    finally:
+        connect.disconnect()

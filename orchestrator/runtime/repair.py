@@ -11,6 +11,8 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
 """A look takes a millisecond; attempts on a lost node have one lease until its next agent is there."""
+REST_S = 5.0
+"""After a look that failed for a reason that nobody foresaw: the next one may fail alike."""
 SWITCH = "POLYFLEET_REPAIR"
 
 
@@ -29,14 +31,16 @@ class RepairThread(threading.Thread):
         self.waiting: Mapping[str, str] = {}
 
     def run(self) -> None:
-        repairs = Repairs(log.warning)
-        while not self._closing.wait(LOOK_EVERY_S):
+        repairs, failed = Repairs(log.warning), 0
+        while not self._closing.wait(REST_S if failed else LOOK_EVERY_S):
             try:
                 done = repairs.restart_lost()
             except Exception:
-                log.exception("looking for lost nodes; the next look is in %.0f s", LOOK_EVERY_S)
+                failed += 1
+                if failed & (failed - 1) == 0:  # the 1st, 2nd, 4th, 8th, … time
+                    log.exception("looking for lost nodes failed %d times; it is tried every %.0f s", failed, REST_S)
                 continue
-            self.waiting = done.waiting
+            failed, self.waiting = 0, done.waiting
             for node in done.started:
                 self._repaired(node, f"node {node} had ended and was started again")
 

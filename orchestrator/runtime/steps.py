@@ -19,7 +19,7 @@ from orchestrator.core.messages import Now
 from orchestrator.core.model import Event
 from orchestrator.runtime import crash
 from orchestrator.runtime.asks import Ask
-from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.jobs import Jobs, NotStored
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,34 @@ class Steps:
         self.tick_due_s = 0.0
 
     def take(self, items: list[Any]) -> list[Command]:
-        """All of a turn is stored at once, or nothing of it has happened. Raises NotStored."""
+        """All of a turn is stored at once, or nothing of it has happened. What is done with leaves `items`: raises
+        NotStored, with the others in it. Where one of them cannot be stored at all, only that one is dropped.
+        """
+        try:
+            commands = self._take(items)
+        except NotStored:
+            raise
+        except Exception as e:
+            if len(items) > 1:
+                return self._take_halves(items)
+            log.exception("a message of kind %s is dropped: it cannot be stored", _kind(items[0]))
+            if isinstance(items[0], Ask):
+                items[0].answer(_internal(e))
+            commands = []
+        del items[:]
+        return commands
+
+    def _take_halves(self, items: list[Any]) -> list[Command]:
+        commands: list[Command] = []
+        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+            left = half.copy()
+            try:
+                commands += self.take(left)
+            finally:
+                items[: len(half)] = left
+        return commands
+
+    def _take(self, items: list[Any]) -> list[Command]:
         state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()
         at = now()
         waiting = deque(_together(items))
@@ -56,9 +83,9 @@ class Steps:
                 if isinstance(message, list):  # of which one is at fault
                     waiting.extendleft(reversed(message))
                     continue
-                log.exception("a message of kind %s is dropped", type(message).__name__)
+                log.exception("a message of kind %s is dropped", _kind(item))
                 if isinstance(item, Ask):
-                    item.error = FleetError(f"internal error: {e!r}", "its traceback is in the server's log")
+                    item.error = _internal(e)
                     asks.append(item)
                 continue
             state = done.control
@@ -109,3 +136,11 @@ def _together(items: list[Any]) -> Iterator[Any]:
             yield list(some)
         else:
             yield from some
+
+
+def _kind(item: Any) -> str:
+    return type(item.message if isinstance(item, Ask) else item).__name__
+
+
+def _internal(error: Exception) -> FleetError:
+    return FleetError(f"internal error: {error!r}", "its traceback is in the server's log")

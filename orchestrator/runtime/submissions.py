@@ -14,16 +14,18 @@ from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Never
-from orchestrator.core.fold import submitted
-from orchestrator.core.model import Devices, Event, Job
+from orchestrator.core.fold import Record, submitted
+from orchestrator.core.model import Devices, Job
 from orchestrator.limits import TooManyJobs, most_waiting
+from orchestrator.runtime import crash
 from orchestrator.runtime.jobs import Jobs, NotStored
-from orchestrator.runtime.launch import resolve_secrets
 from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.runtime.views import acknowledged
 from orchestrator.spec import parse_job
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer, Asked
+from orchestrator.store.work import Stored
 
 Data = dict[str, Any]
 Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]
@@ -54,12 +56,13 @@ class _Accepting:
     def __call__(self) -> Answer:
         made = self.accept()
         self.accepted = True
+        crash.point("event:submitted:before")
         return made
 
 
 class Submissions:
     """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or "". `stored`
-    gets the events of what was accepted; `count` tells how many jobs have not ended.
+    gets the records of what was accepted; `count` tells how many jobs have not ended.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Submissions:
         packages: Packages,
         checkpoints: Checkpoints,
         seen: Seen,
-        stored: Callable[[list[Event]], None],
+        stored: Stored,
         count: Callable[[], int],
     ):
         self._jobs, self._store, self._packages, self._checkpoints = jobs, store, packages, checkpoints
@@ -112,10 +115,14 @@ class Submissions:
         keyed = [(key, digest(body) if key else "") for key, body, _ in asked]
         each = [Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)]
         try:
-            told = self._store.once_each(each, self._stored)
+            told = self._store.once_each(each, self._durable)
         except FleetError as e:  # the keys could not be looked up
             raise NotStored(*e.args) from e
         return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
+
+    def _durable(self, records: list[Record]) -> None:
+        crash.point("event:submitted:after")
+        self._stored(records)
 
     def _accepted(self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
         try:

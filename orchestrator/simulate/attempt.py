@@ -62,7 +62,8 @@ class Attempt:
         if self.still():
             world.after(0.5, self.look)
         elif world.now_s >= self.deadline_s:
-            self.end("lost", self.failure("lost", "its lease passed"))
+            why = "its lease passed: neither the server nor a fence could be reached"
+            self.end("lost", self.failure("lost", why), -9)
         else:
             world.after(self.deadline_s - world.now_s + world.rng.uniform(0.0, LOOK_S), self.look)
 
@@ -151,12 +152,13 @@ class Attempt:
     def failure(self, kind: str, message: str) -> Failure:
         return Failure(self.rank, self.machine.label, kind, message)
 
-    def end(self, state: str, failure: Failure | None = None, code: int = -15) -> None:
+    def end(self, state: str, failure: Failure | None = None, code: int | None = -15) -> None:
+        """`code` is that of its rank; None where its supervisor can tell none."""
         if self.ended:
             return
         self.ended = True
         self.phase = "ended"
-        codes = {} if state == "lost" else {self.rank: code}
+        codes = {} if code is None else {self.rank: code}
         self.outcome = Outcome(self.job, self.epoch, self.rank, state, codes, failure)
         world = self.machine.world
         world.processes[self.job].remove(self)

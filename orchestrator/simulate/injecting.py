@@ -130,7 +130,7 @@ class Injector:
             machine.powered = False
             self.world.ray.left(machine)
             for attempt in list(machine.attempts.values()):
-                attempt.end("lost", attempt.failure("lost", "killed from outside, or the node went down"))
+                attempt.end("lost", attempt.failure("lost", "killed from outside, or the node went down"), None)
             machine.frozen = False
             self.world.after(self.world.rng.choice((5.0, 20.0, 60.0)), self.power, machine)
 

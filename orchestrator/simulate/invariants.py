@@ -151,10 +151,14 @@ class Checks:
                 self._cancelled(command, control)
 
     def _absent(self, event: Event, was: Control) -> None:
-        """Refused, so no machine that lives could ever run it."""
+        """Refused, so no machine that lives could ever run it: but one that was lost, and of whose return under a new
+        id nobody has told yet.
+        """
         job = was.records[event.job].job
+        lost = {node.name: node.ray_id for node in was.nodes.values() if node.lost}
+        there = [it for it in self.world.machines if it.ray_id and lost.get(it.label, it.ray_id) == it.ray_id]
         for want in job.candidates:
-            able = [machine.label for machine in self.world.machines if machine.ray_id and machine.could_run(job, want)]
+            able = [machine.label for machine in there if machine.could_run(job, want)]
             if want.nodes == 1 and able:
                 self.broken("L2", job.id, f"is refused, though {able} could run {want}")
 
@@ -178,8 +182,9 @@ class Checks:
                 continue
             for part in live.parts:
                 node = control.nodes.get(part.node)
-                silent_s = now_s - max(node.heard_s if node else -1e9, live.since_s)
-                if part.outcome is None and silent_s > MISSED_S:
+                heard_s = max(node.heard_s if node else -1e9, live.since_s)
+                silent_s, acted = now_s - heard_s, bool(live.cut_off) and live.cut_off_s > heard_s
+                if part.outcome is None and silent_s > MISSED_S and not acted:
                     self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s, and nothing was done")
 
     def _fits(self, event: Event, record: Record, was: Control) -> None:

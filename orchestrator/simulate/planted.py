@@ -9,7 +9,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.core import control, ending, endings, fencing, following, membership, nodes, orders, placing
+from orchestrator.core import (
+    control,
+    ending,
+    endings,
+    fencing,
+    following,
+    membership,
+    nodes,
+    orders,
+    overtaken,
+    placing,
+)
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import Live, Part
 from orchestrator.core.draft import Draft
@@ -114,7 +125,11 @@ def epochs_used_again() -> list[Change]:
     def launch(*arguments: Any, **_: Any) -> Any:
         return orders.launch(*arguments, fenced=True)
 
-    return [(Job, "next_epoch", property(lambda job: job.epoch + 1)), (placing, "launch", launch)]
+    return [
+        (Job, "next_epoch", property(lambda job: job.epoch + 1)),
+        (placing, "launch", launch),
+        (overtaken, "waits", lambda control, now_s: {}),
+    ]
 
 
 def lease_stretched() -> list[Change]:

@@ -30,6 +30,7 @@ def settle(world: "World") -> None:
     until_s = world.now_s + BOUND_S + _work_s(world)
     while (left := unsettled(world)) and world.now_s < until_s:
         world.clock.run(world.now_s + LOOK_S, MOST)
+        _give_up_waiting(world)
     if left:
         world.checks.broken(*left)
     ends(world)
@@ -37,11 +38,12 @@ def settle(world: "World") -> None:
 
 
 def _give_up_waiting(world: "World") -> None:
-    """Users cancel jobs that are to wait for a node that never comes."""
-    gone = {machine.label for machine in world.machines if machine.gone}
-    for live in world.server.control.lives.values():
-        if gone & {part.node for part in live.parts} and _recovery(world, live.job).on_disconnect == "wait":
-            world.users.cancel(live.job)
+    """Users cancel jobs that are to wait for a node that never comes, or a day for an attempt that nobody knows."""
+    gone, control = {machine.label for machine in world.machines if machine.gone}, world.server.control
+    waiting = {live.job for live in control.lives.values() if gone & {part.node for part in live.parts}}
+    for job in sorted(waiting | control.overtaken.keys()):
+        if _recovery(world, job).on_disconnect == "wait" and control.records[job].job.state not in TERMINAL:
+            world.users.cancel(job)
 
 
 def _recovery(world: "World", job: str) -> Recovery:

@@ -21,7 +21,7 @@ from orchestrator.store.ledger import Ledger
 from orchestrator.store.once import Answer, Asked, Once
 from orchestrator.store.retention import Retention
 from orchestrator.store.schema import LAST, counters, events, jobs, reports
-from orchestrator.store.work import LARGEST, LONGEST_JOB, Work, storable, work_of
+from orchestrator.store.work import LARGEST, LONGEST_JOB, Stored, Work, storable, work_of
 from orchestrator.store.writer import Writer
 
 Data = dict[str, Any]
@@ -73,6 +73,12 @@ class EventStore:
         """Of the newest durable event, 0 when there is none."""
         return self._writer.last_seq
 
+    def newest_s(self) -> float | None:
+        """When the newest event that is kept happened, by the clock of then."""
+        newest = select(events.c.time).where(events.c.seq <= self.last_seq).order_by(events.c.seq.desc()).limit(1)
+        with self._database.reading() as connection:
+            return connection.scalar(newest)
+
     def append(self, new: Sequence[Event], strict: bool = False) -> list[int]:
         """Their numbers, in order. Durable when it returns, with the rows of their jobs; when it raises, none of them
         is stored. With `strict` it raises NotCounted where one of them does not count.
@@ -80,23 +86,19 @@ class EventStore:
         numbers: list[int] = self._writer.submit(work_of(new, strict)) if new else []
         return numbers
 
-    def once(
-        self, key: str, digest: str, make: Callable[[], Answer], stored: Callable[[list[Event]], None] = lambda _: None
-    ) -> Data:
+    def once(self, key: str, digest: str, make: Callable[[], Answer], stored: Stored = lambda _: None) -> Data:
         """As `once_each` with one request; raises its error."""
         (told,) = self.once_each([Asked(key, digest, make)], stored)
         if isinstance(told, Exception):
             raise told
         return told
 
-    def once_each(
-        self, asked: Sequence[Asked], stored: Callable[[list[Event]], None] = lambda _: None
-    ) -> list[Data | Exception]:
+    def once_each(self, asked: Sequence[Asked], stored: Stored = lambda _: None) -> list[Data | Exception]:
         """The body that each `make` gave the first time its key was used, however often and from wherever it is asked
         again; or the error of that request.
 
-        The events and the answer of each become durable in one transaction; `stored` then gets the events with their
-        numbers, before anybody sees an answer. With another digest the key is a Conflict.
+        The events and the answer of each become durable in one transaction; `stored` then gets the records of its jobs,
+        in the writer's thread, before anybody can see them. With another digest the key is a Conflict.
         """
         return self._once.each(asked, stored)
 

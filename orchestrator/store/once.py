@@ -16,9 +16,9 @@ from orchestrator.core.model import Event
 from orchestrator.store.codec import decode, encode
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of
 from orchestrator.store.database import Database
-from orchestrator.store.ledger import NotCounted, numbered
+from orchestrator.store.ledger import NotCounted
 from orchestrator.store.schema import requests
-from orchestrator.store.work import Work, storable, work_of
+from orchestrator.store.work import Stored, Work, storable, work_of
 from orchestrator.store.writer import Writer
 
 LONGEST_KEY = 255
@@ -27,7 +27,6 @@ DRAWS = 5
 
 Data = dict[str, Any]
 Told = Data | Exception
-Stored = Callable[[list[Event]], None]
 KNOWN = select(requests).where(requests.c.key.in_(bindparam("keys", expanding=True)))
 """Made once: that takes longer than running it."""
 
@@ -118,28 +117,23 @@ class Once:
 
     def _drawn(self, asked: dict[int, Asked], stored: Stored) -> dict[int, Told]:
         told: dict[int, Told] = {}
-        made: dict[int, Answer] = {}
         units: dict[int, Work] = {}
         for n, one in asked.items():
             try:
-                made[n] = one.make()
-                told[n], work = _kept(one, made[n])
+                told[n], work = _kept(one, one.make(), stored)
             except Exception as e:
                 told[n] = e
                 continue
             if work.events or work.request:
                 units[n] = work
-        results = dict(zip(units, self._writer.submit_all(list(units.values())), strict=True))
-        told |= {n: result for n, result in results.items() if isinstance(result, Exception)}
-        numbers = {n: at[0] for n, at in results.items() if at and not isinstance(at, Exception)}
-        if events := [event for n, first in numbers.items() for event in numbered(made[n].events, first)]:
-            stored(events)
-        return told
+        results = zip(units, self._writer.submit_all(list(units.values())), strict=True)
+        return told | {n: result for n, result in results if isinstance(result, Exception)}
 
 
-def _kept(asked: Asked, answer: Answer) -> tuple[Data, Work]:
+def _kept(asked: Asked, answer: Answer, stored: Stored) -> tuple[Data, Work]:
     """(what is told, now and when it is asked again; what is to be stored)"""
     body, work = encode(answer.body), work_of(answer.events, strict=True)
+    work.stored = stored if answer.events else None
     if asked.key:
         kept = {"status": answer.status, "body": body, "time": time.time()}
         work.request = {"key": asked.key, "digest": asked.digest, **kept}

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cluster.errors import UserError
+from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.store.codec import decode, encode
 
@@ -19,13 +20,14 @@ LONGEST_EVENT = 64
 LARGEST = 1 << 62
 
 Row = dict[str, Any]
+Stored = Callable[[list[Record]], None]
 
 
 @dataclass(slots=True)
 class Work:
     """Committed together, or not at all. `rows` are those of `events`, without their `seq`. With `strict`, an event
     that does not count fails the unit. `action` runs in the same transaction. `done` gets the numbers of the events,
-    or what the action returned, once all is durable.
+    or what the action returned, once all is durable; before anybody can see it, `stored` gets the records of its jobs.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -34,6 +36,7 @@ class Work:
     request: Row | None = None
     benchmark_lines: list[Row] = field(default_factory=list)
     action: Callable[[Connection], Any] | None = None
+    stored: Stored | None = None
     done: "Future[Any]" = field(default_factory=Future)
 
 

@@ -198,6 +198,9 @@ class Writer(threading.Thread):
     def _acknowledge(self, work: list[Work], results: list[Any], turn: Turn, written: int) -> None:
         first = self.last_seq + 1
         self.trouble, self._lost_s = ("", 0.0), 0.0
+        for unit in work:
+            if unit.stored is not None:
+                unit.stored([turn.after[job] for job in dict.fromkeys(event.job for event in unit.events)])
         self._ledger.put(turn.after.values())
         with self.committed:
             self.last_seq += written

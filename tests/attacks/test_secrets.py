@@ -24,7 +24,7 @@ from log_readers import Node
 
 from cluster.errors import SpecError
 from cluster.plain import to_plain
-from orchestrator.runtime.launch import resolve_secrets
+from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.spec import parse_job
 from workers.attempt import log_files
 from workers.attempt.logs import LONGEST_LINE_BYTES, RankLog

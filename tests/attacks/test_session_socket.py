@@ -9,9 +9,51 @@ import time
 import pytest
 
 from cluster.errors import FleetError, UserError
-from workers.benchmark.serving import ADDRESS, ask
+from workers.benchmark.serving import ADDRESS, ask, serve
 
 HANG_S = 20.0
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A session that answers {"do": "wait"} once `go` is set, and anything else at once with what it was asked."""
+    go, said = threading.Event(), []
+
+    def handle(message):
+        if message["do"] == "wait":
+            assert go.wait(HANG_S)
+        return message
+
+    serving = threading.Thread(target=lambda: said.append(serve(tmp_path, handle, lambda: False)), daemon=True)
+    serving.start()
+    while not (tmp_path / ADDRESS).exists():
+        serving.join(0.01)
+    yield go
+    assert ask(tmp_path, {"do": "describe"}, HANG_S) == {"do": "describe"}
+    ask(tmp_path, {"do": "end"}, HANG_S)
+    serving.join(HANG_S)
+    assert said == ["ended"]
+
+
+def connected(folder):
+    asking = socket.socket(socket.AF_UNIX)
+    asking.connect(json.loads((folder / ADDRESS).read_text())["socket"])
+    return asking
+
+
+def test_a_session_whose_asker_is_killed_amid_a_call_answers_the_next_one(tmp_path, served):
+    with connected(tmp_path) as asking:
+        asking.sendall(b'{"do": "wait"}\n')
+    served.set()
+
+
+@pytest.mark.parametrize("said", [b"", b'{"do": "wa', b"[1]\n", b"7\n", b"\xff\n", b'{"x": 1}', b"[" * 100_000 + b"\n"])
+def test_a_session_that_is_asked_for_nothing_it_can_read_answers_the_next_one(tmp_path, served, said):
+    with connected(tmp_path) as asking:
+        asking.sendall(said)
+        asking.shutdown(socket.SHUT_WR)
+        asking.settimeout(HANG_S)
+        assert asking.recv(1 << 16) == b""
 
 
 @pytest.fixture

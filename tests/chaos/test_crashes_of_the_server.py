@@ -16,7 +16,6 @@ from orchestrator.server import daemon
 
 IN_CI = ["event:placed:before", "command:Launch:after", "event:released:after"]
 ELSEWHERE = {
-    "submitted": "threads of requests write it: tests/orchestrator/store/test_crash.py",
     "refused": "the last possible pool of a job has to leave the fleet",
     "overtaken": "an older backup has to be restored: test_job_stores.py",
     "RestartAgent": "an agent has to hang: test_frozen_processes.py",

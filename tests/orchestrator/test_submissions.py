@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import threading
 
 import pytest
 
@@ -11,10 +12,13 @@ from orchestrator import limits
 from orchestrator.core.fold import apply, submitted
 from orchestrator.limits import TooManyJobs
 from orchestrator.runtime.known import KnownDevices
+from orchestrator.runtime.submissions import Submission
 from orchestrator.runtime.views import accepted_view, acknowledged, job_view
 from orchestrator.service import Service
 from orchestrator.spec import parse_job
+from orchestrator.store import writer as store_writer
 
+HANG_S = 20.0
 RUN = {"task": "run", "command": "true", "name": "hello"}
 ON_TPU = {**RUN, "resources": {"accelerators": "tpu:emulated"}}
 ON_V5P = {**RUN, "resources": {"accelerators": "tpu:v5p"}}
@@ -181,3 +185,55 @@ def test_bulk_is_all_or_nothing_and_limited(live):
         with pytest.raises(SpecError, match="at most 1000 items"):
             client.submit_many([{"spec": RUN}] * 1001)
     assert live.specs == []
+
+
+@pytest.mark.parametrize("verb", ["cancel", "migrate"])
+def test_a_job_that_others_see_is_known_to_the_controller_although_its_request_is_not_answered_yet(
+    live, monkeypatch, wait_for, verb
+):
+    """It is stored, and another of the same request is not: the store writes one after the other."""
+    live.fleet.hold(live.service)
+    writer = live.service.store._writer
+    go_on, commit = threading.Event(), writer._commit
+
+    def held_up(work, lines):
+        if any(event.job.startswith("second") for unit in work for event in unit.events):
+            go_on.wait(HANG_S)
+        commit(work, lines)
+
+    monkeypatch.setattr(store_writer, "GROUP", 1)
+    monkeypatch.setattr(writer, "_commit", held_up)
+    asked = [Submission(RUN | {"name": name}, "", "") for name in ("first", "second")]
+    submitting = threading.Thread(target=live.service.submit_each, args=(asked,))
+    submitting.start()
+    try:
+        wait_for(lambda: live.service.jobs(_all()).rows)
+        asking = Asking(getattr(live.service, verb), "first", *(["xla"] if verb == "migrate" else []))
+        wait_for(lambda: writer._work or not asking.is_alive())  # what follows from it is to be stored
+    finally:
+        go_on.set()
+        submitting.join()
+    told = asking.answer()
+    assert told["state"] == ("CANCELLED" if verb == "cancel" else "PENDING")
+    wait_for(lambda: live.service.job("second")["state"] == "PENDING")
+    assert live.service.job("first")["state"] == told["state"]
+
+
+class Asking(threading.Thread):
+    """A call in a thread of its own, which waits for the store."""
+
+    def __init__(self, call, *arguments):
+        super().__init__()
+        self._call, self._arguments = call, arguments
+        self.start()
+
+    def run(self):
+        try:
+            self.told = self._call(*self._arguments)
+        except Exception as e:
+            self.told = e
+
+    def answer(self):
+        self.join(HANG_S)
+        assert not isinstance(self.told, Exception), self.told
+        return self.told

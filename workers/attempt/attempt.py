@@ -208,11 +208,14 @@ class Attempt:
         self.life.wake()
 
     def forget(self) -> None:
-        """Remove what the ranks wrote; logs and records stay. Raises UserError while it runs."""
+        """Remove what the ranks wrote; logs and records stay. Raises UserError while it runs.
+
+        In this order: on a disk without a file left only the removal makes space for the mark.
+        """
         if self.live:
             raise UserError(f"attempt {self.id} has not ended", "stop it first")
-        replace_text(self.folder.forgotten, "")
         removal.remove(self.folder.shared)
+        replace_text(self.folder.forgotten, "")
 
     def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """Whole lines of a rank's log from byte `offset`: {"data", "next", "more", "ended"}; `more`: there are more

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cluster.errors import Conflict, FleetError, UserError
@@ -39,7 +39,7 @@ class Attempts(Known):
             removal.resume(parent)
         self._stopped = Stopped(folder.with_name("stopped.json"))
         for job, epoch in self._stopped.epochs().items():
-            self._epochs[job] = max(epoch, self._epochs.get(job, 0))
+            self._saw(job, epoch)
         self._storage, self._packages, self._threads = storage, packages, threads
         self._fences, self._starter = fences or Fences(), starter or Starter()
 
@@ -69,7 +69,10 @@ class Attempts(Known):
                 raise
             except OSError as e:
                 self._undo(attempt, folder)
-                raise FleetError(f"node {self._node} cannot make the attempt's folder: {e}", "free space there") from e
+                raise self._no_folder(e) from e
+
+    def _no_folder(self, e: OSError) -> FleetError:
+        return FleetError(f"node {self._node} cannot make the attempt's folder: {e}", "free space there")
 
     def _refuse_fenced(self, attempt: AttemptId) -> None:
         try:
@@ -109,10 +112,17 @@ class Attempts(Known):
         """The lock the supervisor will inherit; None when there is or was a supervisor: then nothing is to be done."""
         with self._changed:
             self._refuse_past(attempt, folder)
-            folder.path.mkdir(mode=0o700, exist_ok=True)
-            self._epochs[attempt.job] = attempt.epoch
-            known = self._attempts.setdefault(attempt, Attempt(attempt, folder, order.lease_s))
-            lock = None if known.starting or folder.supervisor.exists() else lease.hold(folder.lock)
+            known = self._attempts.get(attempt) or Attempt(attempt, folder, order.lease_s)
+            try:
+                folder.path.mkdir(mode=0o700, exist_ok=True)
+                lock = None if known.starting or folder.supervisor.exists() else lease.hold(folder.lock)
+            except OSError as e:
+                with suppress(OSError):  # an agent before us left something there
+                    folder.path.rmdir()
+                raise self._no_folder(e) from e
+            self._attempts[attempt] = known
+            self._saw(attempt.job, attempt.epoch)
+            self._ids.setdefault(attempt.job, set()).add(attempt)
             if lock is not None and not known.begin():
                 os.close(lock)
                 raise Conflict(f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran")
@@ -126,12 +136,16 @@ class Attempts(Known):
                     self._look_now()
 
     def _undo(self, attempt: AttemptId, folder: Folder) -> None:
+        """Nothing is left of it, nor of a supervisor that began when nobody waited for it any more."""
+        if (known := self._attempts.get(attempt)) and known.life.recorded:
+            known.life.end()
         with self._changed:
             self._attempts.pop(attempt, None)
             if group := life.group_of(folder):
                 group.remove(0.0)
             for left in (folder.shared, folder.path):  # renamed: a supervisor that comes late finds nothing to write to
                 removal.remove(left)
+            self._dropped(attempt)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
         """Also of an attempt that is not known here: its start may still be on its way, and is refused. Raises
@@ -154,22 +168,22 @@ class Attempts(Known):
 
     def remove(self, attempts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """Nothing is left of these, jobs and epochs, logs and records included. Returns those gone: not what lives."""
-        parts: dict[tuple[str, int], list[Folder]] = {}
-        for entry in os.scandir(self._folder):
-            if found := parse(entry.name):
-                parts.setdefault((found.job, found.epoch), []).append(Folder(self._folder / entry.name))
-        return [one for one in attempts if self._remove(one, parts.get(one, []))]
+        return [one for one in attempts if self._remove(*one)]
 
-    def _remove(self, one: tuple[str, int], folders: list[Folder]) -> bool:
+    def _remove(self, job: str, epoch: int) -> bool:
         with self._changed:
-            known = self._of(*one)
+            known = self._of(job, epoch)
             if any(a.live or a.starting for a in known):
                 return False
             for attempt in known:
                 del self._attempts[attempt.id]
-        for folder in folders:
-            removal.remove(folder.shared)
-            removal.remove(folder.path)
+            for one in self._ids_of(job, epoch):
+                folder = Folder(self._folder / str(one))
+                removal.remove(folder.shared)
+                removal.remove(folder.path)
+                self._dropped(one)
+            if job not in self._ids and not self._stopped.has(job, 0):
+                self._epochs.pop(job, None)
         return True
 
     def _of_or_never(self, job: str, epoch: int, final: bool) -> list[Attempt]:
@@ -180,7 +194,7 @@ class Attempts(Known):
             known = self._of(job, epoch)
             if (final or not known) and parse(f"{job}.{epoch}.0") is not None:
                 self._stopped.add(job, epoch)
-                self._epochs[job] = max(epoch, self._epochs.get(job, 0))
+                self._saw(job, epoch)
             return known
 
     def _note_stopped(self, known: list[Attempt]) -> None:

@@ -13,7 +13,7 @@ from cluster.errors import NotFound
 from cluster.paths import private_dir
 from workers.attempt import bell, lease
 from workers.attempt.attempt import Attempt
-from workers.attempt.records import Folder, parse, read_json
+from workers.attempt.records import AttemptId, Folder, parse, read_json
 from workers.job_events import LONGEST_LINE_BYTES
 from workers.messages import AttemptReport
 
@@ -34,6 +34,7 @@ class Known:
         self._folder, self._node = private_dir(folder), node
         self._changed = threading.Condition(threading.RLock())
         self._epochs: dict[str, int] = {}
+        self._ids: dict[str, set[AttemptId]] = {}  # whose folders are here, by job
         names = sorted(entry.name for entry in os.scandir(folder))
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
@@ -46,7 +47,8 @@ class Known:
             folder, attempt = Folder(self._folder / name), parse(name)
             if attempt is None:
                 continue
-            self._epochs[attempt.job] = max(attempt.epoch, self._epochs.get(attempt.job, 0))
+            self._saw(attempt.job, attempt.epoch)
+            self._ids.setdefault(attempt.job, set()).add(attempt)
             if folder.forgotten.exists():
                 continue
             order = read_json(folder.order)
@@ -54,6 +56,23 @@ class Known:
                 yield Attempt(attempt, folder, float(order["lease_s"]))
             except (TypeError, KeyError, ValueError):
                 LOG.error("attempt %s: its order cannot be read; it ends with its lease", attempt)
+
+    def _saw(self, job: str, epoch: int) -> None:
+        """The newest jobs come last."""
+        self._epochs[job] = max(epoch, self._epochs.pop(job, 0))
+
+    def _ids_of(self, job: str, epoch: int) -> list[AttemptId]:
+        """By node rank; also of attempts that are forgotten."""
+        with self._changed:
+            return sorted(one for one in self._ids.get(job, ()) if one.epoch == epoch)
+
+    def _dropped(self, attempt: AttemptId) -> None:
+        """Its folder is gone."""
+        with self._changed:
+            ids = self._ids.get(attempt.job, set())
+            ids.discard(attempt)
+            if not ids:
+                self._ids.pop(attempt.job, None)
 
     def epochs(self) -> dict[str, int]:
         """The highest epoch that this node has seen of each job, of the newest MOST_EPOCHS of them."""
@@ -69,9 +88,7 @@ class Known:
 
     def _logged(self, job: str, epoch: int, rank: int) -> Attempt:
         """That of the node ranks whose log it is; the others, if there are any, have none."""
-        prefix = f"{job}.{epoch}."
-        names = sorted(e.name for e in os.scandir(self._folder) if e.name.startswith(prefix))
-        ids = [a for name in names if (a := parse(name)) is not None and a.job == job]
+        ids = self._ids_of(job, epoch)
         if not ids:
             raise NotFound(f"this node never ran epoch {epoch} of {job}", "`show` says on which node it ran")
         folders = [(a, Folder(self._folder / str(a))) for a in ids]
@@ -164,6 +181,7 @@ class Known:
             if attempt.gone:
                 with self._changed:
                     self._attempts.pop(attempt.id, None)
+                    self._dropped(attempt.id)
                 return None
             return attempt.report(cursor, known, lines, size)
         except OSError as e:  # of the node: no space, no descriptors

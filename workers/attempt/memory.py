@@ -27,8 +27,9 @@ FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 class Counts(NamedTuple):
-    """Kills so far: in the control groups that this process is a member of, and on the machine."""
+    """Kills so far: in the attempt's own control group, in those this process is a member of, and on the machine."""
 
+    own: int
     groups: int
     machine: int
 
@@ -51,11 +52,12 @@ class Memory:
 
     def _counts(self) -> Counts:
         kills = re.search(r"^oom_kill (\d+)$", _text(Path("/proc/vmstat")), re.MULTILINE)
-        return Counts(sum(map(_kills, self._groups)), int(kills[1]) if kills else 0)
+        own = self._group.killed_for_memory() if self._group is not None else 0
+        return Counts(own, sum(map(_kills, self._groups)), int(kills[1]) if kills else 0)
 
     def killed_in_attempt(self) -> bool:
-        """The kernel has killed one of the attempt's processes, whichever, which its own control group counts."""
-        return self._group is not None and self._group.killed_for_memory() > 0
+        """The kernel has lately killed one of the attempt's processes, whichever: its own control group counts them."""
+        return self._group is not None and self._group.killed_for_memory() > self._before.own
 
     def killed(self, pid: int) -> bool:
         """Whether the kernel killed this process, which has ended by SIGKILL, lately. `pid` 0: not known whom."""

@@ -40,15 +40,17 @@ class Seen(NamedTuple):
     peak_bytes: int
 
 
-def state(why: str, codes: dict[int, int], noted: bool) -> str:
+def state(why: str, codes: dict[int, int], noted: bool, ranks: int) -> str:
     """`why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `noted`: a rank says that it
-    saved.
+    saved. `ranks` were to run; one that was never started has no code.
     """
     if why in ENDED_BY:
         return ENDED_BY[why]
     bad = [code for code in codes.values() if code != 0]
-    if why == "preempt" and (noted or (bad and all(code in TERMINATED for code in bad))):
-        return "preempted"
+    if why == "preempt":
+        stopped = bool(bad) and all(code in TERMINATED for code in bad)
+        if noted or stopped or (len(codes) < ranks and not bad):
+            return "preempted"
     return "failed" if bad else "succeeded"
 
 

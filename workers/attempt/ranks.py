@@ -5,7 +5,7 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from workers.attempt import lease, processes, spawn
@@ -131,6 +131,16 @@ class Ranks:
         for number, told in lines.items():
             self.logs[number].end("err")
             self.logs[number].feed("err", "".join(f"{line}\n" for line in told).encode())
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals of `SIGNALS` that come meanwhile are handled when it is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _before_exec(parent: int) -> None:

@@ -1,5 +1,6 @@
-"""Removes folders that user code filled: however deep or large they are, nobody waits for it."""
+"""Removes folders that user code filled: however deep, large or closed they are, nobody waits for it."""
 
+import logging
 import subprocess
 import threading
 import uuid
@@ -7,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ASIDE = ".removed-"
+LOG = logging.getLogger(__name__)
 
 
 def remove(folder: Path) -> None:
@@ -28,5 +30,18 @@ def _begin(path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """`shutil.rmtree` recurses, so a thousand nested folders would stop it."""
-    subprocess.run(["rm", "-rf", "--", path], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    """`shutil.rmtree` recurses, so a thousand nested folders would stop it. Folders that their owner may not write, as
+    those of Go's module cache, are opened to him first. What is left then is tried again by the next agent.
+    """
+    if _run("rm", "-rf", "--", path):
+        return
+    if not path.is_symlink():  # and below it chmod follows none
+        _run("chmod", "-R", "u+rwX", "--", path)
+    if not _run("rm", "-rf", "--", path):
+        LOG.error("%s was removed, and something in it cannot be deleted by this user: delete it by hand", path)
+
+
+def _run(*command: str | Path) -> bool:
+    """Whether it did all of it. It may complain of millions of files, which nobody reads."""
+    null = subprocess.DEVNULL
+    return subprocess.run(command, stdin=null, stdout=null, stderr=null, check=False).returncode == 0

@@ -76,15 +76,20 @@ class Starter:
         try:
             said = pipes.exchange(json.dumps(dict(secrets)).encode())
         except TimeoutError:
-            self._replace(zygote)
+            pipes.close()  # a supervisor that comes later ends, since nobody listens
+            self._replace(zygote, hangs=True)
             raise _overloaded() from None
         if not said.endswith(READY):
             self._replace(zygote)  # what ended this supervisor may be wrong with it
             raise _not_started(name, said)
 
-    def _replace(self, zygote: "_Zygote") -> None:
+    def _replace(self, zygote: "_Zygote", *, hangs: bool = False) -> None:
+        """What it was asked for beside, it still starts, unless it `hangs`."""
         LOG.warning("the zygote %d of supervisors is gone or does not answer: it is started again", zygote.pid)
-        zygote.end()
+        if hangs:
+            zygote.end()
+        else:
+            zygote.retire()
         with self._lock:
             if self._zygote is zygote:
                 self._zygote = None
@@ -148,12 +153,22 @@ class _Zygote:
                 str(inside.fileno()),
                 "x" * LONGEST_REQUEST,
             ]
-            child = subprocess.Popen(
+            self._child = subprocess.Popen(
                 command, env=supervisor_environment(os.environ), cwd="/", pass_fds=(inside.fileno(),),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self.pid = child.pid
-        self.end = weakref.finalize(self, _end, child, self._door)
+        self.pid = self._child.pid
+        self.end = weakref.finalize(self, _end, self._child, self._door)
+
+    def retire(self) -> None:
+        """Ask it no more: it ends with the last request. It is waited for in the background."""
+        with suppress(OSError):  # it is gone
+            self._door.shutdown(socket.SHUT_WR)
+        threading.Thread(target=self._wait, name="zygote", daemon=True).start()
+
+    def _wait(self) -> None:
+        """Our being alive keeps it from being ended as one that nobody needs."""
+        self._child.wait()
 
     def ask(self, folder: Folder, lock: int) -> _Pipes | None:
         """None when it is gone."""

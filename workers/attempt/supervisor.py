@@ -20,7 +20,7 @@ from workers.attempt.left import Left
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.memory import Memory
-from workers.attempt.ranks import CannotStart, Ranks
+from workers.attempt.ranks import CannotStart, Ranks, undisturbed
 from workers.attempt.records import AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import Redactor
 from workers.attempt.stalls import Hang, Stalls
@@ -91,8 +91,9 @@ class Supervisor:
             self._end("lease")
         group = self.group.opened() if self.group is not None else None
         for rank in self.launch["ranks"]:
-            if not self.why:
-                self._start(rank, group)
+            with undisturbed():  # a rank is not started, or asked to stop with those that run
+                if not self.why:
+                    self._start(rank, group)
         if group is not None:
             os.close(group)
         if not self.why:
@@ -183,8 +184,8 @@ class Supervisor:
     def _finish(self) -> None:
         self._reap()
         noted = self.why == "preempt" and outcome.noted_preempted(self.folder.events)
-        ended_as = outcome.state(self.why, self.ranks.codes, noted)
-        failure = (self.failure or self._failure()) if ended_as == "failed" else None
+        ended_as = outcome.state(self.why, self.ranks.codes, noted, len(self.launch["ranks"]))
+        failure = self._failure(ended_as)
         result, unreadable = self.left.result()
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", Failure(0, self.launch["node"], "unreadable", unreadable)
@@ -196,7 +197,13 @@ class Supervisor:
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
-    def _failure(self) -> Failure:
+    def _failure(self, ended_as: str) -> Failure | None:
+        if ended_as == "lost":
+            message = "its lease passed: neither the server nor a fence could be reached"
+            return Failure(self.launch["ranks"][0]["rank"], self.launch["node"], "lost", message)
+        return (self.failure or self._first_failure()) if ended_as == "failed" else None
+
+    def _first_failure(self) -> Failure:
         """Of the rank that failed first."""
         number, pid, disk = self.culprit or Culprit(outcome.first_bad(self.ranks.codes), 0, "")
         said = self.left.failure(number)

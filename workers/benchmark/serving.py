@@ -10,6 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,32 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
 
 
 def _answer(asking: socket.socket, handle: Callable[[Message], Any], redact: Redactor) -> bool:
-    """False once told to end."""
-    with asking.makefile("rwb") as stream:
-        message = json.loads(stream.readline() or b"{}")
-        if message.get("do") == "end":
-            told: Message = {"result": {}}
-        else:
-            try:
-                told = {"result": handle(message)}
-            except PolyfleetError as e:
-                told = {"error": e.message, "remedy": e.remedy}
-        stream.write(json.dumps(redact.plain(told, keys=False)).encode() + b"\n")
-        stream.flush()
-    return bool(message.get("do") != "end")
+    """False once told to end. Whoever hangs up amid a call, or asks nothing that can be read, ends no session."""
+    try:
+        with asking.makefile("rb") as stream:
+            message = _message(stream.readline())
+    except (OSError, Unreadable):
+        return True
+    ends = message.get("do") == "end"
+    told = json.dumps(redact.plain({"result": {}} if ends else _told(message, handle), keys=False))
+    with suppress(OSError):
+        asking.sendall(told.encode() + b"\n")
+    return not ends
+
+
+def _message(line: bytes) -> Message:
+    """Raises Unreadable."""
+    found = parse_json(line, "a message") if line.endswith(b"\n") else None
+    if not isinstance(found, dict):
+        raise Unreadable("a message", "is not a whole JSON object")
+    return found
+
+
+def _told(message: Message, handle: Callable[[Message], Any]) -> Message:
+    try:
+        return {"result": handle(message)}
+    except PolyfleetError as e:
+        return {"error": e.message, "remedy": e.remedy}
 
 
 def ask(folder: Path, message: Message, timeout_s: float) -> Any:

@@ -16,6 +16,23 @@ def gang(c, w):
     return c
 
 
+LEASE = ("lost", "lost", "its lease passed: neither the server nor a fence could be reached", {0: -9})
+
+
+def test_a_job_that_is_to_stop_when_it_is_cut_off_stops_with_its_lease_and_says_so(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(on_disconnect="stop", retry_exit_codes=(-9,))))
+    assert c.hear("a", t.ended("j", 1, 0, *LEASE))[0] == [("j", "failed", 1)]
+    assert c.events[0].data["reason"] == f"{LEASE[2]}; recovery.on_disconnect is stop"
+
+
+def test_exit_codes_of_ranks_that_ended_with_a_lease_are_not_those_of_the_job(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu"), recovery=Recovery(retry_exit_codes=(-9,))))
+    c.hear("a", t.ended("j", 1, 0, *LEASE))
+    assert c.control.records["j"].reason == LEASE[2]
+
+
 def test_a_job_that_succeeds_is_finished_forgotten_and_gives_its_devices_back(c, w, t):
     c.node("a")
     launch = c.run(w.job("j", w.want("cpu")))

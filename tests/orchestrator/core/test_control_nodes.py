@@ -103,6 +103,15 @@ def test_a_job_that_is_to_stop_is_not_refused_while_a_node_of_the_fleet_is_not_l
     assert c.tick(5.0, expected=frozenset({"a"}))[0] == [("j", "refused", 0)]
 
 
+def test_a_job_that_is_to_stop_is_not_refused_while_a_lost_node_lives_again_and_is_not_listed_yet(c, w):
+    """It was lost before it had told what it has."""
+    c.node("a")
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b", "b"))))
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
+    c.submit(w.job("j", w.want("tpu:v5e"), recovery=Recovery(on_disconnect="stop")))
+    assert c.tick(expected=frozenset({"a", "b"}))[0] == []
+
+
 def test_nothing_is_placed_while_there_is_trouble_and_all_is_placed_after_it(c, w):
     c.node("a")
     c.submit(w.job("j", w.want("cpu")))

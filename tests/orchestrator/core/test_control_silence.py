@@ -246,3 +246,31 @@ def test_a_job_that_is_to_wait_for_its_node_is_not_replaced_and_says_so(c, w):
     assert (events, fences(commands)) == ([], [])
     told = waits_for(c.control, "j", m.Now(c.s))
     assert told.endswith("; the job waits for it (recovery.on_disconnect is wait)"), told
+
+
+@pytest.mark.parametrize("end", ["succeeded", "preempted"])
+def test_the_fence_of_a_gang_is_lowered_although_one_part_has_ended_well_meanwhile(c, w, t, end):
+    """Its checkpoints of the other part count again, and a server after this one adopts it."""
+    c.node("a")
+    c.node("b")
+    c.run(w.job("g", w.want("cpu", nodes=2), recovery=Recovery(lease_s=60.0)))
+    if end == "preempted":
+        c.tell(m.DrainAsked("a", now=True))
+    c.hear("a", t.ended("g", 1, 0, end))
+    assert fences(c.hear_all("a", seconds=8)[1]) == [Fence("g", 2)]
+    c.tell(m.Fenced("g", 2, stands=2))
+    c.hear("b", t.report("g", 1, 1, "running"))
+    events, commands = c.hear_all("a", "b", seconds=2)
+    assert (events, fences(commands)) == ([], [Fence("g", 1, lower=True)])
+
+
+def test_the_fence_of_a_gang_stays_where_one_part_failed(c, w, t):
+    """It ends, whatever the other part tells."""
+    c.node("a")
+    c.node("b")
+    c.run(w.job("g", w.want("cpu", nodes=2), recovery=Recovery(lease_s=60.0)))
+    c.hear("a", t.ended("g", 1, 0, "failed", "user", "boom", {0: 1}))
+    c.hear_all("a", seconds=8)
+    c.tell(m.Fenced("g", 2, stands=2))
+    c.hear("b", t.report("g", 1, 1, "running"))
+    assert fences(c.hear_all("a", "b", seconds=2)[1]) == []

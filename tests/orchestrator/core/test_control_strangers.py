@@ -49,7 +49,12 @@ def test_a_job_is_not_placed_while_an_attempt_of_it_runs_somewhere(c, w, t):
     c.node("b")
     c.submit(w.job("j", w.want("cpu")))
     c.hear("a", t.report("j", 4, 0, "running"), there=["j.4.0"])
-    assert c.tick()[0] == []
+    c.tick()
+    c.tell(m.Fenced("j", 4, stands=4))
+    c.tell(m.Fenced("j", 5, stands=5))
+    for _ in range(7):
+        c.hear("a", there=["j.4.0"])
+        assert c.hear_all("b", seconds=2)[0] == []
     c.hear("a", there=())
     assert c.tick()[0] == [("j", "placed", 5)]
 

@@ -2,11 +2,13 @@
 
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
+from cluster.errors import FleetError
 from orchestrator.core.messages import AgentMade
-from orchestrator.runtime import actors
+from orchestrator.runtime import actors, agents
 from orchestrator.runtime.agents import Agents
 
 PATIENCE_S = 20.0
@@ -72,3 +74,37 @@ def test_a_late_agent_of_the_node_before_does_not_replace_that_of_the_node_that_
     until(lambda: len(ray.made) == 2 and told)
     agents.drop("a", "ray-1")
     assert told == [AgentMade("a", "ray-2")] and agents.unwatched() == ["a"]
+
+
+class Failing:
+    """An actor that restarts: all of its methods fail at once. `asked` counts them."""
+
+    asked = 0
+
+    def __getattr__(self, name):
+        return self
+
+    def remote(self, *_):
+        self.asked += 1
+        return self
+
+    def future(self):
+        failed = Future()
+        failed.set_exception(FleetError("the actor restarts"))
+        return failed
+
+
+@pytest.mark.parametrize(("rest_s", "soon"), [(PATIENCE_S, False), (0.05, True)])
+def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, soon):
+    actor, told = Failing(), []
+    monkeypatch.setattr(actors, "make", lambda ray_id: actor)
+    monkeypatch.setattr(agents, "REST_S", rest_s)
+    watched = Agents(told.append)
+    watched.make("a", "ray-1")
+    until(lambda: told)
+    watched.watch("a", {}, {}, 2.0)
+    assert actor.asked == 1
+    if soon:
+        until(lambda: watched.unwatched() == ["a"])
+    else:
+        assert watched.unwatched() == []

@@ -17,6 +17,9 @@ from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.nodes import Node
 from orchestrator.core.states import State
+from orchestrator.limits import TooManyJobs
+from orchestrator.runtime import benchmark_run
+from orchestrator.runtime.asks import Busy
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer
@@ -35,6 +38,12 @@ def store(tmp_path):
 @pytest.fixture
 def lines(store):
     return store.benchmarks
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """What is tried again is tried again at once."""
+    monkeypatch.setattr(benchmark_run, "AGAIN_S", 0.01)
 
 
 class Fleet:
@@ -214,6 +223,76 @@ def test_columns_are_what_the_planner_placed_and_what_did_not_come_up_is_lost(st
         {"column": "cpu", "job": fleet.submitted[0], "kind": "cpu", "pool": "a", "node": "a-0", "number": 3}
     ]
     assert fleet.cancelled == [fleet.submitted[1]]
+
+
+def test_a_run_whose_jobs_are_more_than_may_wait_now_submits_them_later_and_can_be_cancelled(store, quick):
+    fleet = Fleet(store)
+    full = [True]
+
+    def submit(spec, package, key):
+        if full:
+            raise TooManyJobs(10, 10)
+        return fleet.submit(spec, package, key)
+
+    runs = fleet.runs(submit)
+    view = runs.begin(REQUEST, "", "key")
+    assert (view["state"], view["reason"]) == ("WAITING", "10 jobs wait already, and at most 10 may")
+    assert runs.begin(REQUEST, "", "key")["run"] == view["run"]
+    full.clear()
+    until(lambda: len(fleet.submitted) == 2)
+    assert runs.cancel(view["run"])["state"] == "CANCELLED"
+
+
+class Failing:
+    """Lines whose store refuses the first `times` of each of these."""
+
+    def __init__(self, lines, times, *words):
+        self._lines, self.left = lines, dict.fromkeys(words, times)
+
+    def append(self, run, line):
+        if self.left.get(line["line"]):
+            self.left[line["line"]] -= 1
+            raise FleetError("the store is locked")
+        self._lines.append(run, line)
+
+    def __getattr__(self, name):
+        return getattr(self._lines, name)
+
+
+def test_a_run_outlives_a_store_that_takes_nothing_for_a_while(store, quick):
+    fleet = Sessions(store)
+    lines = Failing(store.benchmarks, 2, "columns", "lost", "column", "ended")
+    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel)
+    run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
+    until(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
+    told = [line["line"] for line in runs.lines(run_id, 0) if line["line"] != "cell"]
+    assert told == ["begun", "columns", "lost", "column", "columns", "ended"]
+    assert set(lines.left.values()) == {0}
+
+
+def test_a_run_that_waits_for_its_store_can_be_cancelled_and_says_what_it_waits_for(store, quick):
+    fleet = Sessions(store)
+    lines = Failing(store.benchmarks, 1 << 30, "columns")
+    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel)
+    run_id = runs.begin(REQUEST, "")["run"]
+    until(lambda: runs.view(run_id)["reason"] == "the store is locked")
+    assert runs.cancel(run_id)["state"] == "CANCELLED"
+
+
+def test_the_jobs_of_a_run_that_ends_are_cancelled_again_until_the_server_has_taken_it(store, quick):
+    fleet = Fleet(store)
+    busy = [True, True, True]
+
+    def cancel(job):
+        if busy:
+            busy.pop()
+            raise Busy("the server has not got to it within 5 s")
+        return fleet.cancel(job)
+
+    runs = Benchmarks(store.benchmarks, fleet.jobs, fleet, fleet.submit, cancel)
+    run_id = runs.begin(REQUEST, "")["run"]
+    assert runs.cancel(run_id)["state"] == "CANCELLED"
+    assert fleet.cancelled == fleet.submitted and len(fleet.cancelled) == 2
 
 
 def cell(seconds, status="measured", at=1.0):

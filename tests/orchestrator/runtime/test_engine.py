@@ -4,7 +4,7 @@ import time
 import pytest
 
 from cluster.errors import FleetError
-from orchestrator.runtime.engine import Engine
+from orchestrator.runtime.engine import ClusterLeft, Engine
 
 PATIENCE_S = 20.0
 
@@ -73,8 +73,41 @@ def test_what_was_asked_of_a_cluster_that_was_left_is_forgotten_and_its_threads_
         engine.ask("nodes", lambda: head.wait(PATIENCE_S), 0.0, answers.append)
     until(lambda: engine.exhausted)
     engine.forget()
+    assert [str(a) for a in answers] == [str(ClusterLeft("nodes"))] * 3
     assert engine.blocked() == [] and not engine.exhausted
     assert engine.run("nodes", lambda: "of the next cluster", PATIENCE_S) == "of the next cluster"
     head.set()
     assert engine.run("nodes", lambda: "again", PATIENCE_S) == "again"
-    assert answers == []
+    assert len(answers) == 3
+
+
+def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
+    engine, told = Engine(), []
+
+    def call():
+        try:
+            engine.run("release devices", lambda: head.wait(PATIENCE_S), 0.3)
+        except FleetError as e:
+            told.append(str(e))
+
+    waiting = threading.Thread(target=call, daemon=True)
+    waiting.start()
+    until(lambda: engine._calls)
+    engine.forget()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    assert told == ["the cluster was left while Ray was asked to release devices; ask again"]
+
+
+def test_a_call_knows_that_its_cluster_was_left(head):
+    """What it would still do there could reach the next cluster."""
+    engine, left = Engine(), []
+    engine.ask(
+        "raise a fence", lambda: (left.append(engine.left), head.wait(PATIENCE_S), left.append(engine.left)), 1.0, str
+    )
+    until(lambda: left)
+    engine.forget()
+    head.set()
+    assert until(lambda: len(left) == 2) and left == [False, True]
+    engine.run("raise a fence", lambda: left.append(engine.left), PATIENCE_S)
+    assert left[-1] is False

@@ -50,7 +50,7 @@ def url(tmp_path):
 def filled(url):
     """Two old jobs, one old that still holds devices, one of yesterday; keys, reports and lines of a benchmark run."""
     store, now_s = EventStore(url), time.time()
-    for job, days, release in (("old-1", 40, True), ("held", 40, False), ("young", 1, True), ("old-2", 31, True)):
+    for job, days, release in (("old-1", 40, True), ("held", 40, False), ("old-2", 35, True), ("young", 1, True)):
         made = life(job, now_s - days * DAY_S, release)
         store.once(f"key-{job}", "digest", lambda job=job, made=made: Answer({"id": job}, made))
         for step in range(3):
@@ -161,10 +161,12 @@ def test_numbers_are_not_given_again_after_the_newest_events_are_gone(url):
     filled(url)
     store = EventStore(url)
     last = store.last_seq
-    keeper(store).prune()
+    assert store.retention.remove_jobs(time.time(), last) == 3
+    while store.retention.remove_rows():
+        pass
     store.close()
     store = EventStore(url)
-    assert "old-2" not in rows(url)["events"] and store.last_seq == last
+    assert rows(url)["events"] == {"held"} and store.last_seq == last
     assert store.append(life("new", time.time())[:1], strict=True) == [last + 1]
     store.close()
 
@@ -231,12 +233,54 @@ def test_what_ended_while_the_clock_was_wrong_is_kept_as_long_as_any_other(url, 
     store.close()
 
 
+def test_a_server_that_starts_with_a_clock_years_ahead_removes_nothing(url, monkeypatch):
+    """What ended a month before the newest event is removed all the same: no clock is asked for that."""
+    filled(url)
+    store, wall_s = EventStore(url), time.time
+    monkeypatch.setattr(time, "time", lambda: wall_s() + 3650 * DAY_S)
+    keeper(store, keep_s=60 * DAY_S).prune()
+    assert {r.job.id for r in Jobs(store).page(()).records} == {"old-1", "held", "old-2", "young"}
+    assert len(rows(url)["requests"]) == 4
+    keeper(store).prune()
+    assert {r.job.id for r in Jobs(store).page(()).records} == {"held", "young"}
+    store.close()
+
+
 def test_a_clock_goes_by_time_that_passed_and_marks_what_is_old():
-    clock = Clock(5, 0.0)
+    clock = Clock(5, None, 0.0)
     assert (clock.old_up_to(9), clock.old_up_to(12)) == (9, 12)
-    clock = Clock(5, 1000.0)
+    clock = Clock(5, None, 1000.0)
     assert (clock.old_up_to(9), clock.old_up_to(12)) == (5, 5)
     assert abs(clock.now_s() - time.time()) < 60
+    assert abs(Clock(5, 1e9, 1000.0).now_s() - 1e9) < 60, "the newest event is of then"
+    assert abs(Clock(5, 1e12, 1000.0).now_s() - time.time()) < 60, "it was written with a clock far ahead"
+
+
+def test_histories_are_read_again_after_a_store_that_could_not_be_read(url, monkeypatch, caplog):
+    filled(url)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        other.execute("UPDATE events SET data = 'rot' WHERE job = 'held' AND event = 'placed'")
+    other.close()
+    store, told, failures = EventStore(url), [], [FleetError("the store is locked")]
+    jobs = Jobs(store)
+    check = jobs.check_histories
+    monkeypatch.setattr(housekeeping, "CHECKED_AGAIN_S", 0.01)
+    monkeypatch.setattr(jobs, "check_histories", lambda pause: failing(failures) or check(pause))
+    thread = Housekeeping(jobs, store, lambda places: places, None, lambda job, why: told.append(job))
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not told:
+        assert time.monotonic() < deadline
+        os.sched_yield()
+    thread.close()
+    thread.join(60)
+    assert told == ["held"] and "reading the histories of open jobs: the store is locked" in caplog.text
+    store.close()
+
+
+def failing(errors):
+    if errors:
+        raise errors.pop()
 
 
 def test_the_setting_is_a_duration_or_forever():

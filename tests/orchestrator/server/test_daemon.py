@@ -18,6 +18,8 @@ import pytest
 from cluster import tokens
 from cluster.errors import Conflict, FleetError, UserError
 from cluster.processes import alive, identify
+from orchestrator import client
+from orchestrator.runtime import crash
 from orchestrator.server import daemon, record
 from orchestrator.server.record import ServerRecord
 
@@ -265,3 +267,27 @@ def test_a_server_at_work_on_its_store_outlives_an_interrupted_starter(home, upg
     assert alive(process) and doing == "bringing the tables up to date"
     (home / "go-on").touch()
     assert daemon.start(home).process == process
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_gives_one_job(
+    home, monkeypatch, wait_for, side
+):
+    def submitted(server):
+        headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}", "Idempotency-Key": "the key"}
+        body = {"spec": {"task": "run", "command": ["true"]}, "package": ""}
+        return httpx.post(f"{server.url}/v1/jobs", json=body, headers=headers, trust_env=False, timeout=20).json()
+
+    monkeypatch.setenv("POLYFLEET_CRASH_AT", f"event:submitted:{side}")
+    server = start(home)
+    with pytest.raises(httpx.TransportError):
+        submitted(server)
+    wait_for(lambda: not alive(server.process))
+    assert crash.told(f"event:submitted:{side}") in daemon.log_path(home).read_text()
+    monkeypatch.delenv("POLYFLEET_CRASH_AT")
+    server = start(home)
+    with client.connect(home, start=False) as there:
+        stored = [job["id"] for job in there.jobs()]
+        assert len(stored) == (side == "after")
+        job = submitted(server)["id"]
+        assert [job] == [job["id"] for job in there.jobs()] and stored in ([], [job])

@@ -91,7 +91,7 @@ def test_a_row_that_cannot_be_used_is_named_and_its_job_may_not_go_on_while_othe
     assert named in str(row)
     assert jobs.damaged == {"bad": str(row)}
     assert jobs["good"].job.state is State.RUNNING and jobs["good"].checkpoint
-    assert "bad" in jobs and jobs.waiting() == ()
+    assert "bad" in jobs
 
 
 def test_a_damaged_job_stays_so_when_the_store_is_opened_again(reopened):
@@ -133,7 +133,6 @@ def test_a_row_and_its_events_both_damaged_leave_what_can_be_told_and_the_job_ma
     store = reopened("UPDATE jobs SET data = 'rot' WHERE id = 'bad'", "UPDATE events SET data = 'rot' WHERE seq = 2")
     jobs = Jobs(store)
     assert list(jobs.damaged) == ["bad"] and jobs["bad"].job.state is State.PENDING
-    assert jobs.waiting() == ()
     assert {row.table for row in store.damage.rows} == {"jobs", "events"}
 
 

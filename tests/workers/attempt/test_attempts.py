@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from workers.attempt import lease, processes
+from workers.attempt import known, lease, processes
 from workers.attempt.known import Known
 from workers.attempt.records import read_json
 from workers.attempt.starting import Starter
@@ -262,6 +262,39 @@ def test_a_stop_in_words_we_do_not_know_is_refused(node):
     with pytest.raises(UserError, match="valid: preempt, cancel"):
         node.attempts.stop("j", 1, "please")
     node.attempts.stop("unknown", 1, "cancel")
+
+
+def test_the_epochs_told_are_those_of_the_newest_jobs_and_none_of_a_job_that_was_removed(node, monkeypatch):
+    monkeypatch.setattr(known, "MOST_EPOCHS", 2)
+    for job, epoch in (("old", 1), ("b", 1), ("c", 1), ("old", 2)):
+        node.start(job, epoch=epoch)
+        assert node.outcome(job, epoch)["state"] == "succeeded"
+    assert node.attempts.epochs() == {"old": 2, "c": 1}
+    assert node.attempts.remove([("old", 1)]) == [("old", 1)]
+    assert node.attempts.epochs() == {"old": 2, "c": 1}
+    assert node.attempts.remove([("old", 2), ("c", 1), ("never", 1)]) == [("old", 2), ("c", 1), ("never", 1)]
+    assert node.attempts.epochs() == node.reopen().epochs() == {"b": 1}
+    node.attempts.stop("b", 3, "cancel")
+    node.attempts.remove([("b", 1), ("b", 3)])
+    assert node.attempts.epochs() == node.reopen().epochs() == {"b": 3}, "what was stopped is remembered"
+
+
+def test_the_folder_of_a_log_is_found_without_a_look_at_all_there_are(node, monkeypatch):
+    records = node.root / "attempts"
+    node.start("a", ("echo", "1"))
+    node.start("a.1", ("echo", "2"), epoch=0)
+    assert {node.outcome("a")["state"], node.outcome("a.1", 0)["state"]} == {"succeeded"}
+    for attempts in (node.attempts, node.reopen()):
+        with monkeypatch.context() as listing:
+            listing.setattr(
+                os, "scandir", lambda path, scan=os.scandir: scan(path) if path != records else pytest.fail()
+            )
+            assert attempts.log("a", 1, 0, 0, 100)["data"].endswith("out 1\n")
+            assert attempts.log("a.1", 0, 0, 0, 100)["data"].endswith("out 2\n")
+    node.attempts.remove([("a", 1)])
+    with pytest.raises(NotFound, match="never ran epoch 1 of a"):
+        node.attempts.log("a", 1, 0, 0, 100)
+    assert node.attempts.log_tail("a.1", 0, 0, 1)["start"] == 0
 
 
 def test_the_folder_that_a_rank_is_told_of_holds_no_record_of_the_agent(node):

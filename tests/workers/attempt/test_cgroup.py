@@ -127,11 +127,11 @@ def test_a_rank_killed_for_memory_is_told_as_such_with_the_peak(node, monkeypatc
     recorded = root / cgroup.name(node.folder().path)
     recorded.mkdir(parents=True)
     (root / "cgroup.procs").touch()
-    told = {"memory.peak": "2147483648\n", "memory.max": "2147483648\n", "memory.events": "oom 1\noom_kill 1\n"}
+    told = {"memory.peak": "2147483648\n", "memory.max": "2147483648\n", "memory.events": "oom 0\noom_kill 0\n"}
     for name, text in ({"cgroup.kill": ""} | told).items():
         (recorded / name).write_text(text)
     monkeypatch.setenv(cgroup.ROOT, str(root))
-    node.start(command=("sh", "-c", "kill -9 $$"))
+    node.start(command=("sh", "-c", f"echo 'oom_kill 1' > {recorded}/memory.events; kill -9 $$"))
     ended = node.outcome()
     assert (ended["failure"]["kind"], ended["peak_memory_bytes"]) == ("oom", 2 << 30)
     message = ended["failure"]["message"]

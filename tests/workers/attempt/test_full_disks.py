@@ -1,13 +1,15 @@
 """Disks that are really full: a small tmpfs as a rank's folder, or as the whole node's."""
 
+import errno
 import os
 import subprocess
 
 import pytest
 import torch
 
+from cluster.errors import FleetError
 from workers import backends
-from workers.attempt import child
+from workers.attempt import attempt, child, lease
 from workers.errors import CheckpointError
 from workers.packages import Packages
 from workers.tasks.context import Context
@@ -21,14 +23,97 @@ with open("{folder}/data", "wb") as f:
 
 
 @pytest.fixture
-def small(tmp_path):
-    """A file system of 2 MiB: its folder."""
-    folder = tmp_path / "small"
+def small(tmp_path, request):
+    """A file system of 2 MiB, or with the options of `@limits`: its folder."""
+    folder, options = tmp_path / "small", getattr(request, "param", "size=2m")
     folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]).returncode:
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]).returncode:
         pytest.skip("a file system can be mounted by root alone")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def full(node, small):
+    """A node whose attempts all lie on the small file system."""
+    (small / "storage").mkdir()
+    node.root, node.packages = small, Packages(small / "packages")
+    node.reopen()
+    return node
+
+
+FILES = "n = 0\nwhile True:\n    n += 1\n    open(str(n), 'w').close()\n"
+
+
+@pytest.mark.parametrize("small", ["size=64m,nr_inodes=400"], indirect=True)
+def test_a_job_that_used_up_the_files_of_its_nodes_disk_is_forgotten_and_the_disk_recovers(full, small):
+    """The mark of what is forgotten takes a file as well."""
+    full.python("j", FILES)
+    assert full.outcome()["failure"]["kind"] == "storage"
+    for part in range(400):
+        try:
+            (small / f"fill-{part}").touch()  # what the attempt's end has given back
+        except OSError:
+            break
+    full.until(lambda: forgotten(full), "it is forgotten")
+    assert not full.folder().shared.exists()
+    full.reopen().forget("j", 1)
+    assert full.attempts.known() == []
+    full.until(lambda: not list(small.glob("shared/.removed-*")), "its files are gone")
+    full.start("next")
+    assert full.outcome("next")["state"] == "succeeded"
+
+
+def forgotten(node):
+    """As the server asks again."""
+    try:
+        node.attempts.forget("j", 1)
+    except OSError:
+        return False
+    return True
+
+
+def test_an_attempt_whose_folder_went_before_it_was_marked_as_forgotten_can_be_forgotten_again(node, monkeypatch):
+    """The agent is killed, or the disk is full, between the two."""
+    node.start()
+    node.outcome()
+    with monkeypatch.context() as full_disk, pytest.raises(OSError, match="No space"):
+        full_disk.setattr(attempt, "replace_text", no_space)
+        node.attempts.forget("j", 1)
+    assert not node.folder().shared.exists()
+    (report,) = node.reopen().news({}, {}, 0.0)
+    assert (report.phase, report.outcome.state) == ("ended", "succeeded")
+    node.attempts.forget("j", 1)
+    assert node.attempts.known() == []
+    assert node.reopen().known() == []
+
+
+def no_space(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_start_that_finds_no_space_for_its_first_file_says_so_and_leaves_nothing(node, monkeypatch):
+    with monkeypatch.context() as full_disk, pytest.raises(FleetError, match="cannot make the attempt's folder") as e:
+        full_disk.setattr(lease, "hold", no_space)
+        node.start()
+    assert e.value.remedy == "free space there"
+    assert (node.attempts.known(), node.folder().path.exists()) == ([], False)
+    node.start()
+    assert node.outcome()["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("small", ["size=64m,nr_inodes=400"], indirect=True)
+def test_a_start_on_a_disk_without_a_file_left_says_so(full, small):
+    with pytest.raises(OSError, match="No space"):
+        for part in range(400):
+            (small / f"fill-{part}").touch()
+    with pytest.raises(FleetError, match=r"cannot make the attempt's folder: .*No space"):
+        full.start()
+    assert full.attempts.known() == []
+    for fill in small.glob("fill-*"):
+        fill.unlink()
+    full.start()
+    assert full.outcome()["state"] == "succeeded"
 
 
 def test_a_script_that_fills_a_disk_is_told_with_the_file_system_and_what_is_free(node, small):
@@ -83,28 +168,22 @@ def test_an_error_that_names_its_file_names_the_file_system_of_that(small):
     assert child.describe(ValueError("x"), 0)["kind"] != "storage"
 
 
-def test_a_job_that_fills_its_nodes_disk_ends_as_failed_for_storage_with_rank_and_node(node, small):
+def test_a_job_that_fills_its_nodes_disk_ends_as_failed_for_storage_with_rank_and_node(full, small):
     """Ranks, their logs and the attempt's records all lie there."""
-    (small / "storage").mkdir()
-    node.root, node.packages = small, Packages(small / "packages")
-    node.reopen()
-    node.python("j", FILLS.format(folder="."))
-    ended = node.outcome()
+    full.python("j", FILLS.format(folder="."))
+    ended = full.outcome()
     failure = ended["failure"]
     assert (ended["state"], failure["kind"], failure["rank"], failure["node"]) == ("failed", "storage", 0, "n0")
     assert f"{small} is full" in failure["message"]
 
 
-def test_a_supervisor_that_a_full_disk_ended_is_told_as_storage(node, small):
+def test_a_supervisor_that_a_full_disk_ended_is_told_as_storage(full, small):
     """It cannot even say that it is there: its record does not fit."""
-    (small / "storage").mkdir()
-    node.root, node.packages = small, Packages(small / "packages")
-    node.reopen()
-    node.python("j", "import time; print('ready', flush=True); time.sleep(600)")
-    node.until_printed("ready")
+    full.python("j", "import time; print('ready', flush=True); time.sleep(600)")
+    full.until_printed("ready")
     with (small / "fill").open("wb", buffering=0) as f, pytest.raises(OSError, match="No space left"):
         while True:
             f.write(bytes(4096))
-    os.kill(node.supervisor_pid(), 9)
-    ended = node.outcome()
+    os.kill(full.supervisor_pid(), 9)
+    ended = full.outcome()
     assert (ended["state"], ended["failure"]["kind"]) == ("lost", "storage")

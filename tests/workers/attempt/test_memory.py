@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.attempt import processes
+from workers.attempt import memory as memory_
+from workers.attempt import outcome, processes
+from workers.attempt.cgroup import Group
+from workers.attempt.memory import Memory
 from workers.attempt.starting import Starter
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
@@ -105,6 +108,22 @@ def test_a_rank_killed_by_a_person_is_not_told_as_out_of_memory_though_another_p
     os.kill(pid, 9)
     failure = node.outcome()["failure"]
     assert (failure["kind"], failure["exit_code"]) == ("signal", -9)
+
+
+def test_a_process_that_was_killed_long_ago_and_that_the_job_survived_makes_no_later_failure_oom(tmp_path, monkeypatch):
+    """The group counts from its start; a folder with the kernel's file stands for it."""
+    counts, nan = tmp_path / "memory.events", {"kind": "nan", "message": "the loss is nan"}
+    counts.write_text("oom 0\noom_kill 0\n")
+    memory = Memory(Group(tmp_path))
+    monkeypatch.setattr(memory_, "SAMPLE_EVERY_S", 0.0)
+    counts.write_text("oom 1\noom_kill 1\n")
+    seen = outcome.Seen(0, "n0", 1, 1, nan, "", False, "", 0)
+    assert outcome.cause(seen, memory).kind == "oom"
+    memory.look()
+    memory.look()
+    assert outcome.cause(seen, memory).kind == "nan"
+    counts.write_text("oom 2\noom_kill 2\n")
+    assert outcome.cause(seen, memory).kind == "oom"
 
 
 def test_the_kernel_is_to_kill_ranks_before_the_supervisor_that_tells_of_it(node):

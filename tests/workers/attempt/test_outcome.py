@@ -24,8 +24,13 @@ from workers.messages import OUTCOMES, Outcome
     ],
 )
 def test_the_state_follows_from_why_it_ended_and_the_exit_codes(why, codes, noted, state):
-    assert outcome.state(why, codes, noted) == state
+    assert outcome.state(why, codes, noted, len(codes)) == state
     assert state in OUTCOMES
+
+
+@pytest.mark.parametrize("codes", [{}, {0: 0}])
+def test_a_gang_that_is_preempted_before_every_rank_was_started_has_not_succeeded(codes):
+    assert outcome.state("preempt", codes, False, 2) == "preempted"
 
 
 def test_a_rank_that_failed_by_itself_goes_before_those_we_ended():

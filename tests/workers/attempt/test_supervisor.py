@@ -1,10 +1,13 @@
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from workers.attempt import lease
+from workers.attempt import launch, lease
+from workers.attempt.records import read_json
 
 SLEEP = "import time; time.sleep(600)"
 # A daemon as the book says: fork, setsid, fork. It writes its pid and closes its outputs.
@@ -110,6 +113,9 @@ def test_a_lease_that_passes_kills_everything(node, tmp_path, is_alive):
     daemon = node.until_file(tmp_path / "pid")
     ended = node.outcome()
     assert (ended["state"], ended["exit_codes"]) == ("lost", {"0": -9})
+    failure = ended["failure"]
+    assert (failure["rank"], failure["node"], failure["kind"], failure["exit_code"]) == (0, "n0", "lost", None)
+    assert failure["message"] == "its lease passed: neither the server nor a fence could be reached"
     assert not is_alive(daemon)
 
 
@@ -194,6 +200,39 @@ def test_a_machine_that_shuts_down_preempts(node):
     node.until_printed("ready")
     os.kill(node.supervisor_pid(), signal.SIGTERM)
     assert node.outcome()["state"] == "preempted"
+
+
+SIGNALLED = """
+import os, signal, sys
+from pathlib import Path
+from workers.attempt.records import Folder, parse
+from workers.attempt.supervisor import Supervisor
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+path, when = Path(sys.argv[1]), sys.argv[2]
+supervisor = Supervisor(Folder(path), parse(path.name), {})
+supervisor.ranks.listen(supervisor.signalled)
+log = supervisor.ranks._log
+supervisor.ranks._log = lambda rank: (terminate() if str(rank) == when else None, log(rank))[1]
+if when == "before":
+    terminate()
+supervisor.run()
+"""
+
+
+@pytest.mark.parametrize(("when", "codes"), [("before", {}), ("0", {"0": -15}), ("1", {"0": -15, "1": -15})])
+def test_a_machine_that_shuts_down_while_ranks_are_started_preempts_and_asks_each_of_them(node, when, codes):
+    """Never a success: a rank that did not run has not done its work."""
+    order = node.order(command=("sleep", "600"), ranks=2, world_size=2, devices=(0, 1), grace_s=2.0)
+    node.folder().path.mkdir()
+    where = launch.Where("n0", node.packages, None, {"PATH": os.environ["PATH"]})
+    launch.prepare(node.folder(), order, where, 1, lease.now_s())
+    command = [sys.executable, "-c", SIGNALLED, str(node.folder().path), when]
+    subprocess.run(command, start_new_session=True, check=True, timeout=60)
+    ended = read_json(node.folder().outcome)
+    assert (ended["state"], ended["exit_codes"], ended["failure"]) == ("preempted", codes, None)
 
 
 def test_a_rank_that_floods_its_output_can_be_stopped(node):

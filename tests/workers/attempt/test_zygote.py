@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cluster.errors import FleetError
-from workers.attempt import processes, starting
+from workers.attempt import cgroup, launch, processes, starting
 from workers.attempt.records import read_json
 from workers.attempt.starting import Starter
 
@@ -106,6 +107,107 @@ def test_a_zygote_that_hangs_costs_one_start_which_leaves_nothing(node, forked, 
     node.start("next", ("echo", "on"))
     assert node.outcome("next")["state"] == "succeeded"
     assert not (node.root / "ran").exists()
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """`prepared[job] = act`: `act` is called once the folder of this job is prepared, before its supervisor begins."""
+    acts, prepare = {}, launch.prepare
+
+    def and_then(folder, order, *more):
+        prepare(folder, order, *more)
+        acts.get(order.job, lambda: None)()
+
+    monkeypatch.setattr(launch, "prepare", and_then)
+    return acts
+
+
+def waiting(node, job):
+    """The supervisor that was forked for the job, and waits for its secrets."""
+    found = []
+
+    def look():
+        path, seen = str(node.folder(job).path), psutil.process_iter(["cmdline", "ppid"])
+        shown = [process for process in seen if path in (process.info["cmdline"] or ())]
+        found[:] = [p for p in shown if p.info["ppid"] in {other.pid for other in shown}]
+        return found
+
+    node.until(look, f"{job} has a supervisor")
+    return found[-1]
+
+
+def test_a_supervisor_that_comes_too_late_ends_before_its_start_is_told_to_have_failed(
+    node, forked, prepared, monkeypatch
+):
+    """Else it runs its ranks beside those of the start that comes next, until its lease has passed."""
+    late, replaced, folder = [], Starter._replace, node.folder()
+
+    def suspend():
+        late.append(waiting(node, "j"))
+        late[0].suspend()
+
+    def resume_meanwhile(*given, **how):
+        late[0].resume()
+        node.until(lambda: folder.started.exists() or processes.stat(late[0].pid) is None, "it runs, or has ended")
+        replaced(*given, **how)
+
+    prepared["j"] = suspend
+    monkeypatch.setenv(cgroup.ROOT, "off")
+    monkeypatch.setattr(starting, "START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(Starter, "_replace", resume_meanwhile)
+    with pytest.raises(FleetError, match="did not start within"):
+        node.start(command=FOREVER, lease_s=600.0)
+    assert processes.tree([], folder.shared) == set()
+    assert processes.stat(late[0].pid) is None
+    assert not folder.path.exists()
+
+
+def test_a_supervisor_that_runs_when_its_start_fails_is_ended_with_its_ranks(node, forked, monkeypatch):
+    """It was so slow to say that it is there that nobody listened any more."""
+    exchange, known = starting._Pipes.exchange, []
+
+    def too_late(pipes, secrets):
+        exchange(pipes, secrets)
+        node.until_printed("ready")
+        known.extend(recorded(node))
+        raise TimeoutError
+
+    monkeypatch.setenv(cgroup.ROOT, "off")
+    monkeypatch.setattr(starting._Pipes, "exchange", too_late)
+    with pytest.raises(FleetError, match="did not start within"):
+        node.start(command=FOREVER, lease_s=600.0)
+    assert processes.tree([], node.folder().shared) == set()
+    for process in known:
+        node.until_gone(process.pid)
+
+
+def test_a_supervisor_that_fails_takes_no_start_beside_it_along(node, forked, prepared):
+    """What the zygote is asked for by then it still starts, and those that come next have another."""
+    before, prepared_b, failed, go = zygote_of(forked), threading.Event(), [], threading.Event()
+    prepared["a"], prepared["b"] = lambda: go.wait(60), prepared_b.set
+
+    def start_a():
+        try:
+            node.start("a", FOREVER)
+        except FleetError as e:
+            failed.append(e)
+
+    starts = [threading.Thread(target=start_a), threading.Thread(target=node.start, args=("b", FOREVER))]
+    starts[0].start()
+    doomed = waiting(node, "a")
+    before.suspend()
+    starts[1].start()
+    assert prepared_b.wait(60)
+    doomed.kill()
+    go.set()
+    starts[0].join(60)
+    assert "a.1.0 did not start" in failed[0].message
+    before.resume()
+    starts[1].join(60)
+    node.until_printed("ready", "b")
+    node.until_gone(before.pid)
+    assert node.attempts.known() == ["b.1.0"]
+    assert zygote_of(forked).pid != before.pid
 
 
 AGENT = """

@@ -1,0 +1,94 @@
+"""Jobs of which attempts have run that the log does not know, an older copy: none is placed while one may still run."""
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Fence, Launch
+from orchestrator.core.control import resumed
+from orchestrator.core.messages import Now
+from orchestrator.core.model import Recovery
+from orchestrator.core.orders import PATIENT_LEASE_S
+
+STANDS_AT_4 = m.LaunchFailed("j", 1, "launch", "its fence stands at epoch 4 already", seen=4)
+
+
+def overtaken(c, w, **recovery):
+    """Job j waits; the fence of its first launch stood at epoch 4."""
+    c.node("a")
+    c.place(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0, **recovery)))
+    assert c.tell(STANDS_AT_4)[0] == [("j", "overtaken", 1), ("j", "interrupted", 1)]
+
+
+def why(c):
+    return c.control.plan.why_not["j"][0, ""]
+
+
+def launches(commands):
+    return [(x.epoch, x.fenced) for x in commands if isinstance(x, Launch)]
+
+
+def test_a_fence_is_raised_and_the_job_placed_one_lease_after_it_stood(c, w):
+    overtaken(c, w)
+    assert c.tick()[1][:1] == [Fence("j", 4)], "it is read first: another controller may have raised it since"
+    assert c.hear_all("a", seconds=20)[0] == [], "the fence cannot be written"
+    assert why(c).endswith("; its fence is being raised")
+    assert c.tell(m.Fenced("j", 4, stands=4))[1] == [Fence("j", 5)]
+    assert c.hear_all("a", seconds=20)[0] == []
+    c.tell(m.Fenced("j", 5, stands=5))
+    assert c.hear_all("a", seconds=10)[0] == []
+    assert why(c) == (
+        "an attempt that this server's database does not know (epoch 4 at most) may still run: its lease ends in 3 s"
+    )
+    assert launches(c.hear_all("a", seconds=6)[1]) == [(5, True)], "our own fence is no attempt of that epoch"
+    c.tell(m.LaunchFailed("j", 5, "launch", "no devices"))
+    assert launches(c.hear_all("a", seconds=6)[1]) == [(6, False)], "it has waited once"
+
+
+def test_a_job_that_waits_for_nodes_that_are_cut_off_waits_for_the_lease_that_such_a_job_has(c, w):
+    """A day: the unknown attempt was given as much."""
+    overtaken(c, w, on_disconnect="wait")
+    c.tick()
+    c.tell(m.Fenced("j", 4, stands=4))
+    c.tell(m.Fenced("j", 5, stands=5))
+    assert c.hear_all("a", seconds=60)[0] == []
+    assert "recovery.on_disconnect: wait gives" in why(c)
+    c.s += PATIENT_LEASE_S - 60.0
+    assert launches(c.hear_all("a", seconds=6)[1]) == [(5, True)]
+
+
+def test_a_fence_that_another_controller_raised_meanwhile_is_waited_for_as_well(c, w):
+    overtaken(c, w)
+    c.tick()
+    assert c.tell(m.Fenced("j", 4, stands=7))[0] == [("j", "overtaken", 1)]
+    assert c.tick()[1][:1] == [Fence("j", 7)]
+    assert c.tell(m.Fenced("j", 7, stands=7))[1] == [Fence("j", 8)]
+    c.tell(m.Fenced("j", 8, stands=8))
+    assert launches(c.hear_all("a", seconds=16)[1]) == [(8, True)]
+
+
+@pytest.mark.parametrize("before", ["probed", "raised"])
+def test_a_controller_that_is_started_anew_reads_the_fence_and_waits_again(c, w, before):
+    overtaken(c, w)
+    c.tick()
+    c.tell(m.Fenced("j", 4, stands=4))
+    stands = 5 if before == "raised" else 4
+    nodes = c.control.nodes
+    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    assert not c.control.nodes and nodes
+    c.tell(m.Joined())
+    assert c.tick()[1][:1] == [Fence("j", 4)]
+    c.tell(m.Fenced("j", 4, stands=stands))
+    c.tick()
+    c.tell(m.Fenced("j", stands, stands=stands))
+    c.tell(m.Fenced("j", stands + 1, stands=stands + 1))
+    c.node("a")
+    assert c.hear_all("a", seconds=10)[0] == []
+    assert launches(c.hear_all("a", seconds=6)[1]) == [(stands + 1, True)]
+
+
+def test_a_cancelled_job_waits_for_nothing(c, w):
+    overtaken(c, w)
+    c.tick()
+    assert c.tell(m.CancelAsked("j"))[0] == [("j", "cancelled", 1)]
+    assert not c.control.overtaken
+    assert c.tell(m.Fenced("j", 4, stands=4)) == ([], [])

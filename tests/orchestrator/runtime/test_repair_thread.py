@@ -1,0 +1,56 @@
+"""The thread that starts again what a fleet has lost, while a look fails for a reason that nobody foresaw."""
+
+import time
+
+import pytest
+
+from cluster import fleet_record
+from orchestrator.runtime import repair
+from orchestrator.runtime.repair import RepairThread
+
+HANG_S = 20.0
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The times of all looks; each fails."""
+    looks = []
+
+    def read():
+        looks.append(time.monotonic())
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(fleet_record, "read", read)
+    return looks
+
+
+@pytest.fixture
+def after(looks):
+    """Runs the thread until it has looked so often."""
+
+    def run(count):
+        thread = RepairThread(lambda *_: None)
+        thread.start()
+        deadline = time.monotonic() + HANG_S
+        while len(looks) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        thread.close()
+        thread.join(HANG_S)
+
+    return run
+
+
+def test_it_rests_after_a_look_that_failed(looks, after, monkeypatch):
+    monkeypatch.setattr(repair, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(repair, "REST_S", 0.2)
+    after(3)
+    assert looks[2] - looks[0] >= 0.4
+
+
+def test_of_looks_that_fail_again_and_again_some_are_logged(looks, after, monkeypatch, caplog):
+    monkeypatch.setattr(repair, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(repair, "REST_S", 0.001)
+    after(20)
+    failed = [record.args[0] for record in caplog.records if record.name == repair.__name__]
+    assert failed[:5] == [1, 2, 4, 8, 16] and len(failed) <= 6

@@ -1,0 +1,198 @@
+"""Turns of the controller's thread that meet what nobody foresaw: what was acknowledged is done all the same."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from cluster import connect, fleet_record
+from cluster.errors import FleetError
+from orchestrator.core import messages as m
+from orchestrator.core.model import Event
+from orchestrator.runtime import actors, reservations
+from orchestrator.runtime.asks import Ask
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.steps import Steps, now
+from orchestrator.service import Service
+from orchestrator.store import origin
+from orchestrator.store.events import EventStore
+
+TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
+HANG_S = 20.0
+
+
+def failing(call, when, code):
+    """`call`, which raises OSError once: where the controller's thread makes it and `when()`."""
+    failed = threading.Event()
+
+    def maybe(*arguments):
+        if threading.current_thread().name == "controller" and not failed.is_set() and when():
+            failed.set()
+            raise OSError(code, os.strerror(code))
+        return call(*arguments)
+
+    maybe.failed = failed
+    return maybe
+
+
+def test_a_job_is_run_whose_submission_was_told_in_a_turn_that_could_not_read_the_record(live, monkeypatch):
+    runtime = live.service.runtime
+
+    def told():
+        return any(isinstance(item, m.Submitted) and item.records for item in runtime._kept)
+
+    monkeypatch.setattr(fleet_record, "read", failing(fleet_record.read, told, errno.EMFILE))
+    live.ran(TRUE)
+    assert fleet_record.read.failed.is_set()
+
+
+def test_a_job_is_run_whose_submission_was_told_in_a_turn_that_failed(live, monkeypatch):
+    """For a reason that nobody foresaw."""
+    runtime = live.service.runtime
+
+    def told():
+        return any(isinstance(item, m.Submitted) and item.records for item in runtime._kept)
+
+    monkeypatch.setattr(runtime, "_link", link := Failing(runtime._link, told))
+    live.ran(TRUE)
+    assert link.failed
+
+
+class Failing:
+    """The link, which raises once while `when()`."""
+
+    def __init__(self, link, when):
+        self._link, self._when, self.failed = link, when, False
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
+
+    def trouble(self, *arguments):
+        if not self.failed and self._when():
+            self.failed = True
+            raise ZeroDivisionError
+        return self._link.trouble(*arguments)
+
+
+def test_a_record_that_cannot_be_read_is_told_and_what_was_read_last_counts(live, monkeypatch, wait_for):
+    """Nothing new is placed meanwhile; nodes are followed as ever."""
+    runtime, path = live.service.runtime, fleet_record.path()
+    written = path.read_text()
+    path.write_text("{")
+    wait_for(lambda: "is damaged" in runtime.holding)
+    heard_s = {node.name: node.heard_s for node in runtime.control.nodes.values()}
+    wait_for(lambda: all(node.heard_s > heard_s[node.name] for node in runtime.control.nodes.values()))
+    assert not runtime.trouble and not runtime.pulse.failing
+    path.write_text(written)
+    live.ran(TRUE)
+
+
+@pytest.fixture
+def joining(tmp_path, recorded, monkeypatch):
+    """A home whose fleet was brought up; (what starts its service, the fleet)."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("POLYFLEET_HOME", str(home))
+    fleet, services = recorded.RecordedFleet(home, monkeypatch), []
+    fleet.up()
+
+    def start():
+        services.append(Service(home))
+        return services[0]
+
+    yield start, fleet
+    for service in services:
+        service.close()
+        fleet.close(service)
+
+
+def test_a_full_disk_at_the_first_join_keeps_no_job_waiting(joining, monkeypatch, wait_for):
+    start, fleet = joining
+    monkeypatch.setattr(origin, "write_private", failing(origin.write_private, lambda: True, errno.ENOSPC))
+    service = start()
+    fleet.wait_until_known(service)
+    assert origin.write_private.failed.is_set()
+    job = service.submit(TRUE, "", "")["id"]
+    wait_for(lambda: service.job(job)["state"] == "SUCCEEDED")
+
+
+def test_of_a_turn_only_what_cannot_be_stored_is_dropped(live_steps, caplog):
+    """One that always fails stops no other, now or later."""
+    steps, jobs, submit = live_steps
+    bad, good = submit("bad"), submit("good")
+    jobs.commit([Event(bad, "cancelled", 0, 1.0)])  # behind the controller's back: it cannot be cancelled once more
+    asks = [Ask(m.CancelAsked(bad, "user")), Ask(m.CancelAsked(good, "user"))]
+    items = [asks[0], m.Submitted(()), asks[1]]
+    steps.take(items)
+    assert items == []
+    assert jobs[good].job.state == "CANCELLED" and all(ask.done.is_set() for ask in asks)
+    assert "internal error" in str(asks[0].error) and asks[1].error is None
+    assert "is dropped" in caplog.text
+
+
+@pytest.fixture
+def live_steps(tmp_path):
+    from orchestrator.core import control
+    from orchestrator.core.fold import submitted
+    from orchestrator.core.model import Candidate, Job
+
+    store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
+    jobs = Jobs(store)
+    steps = Steps(jobs, control.resumed([], {}, {}, now()), lambda state: None)
+
+    def submit(name):
+        jobs.commit([submitted(Job(name, name, "run", (Candidate(("cpu",)),)), {}, 1.0)])
+        steps.take([m.Submitted((jobs[name],))])
+        return name
+
+    yield steps, jobs, submit
+    store.close()
+
+
+def leaving(fleet):
+    from dataclasses import replace
+
+    fleet_record.write(replace(fleet_record.read(), state="leaving"))
+
+
+def left():
+    return fleet_record.read().state == "left"
+
+
+def test_a_cluster_is_left_once_its_attempts_were_told_while_turns_go_on(live, monkeypatch, wait_for, talking):
+    service, told, held = live.service, [], threading.Event()
+    monkeypatch.setattr(actors, "end_for_good", lambda actor: told.append(f"ended {actor.agent.facts['node']}"))
+    job = service.submit(talking.spec, "", "")["id"]
+    wait_for(lambda: service.job(job)["state"] == "RUNNING")
+    node = service.job(job)["nodes"][0]
+    agent = live.fleet.agent(node)
+    stop = agent.stop
+
+    def slowly(*arguments):
+        held.wait(HANG_S)
+        stop(*arguments)
+        told.append(f"stopped on {node}")
+
+    monkeypatch.setattr(agent, "stop", slowly)
+    leaving(live.fleet)
+    wait_for(lambda: service.runtime.trouble.startswith("the fleet is leaving") or "leaving" in service.runtime.trouble)
+    other = service.submit(TRUE, "", "")["id"]
+    service.runtime.ask(m.CancelAsked(other, "user"))  # it waits for a turn that ended
+    assert not left() and told == []
+    held.set()
+    wait_for(left)
+    assert told[0] == f"stopped on {node}" and f"ended {node}" in told
+
+
+def test_a_head_that_does_not_tell_what_is_held_is_left_all_the_same(live, monkeypatch, wait_for):
+    parted = []
+
+    def held():
+        raise FleetError("Ray gave no answer")
+
+    monkeypatch.setattr(reservations, "held", held)
+    monkeypatch.setattr(connect, "disconnect", lambda: parted.append(True))
+    leaving(live.fleet)
+    wait_for(left)
+    assert parted == [True]
