@@ -118,7 +118,7 @@ class Housekeeping(threading.Thread):
             if self._keep_s is not None:
                 self._guarded("removing old jobs", self.prune)
             self._guarded("bringing rows of ended jobs up to date", self.refresh)
-            self._guarded("removing code archives", self._tidy)
+            self._guarded("removing packages that no job names", self._tidy)
             self._closing.wait(LOOK_EVERY_S if checked else CHECKED_AGAIN_S)
 
     def close(self) -> None:

@@ -210,6 +210,65 @@ def test_the_record_is_json_with_the_documented_keys(home):
     assert replace(server) == record.read(home)
 
 
+UPGRADES = """
+import logging, os, time
+from pathlib import Path
+from orchestrator.server import record
+home = Path(os.environ["POLYFLEET_HOME"])
+with record.telling(home):
+    logging.getLogger(record.LONG_WORK).info("bringing the tables up to date")
+    while not (home / "go-on").exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def upgrading(tmp_path, monkeypatch):
+    """Servers tell before they begin that they work on their store, until the home has a file `go-on`."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(UPGRADES)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+def test_a_server_that_brings_its_store_up_to_date_is_waited_for(home, monkeypatch, upgrading):
+    """Also where that takes longer than a start may; whoever waits is told what it does."""
+    told, held, go_on = [], threading.Event(), threading.Thread(target=lambda: goes_on())
+
+    def goes_on():
+        assert held.wait(20)
+        time.sleep(1.0)
+        monkeypatch.setattr(daemon, "START_TIMEOUT_S", 60.0)
+        time.sleep(0.5)  # it has looked once more
+        (home / "go-on").touch()
+
+    def progress(text):
+        told.append(text)
+        if "up to date" in text:
+            monkeypatch.setattr(daemon, "START_TIMEOUT_S", 0.1)
+            held.set()
+
+    go_on.start()
+    server = daemon.start(home, progress=progress)
+    go_on.join()
+    assert alive(server.process) and record.doing(home) is None
+    assert told == ["starting the server", "the server is bringing the tables up to date"]
+
+
+def test_a_server_at_work_on_its_store_outlives_an_interrupted_starter(home, upgrading):
+    """Ended, it would begin the same anew the next time; the next caller waits for it."""
+
+    def interrupt(text):
+        if "up to date" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        daemon.start(home, progress=interrupt)
+    process, doing = record.doing(home)
+    assert alive(process) and doing == "bringing the tables up to date"
+    (home / "go-on").touch()
+    assert daemon.start(home).process == process
+
+
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_gives_one_job(
     home, monkeypatch, wait_for, side
@@ -232,56 +291,3 @@ def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_
         assert len(stored) == (side == "after")
         job = submitted(server)["id"]
         assert [job] == [job["id"] for job in there.jobs()] and stored in ([], [job])
-
-
-UPGRADES = """
-import logging, os, sys, time
-from pathlib import Path
-from orchestrator.server import record
-home = Path(sys.argv[sys.argv.index("--home") + 1])
-with record.telling(home):
-    logging.getLogger(record.LONG_WORK).info("bringing the tables up to date")
-    while not (home / "go-on").exists():
-        time.sleep(0.01)
-from orchestrator.server.__main__ import main
-sys.exit(main())
-"""
-
-
-def test_a_server_that_brings_its_store_up_to_date_is_waited_for(home, monkeypatch):
-    """Also where that takes longer than a start may; whoever waits is told what it does."""
-    told, held, go_on = [], threading.Event(), threading.Thread(target=lambda: goes_on())
-
-    def goes_on():
-        assert held.wait(20)
-        time.sleep(1.0)
-        monkeypatch.setattr(daemon, "START_TIMEOUT_S", 60.0)
-        time.sleep(0.5)  # it has looked once more
-        (home / "go-on").touch()
-
-    def progress(text):
-        told.append(text)
-        if "up to date" in text:
-            monkeypatch.setattr(daemon, "START_TIMEOUT_S", 0.1)
-            held.set()
-
-    go_on.start()
-    server = daemon.start(home, progress=progress, command=(sys.executable, "-c", UPGRADES))
-    go_on.join()
-    assert alive(server.process) and record.doing(home) is None
-    assert told == ["starting the server", "the server is bringing the tables up to date"]
-
-
-def test_a_server_at_work_on_its_store_outlives_an_interrupted_starter(home):
-    """Ended, it would begin the same anew the next time; the next caller waits for it."""
-
-    def interrupt(text):
-        if "up to date" in text:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        daemon.start(home, progress=interrupt, command=(sys.executable, "-c", UPGRADES))
-    process, doing = record.doing(home)
-    assert alive(process) and doing == "bringing the tables up to date"
-    (home / "go-on").touch()
-    assert daemon.start(home).process == process
