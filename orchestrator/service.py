@@ -3,7 +3,6 @@
 Methods are synchronous and safe to call from many threads. They raise PolyfleetError and nothing else on purpose.
 """
 
-import queue
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.fleet_seen import NO_FLEET, SUBMIT_WAIT_S, FleetSeen
 from orchestrator.runtime.housekeeping import Housekeeping
+from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.job_views import JobViews
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
@@ -66,7 +66,7 @@ class Service:
         self.store = open_store(home)
         self.jobs_table = Jobs(self.store)
         self.packages = Packages(home / "packages")
-        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        inbox = Inbox()
         pulse = Pulse()
         self.agents = Agents(inbox.put, pulse.repaired)
         self._checkpoints = Checkpoints(self.agents)

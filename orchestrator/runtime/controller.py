@@ -3,12 +3,9 @@ commands carried out. It decides nothing (core/control.py does), and waits for n
 """
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from cluster import fleet_record
@@ -25,11 +22,12 @@ from orchestrator.core.nodes import OWNER, drained
 from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import crash, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
-from orchestrator.runtime.asks import ANSWER_S, Ask
 from orchestrator.runtime.carrying import Carrier
 from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
+from orchestrator.runtime.leaving import give_back
 from orchestrator.runtime.link import NO_FLEET, Link
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.steps import TURN_S, Steps, now
@@ -50,9 +48,6 @@ It rests no longer than this.
 WATCH_S = 2.0
 RESERVED_EVERY_S = 60.0
 COMPARE_AGAIN_S = 60.0
-STOPS_S = 5.0
-"""So long a cluster that is left waits for its nodes to have heard that their attempts are to stop."""
-
 LIMIT_S = 10.0
 
 
@@ -67,7 +62,7 @@ class Runtime(threading.Thread):
         store: EventStore,
         agents: Agents,
         launcher: Launcher,
-        inbox: "queue.SimpleQueue[Any]",
+        inbox: Inbox,
         throughput: Callable[[], Throughput] = Throughput,
         pulse: Pulse | None = None,
     ):
@@ -79,7 +74,6 @@ class Runtime(threading.Thread):
         self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
         self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
-        self._kept: list[Any] = []
         self._record: FleetRecord | None = None
         self._unread = ""
         self._compared, self._compare_at_s = "", 0.0
@@ -101,11 +95,9 @@ class Runtime(threading.Thread):
     def post(self, message: Message) -> None:
         self._inbox.put(message)
 
-    def ask(self, message: Message, timeout_s: float = ANSWER_S) -> None:
-        """Have it done; durable when this returns. Raises NotFound or FleetError as the controller refuses it, Busy."""
-        asked = Ask(message)
-        self._inbox.put(asked)
-        asked.wait(timeout_s, lambda: self.pulse.doing)
+    def ask(self, message: Message) -> None:
+        """As Inbox.ask."""
+        self._inbox.ask(message, lambda: self.pulse.doing)
 
     @property
     def control(self) -> Control:
@@ -145,7 +137,8 @@ class Runtime(threading.Thread):
 
     def run(self) -> None:
         while not self._closing.is_set():
-            self._drain()
+            self.pulse.doing = "waiting for messages"
+            self._inbox.drain(self._wait_s(), self._turn_due_s, self._closing)
             used_s = time.thread_time()
             try:
                 self._turn()
@@ -153,19 +146,13 @@ class Runtime(threading.Thread):
                 rest_s = (time.thread_time() - used_s) * (1 / TURN_SHARE - 1)
                 self._turn_due_s = time.monotonic() + min(rest_s, GATHER_S)
             except PolyfleetError as e:
-                self._answer_all(e)
+                self._inbox.refuse_asks(e)
                 self._failed(str(e))
             except Exception as e:
                 if repr(e) != self.pulse.failing:
                     log.exception("this turn failed; what it was told is taken again in the next")
-                self._answer_all(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
+                self._inbox.refuse_asks(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
                 self._failed(repr(e))
-
-    def _answer_all(self, error: PolyfleetError) -> None:
-        """Whoever waits is told; messages that nobody waits for are taken again."""
-        for ask in [item for item in self._kept if isinstance(item, Ask)]:
-            ask.answer(error)
-        self._kept = [item for item in self._kept if not isinstance(item, Ask)]
 
     def _failed(self, error: str) -> None:
         if error != self.pulse.failing:
@@ -178,21 +165,6 @@ class Runtime(threading.Thread):
             self._trouble_since_s = time.monotonic()
         self.trouble = why
 
-    def _drain(self) -> None:
-        """Keep what has come, in order; submissions become one message."""
-        items: list[Any] = []
-        self.pulse.doing = "waiting for messages"
-        try:
-            items.append(self._inbox.get(timeout=self._wait_s()))
-            self._closing.wait(max(0.0, self._turn_due_s - time.monotonic()))
-            while True:
-                items.append(self._inbox.get_nowait())
-        except queue.Empty:
-            pass
-        new = tuple(record for item in items if isinstance(item, m.Submitted) for record in item.records)
-        self._kept += [m.Submitted(new)] if new else []
-        self._kept += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
-
     def _wait_s(self) -> float:
         if not (self.control.changed and self.control.joined) or self.control.trouble:
             return TURN_S
@@ -202,13 +174,13 @@ class Runtime(threading.Thread):
     def _turn(self) -> None:
         """What was kept is taken; it is kept until all that follows from it is stored."""
         self.pulse.doing = "reading the fleet's record"
-        self._kept += self._linked(self._recorded())
+        self._inbox.kept += self._linked(self._recorded())
         self.pulse.doing = "deciding"
-        items = [*self._kept, *self._tick()]
+        items = [*self._inbox.kept, *self._tick()]
         try:
             commands = self._steps.take(items)
         finally:
-            self._kept = [item for item in items if not isinstance(item, m.Tick)]
+            self._inbox.kept = [item for item in items if not isinstance(item, m.Tick)]
         self._carry(commands)
         self._tell_devices()
         self.pulse.doing = "asking the agents"
@@ -244,14 +216,13 @@ class Runtime(threading.Thread):
 
     def _linked(self, recorded: FleetRecord | None) -> list[Message]:
         """Our place in the fleet's Ray cluster, and what the controller does not know of it yet."""
-        for item in [item for item in self._kept if isinstance(item, tuple)]:
-            self._kept.remove(item)
-            kind, *rest = item
-            self._ways[kind](self, *rest)
-        trouble = self._link.trouble(recorded, self._give_back)
+        for kind, *rest in self._inbox.of_the_link():
+            told: Callable[..., Any] = getattr(self._link, kind)  # joined, left or parted
+            told(*rest)
+        trouble = self._link.trouble(recorded, lambda: give_back(self._agents, list(self.control.lives.values())))
         self._troubled((trouble and self._unread) or trouble)
-        fleet, told = self._link.fleet, [item for item in self._kept if isinstance(item, m.Joined | m.Parted)]
-        joined = isinstance(told[-1], m.Joined) if told else self.control.joined
+        fleet, kept = self._link.fleet, [i for i in self._inbox.kept if isinstance(i, m.Joined | m.Parted)]
+        joined = isinstance(kept[-1], m.Joined) if kept else self.control.joined
         if fleet is None and joined:
             return [m.Parted(over=recorded is None or recorded.state != "up")]
         if fleet is not None and not joined:
@@ -267,12 +238,6 @@ class Runtime(threading.Thread):
         except OSError as e:
             log.warning("with which database the fleet began cannot be written down, and is tried again: %s", e)
             self._compare_at_s = time.monotonic() + COMPARE_AGAIN_S
-
-    _ways: Mapping[str, Callable[..., Any]] = {
-        "joined": lambda self, *rest: self._link.joined(*rest),
-        "left": lambda self, *rest: self._link.left(*rest),
-        "parted": lambda self, *rest: self._link.parted(*rest),
-    }
 
     def _prices(self) -> dict[str, float]:
         pools = self.fleet.pools if self.fleet else {}
@@ -304,23 +269,3 @@ class Runtime(threading.Thread):
     def _held(self, places: Any) -> None:
         if not isinstance(places, BaseException):
             self.post(m.Reserved(places))
-
-    def _give_back(self) -> None:
-        """A cluster that is not ours gets back what we hold there; attempts save, and stop by themselves."""
-        heard: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-        def done(node: str, error: BaseException | None) -> None:
-            if error is not None:
-                log.warning("node %s was not asked to stop: %s", node, error)
-            heard.put(None)
-
-        asked = [(live, node) for live in self.control.lives.values() for node in {part.node for part in live.parts}]
-        for live, node in asked:
-            self._agents.tell(node, "stop", live.job, live.epoch, "preempt", done=partial(done, node))
-        until_s = time.monotonic() + STOPS_S
-        with suppress(queue.Empty):  # a stop that an agent has not begun is lost with it
-            for _ in asked:
-                heard.get(timeout=max(0.0, until_s - time.monotonic()))
-        self._agents.dismiss()
-        for place in reservations.held():
-            reservations.release(place)

@@ -61,14 +61,20 @@ class Steps:
         return commands
 
     def _take_halves(self, items: list[Any]) -> list[Command]:
-        commands: list[Command] = []
-        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
-            left = half.copy()
-            try:
-                commands += self.take(left)
-            finally:
-                items[: len(half)] = left
-        return commands
+        """What the first half led to is carried out, also where the store does not take the second just now."""
+        middle = len(items) // 2
+        first, second = items[:middle], items[middle:]
+        try:
+            commands = self.take(first)
+        finally:
+            items[:] = first + second
+        try:
+            return commands + self.take(second)
+        except NotStored as e:
+            log.warning("a part of what came waits: %s", e)
+            return commands
+        finally:
+            items[:] = second
 
     def _take(self, items: list[Any]) -> list[Command]:
         state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()

@@ -40,7 +40,7 @@ def test_a_job_is_run_whose_submission_was_told_in_a_turn_that_could_not_read_th
     runtime = live.service.runtime
 
     def told():
-        return any(isinstance(item, m.Submitted) and item.records for item in runtime._kept)
+        return any(isinstance(item, m.Submitted) and item.records for item in runtime._inbox.kept)
 
     monkeypatch.setattr(fleet_record, "read", failing(fleet_record.read, told, errno.EMFILE))
     live.ran(TRUE)
@@ -52,7 +52,7 @@ def test_a_job_is_run_whose_submission_was_told_in_a_turn_that_failed(live, monk
     runtime = live.service.runtime
 
     def told():
-        return any(isinstance(item, m.Submitted) and item.records for item in runtime._kept)
+        return any(isinstance(item, m.Submitted) and item.records for item in runtime._inbox.kept)
 
     monkeypatch.setattr(runtime, "_link", link := Failing(runtime._link, told))
     live.ran(TRUE)
