@@ -233,7 +233,7 @@ class Server:
         if self.joined and (away_s > PARTED_S or ray.head != self._head):
             self.joined = False
             over = ray.head != self._head
-            self._carrying.forget_fences()
+            self._carrying.fences.forget()
             if over:
                 self.watching.agents = {}
                 self._carrying.wanted = {}

@@ -1,0 +1,92 @@
+"""Fences as a simulated server changes them: of each job one at a time, each late, unanswered, or in time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.server import Server
+
+
+@dataclass(eq=False, slots=True)
+class Change:
+    """Of a fence. `write` gets what stands and returns what is to stand; `told` gets both and "" or an error."""
+
+    write: Callable[[int], int]
+    told: Callable[[int, int, str], None]
+
+
+class Fences:
+    """`counts()` is whether this server still acts by these."""
+
+    def __init__(self, server: "Server", counts: Callable[[], bool]):
+        self.server, self.world, self.counts = server, server.world, counts
+        self._waiting: dict[str, list[Change]] = {}
+
+    def change(self, job: str, change: Change) -> None:
+        """One is under way at a time; of those that wait, the newest counts."""
+        queue = self._waiting.setdefault(job, [])
+        if len(queue) == 2:
+            queue.pop().told(0, 0, "a newer change took its place")
+        queue.append(change)
+        if len(queue) == 1:
+            self._begin(job)
+
+    def give_up(self, job: str, change: Change) -> None:
+        """Nobody waits for it any more: it is not begun; under way it may still be made."""
+        change.told = lambda before, after, error: None
+        if change in (queue := self._waiting.get(job, []))[1:]:
+            queue.remove(change)
+
+    def forget(self) -> None:
+        """The cluster was left."""
+        fences, self._waiting = self._waiting, {}
+        for change in [change for queue in fences.values() for change in queue]:
+            change.told(0, 0, "the cluster was left")
+
+    def _begin(self, job: str) -> None:
+        change = self._waiting[job][0]
+        self.server.later(self.world.rng.uniform(0.002, 0.05), self._write, job, change)
+
+    def _write(self, job: str, change: Change) -> None:
+        """A head that does not answer may do it later, do it without telling so, or not do it."""
+        ray, rng = self.world.ray, self.world.rng
+        if change not in self._waiting.get(job, [])[:1]:
+            return
+        error = ""
+        if ray.away or ray.fences_away:
+            if (what := rng.random()) < 0.2:
+                before = ray.fences.get(job, 0)
+                self._arrive(job, change, before, change.write(before), ray.head)
+                return
+            if what < 0.8:
+                self.server.later(0.5, self._write, job, change)
+                return
+            error = "the fence cannot be written"
+            if what < 0.9:
+                self.server.later(0.005, self._told, job, change, 0, 0, error)
+                return
+        before = ray.fences.get(job, 0)
+        ray.fences[job] = after = change.write(before)
+        self.server.later(0.005, self._told, job, change, before, 0 if error else after, error)
+
+    def _arrive(self, job: str, change: Change, before: int, after: int, head: int) -> None:
+        """What the head has got it does, also when the server has ended meanwhile, or left."""
+        ray = self.world.ray
+        if ray.away or ray.fences_away:
+            self.world.after(0.1, self._arrive, job, change, before, after, head)
+        elif ray.head == head:
+            ray.fences[job] = after
+            if self.counts():
+                self.server.later(0.005, self._told, job, change, before, after, "")
+
+    def _told(self, job: str, change: Change, before: int, after: int, error: str) -> None:
+        queue = self._waiting.get(job, [])
+        if change not in queue[:1]:
+            return
+        queue.pop(0)
+        change.told(before, after, error)
+        if queue:
+            self._begin(job)
+        else:
+            del self._waiting[job]

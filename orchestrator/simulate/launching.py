@@ -1,0 +1,106 @@
+"""A launch, simulated: devices are reserved, the fence is written, and every node is asked to start its part."""
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import commands as c
+from orchestrator.core import messages as m
+from orchestrator.simulate.fences import Change
+from orchestrator.simulate.machine import Machine, Refused
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.carrying import Carrying
+
+START_S = 8.0
+RESERVE_S = 6.0
+FENCE_S = 2.0
+
+
+class Launching:
+    """One launch: reserve, fence, start everywhere at once, answer."""
+
+    def __init__(self, carrying: "Carrying", command: c.Launch):
+        self.carrying, self.command = carrying, command
+        self.server, self.world = carrying.server, carrying.world
+        self.left = len(command.orders)
+        self.maybe: set[str] = set()
+        self.failed: set[str] = set()
+        self.errors: list[Exception] = []
+
+    def fail(self, message: str, kind: str = "launch", seen: int = 0) -> None:
+        nodes, failed = tuple(sorted(self.maybe)), tuple(sorted(self.failed))
+        self.server.tell(m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed))
+
+    def reserve(self, waited_s: float) -> None:
+        """A reservation stands once no other holds the same devices."""
+        command, ray = self.command, self.world.ray
+        if not ray.away and not self._taken():
+            ray.reserved[command.place] = self._wanted()
+            self.server.later(self.world.rng.uniform(0.01, 0.2), self.fence)
+        elif waited_s >= RESERVE_S:
+            self.fail("Ray did not reserve its devices")
+        else:
+            self.server.later(0.5, self.reserve, waited_s + 0.5)
+
+    def _wanted(self) -> frozenset[tuple[str, int]]:
+        orders = zip(self.command.nodes, self.command.orders, strict=True)
+        return frozenset(
+            (self.server.watching.agents.get(node, ""), number) for node, o in orders for number in o.devices
+        )
+
+    def _taken(self) -> bool:
+        wanted, reserved = self._wanted(), self.world.ray.reserved
+        return any(wanted & held for place, held in reserved.items() if place != self.command.place)
+
+    def fence(self) -> None:
+        command, world = self.command, self.world
+        if world.faults.secret_missing and world.scripts[command.job].secret_missing:
+            self.fail("secrets.X is not set", "user")
+            return
+
+        def refused(stands: int) -> bool:
+            return stands > command.epoch or (stands == command.epoch and not command.fenced)
+
+        def told(before: int, after: int, error: str) -> None:
+            answered.append(True)
+            if error:
+                self.fail(error)
+            elif refused(before):
+                self.fail(f"the fence stands at {before}", seen=before)
+            else:
+                self.server.later(world.rng.uniform(0.01, 0.3), self.start)
+
+        def late() -> None:
+            if not answered:
+                self.carrying.fences.give_up(command.job, change)
+                self.fail("the fence cannot be written in time")
+
+        answered: list[bool] = []
+        change = Change(lambda stands: stands if refused(stands) else command.epoch, told)
+        self.server.later(FENCE_S, late)
+        self.carrying.fences.change(command.job, change)
+
+    def start(self) -> None:
+        number, generation = self.world.next_launch(), self.server.generation
+        for node, order in zip(self.command.nodes, self.command.orders, strict=True):
+            self.maybe.add(node)
+
+            def act(machine: Machine, order: Any = order) -> None:
+                machine.start(generation, order, number)
+
+            self.carrying.ask(node, START_S, act, lambda error, node=node: self.started(node, error))  # type: ignore[misc]
+
+    def started(self, node: str, error: Exception | None) -> None:
+        self.left -= 1
+        if error:
+            self.errors.append(error)
+            if isinstance(error, Refused):
+                self.maybe.discard(node)
+            else:
+                self.failed.add(node)
+        if self.left:
+            return
+        if self.errors:
+            self.fail(str(self.errors[0]), seen=max(getattr(e, "seen", 0) for e in self.errors))
+        else:
+            step = self.world.newest_step(self.command.job)
+            self.server.tell(m.Launched(self.command.job, self.command.epoch, step or None))
