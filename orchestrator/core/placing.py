@@ -64,7 +64,9 @@ def maybe_running(control: Control, now_s: float) -> dict[str, str]:
 
 def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
     """Jobs of which nodes tell an attempt that does not count, and that has not ended: with the sentence for it. Of a
-    node that is silent it has ended after a lease, where a fence stands above it: nothing renews that.
+    node that is silent it has ended after a lease, where a fence stands above it, for nothing renews that, or where the
+    log has its end. The latter is a common lease also of a job that waits for its nodes: its end was told, under
+    another name of that node.
     """
     found: dict[str, str] = {}
     for node in control.nodes.values():
@@ -72,8 +74,10 @@ def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
             job, epoch, _ = key.rsplit(".", 2)
             if stranger.phase == "ended" or (record := control.records.get(job)) is None:
                 continue
-            fenced = int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
-            if not fenced or node.silent_s(now_s) <= lease_s(record.job) + MARGIN_S:
+            ended = any(a.epoch == int(epoch) and a.ended_s is not None for a in record.attempts)
+            past = ended or int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
+            renewed_s = record.job.recovery.lease_s if ended else lease_s(record.job)
+            if not past or node.silent_s(now_s) <= renewed_s + MARGIN_S:
                 found[job] = f"waits for its attempt {job}.{epoch} on node {node.name} to end, which was replaced"
     return found
 

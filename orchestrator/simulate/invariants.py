@@ -151,12 +151,9 @@ class Checks:
                 self._cancelled(command, control)
 
     def _absent(self, event: Event, was: Control) -> None:
-        """Refused, so no machine that lives could ever run it: but one that was lost, and of whose return under a new
-        id nobody has told yet.
-        """
-        job = was.records[event.job].job
-        lost = {node.name: node.ray_id for node in was.nodes.values() if node.lost}
-        there = [it for it in self.world.machines if it.ray_id and lost.get(it.label, it.ray_id) == it.ray_id]
+        """Refused, so no machine that lives could ever run it: of those that the controller has been told of."""
+        job, told = was.records[event.job].job, {node.ray_id for node in was.nodes.values() if not node.lost}
+        there = [machine for machine in self.world.machines if machine.ray_id in told]
         for want in job.candidates:
             able = [machine.label for machine in there if machine.could_run(job, want)]
             if want.nodes == 1 and able:

@@ -224,6 +224,22 @@ def test_an_attempt_of_which_its_node_tells_under_a_second_name_is_not_replaced(
     assert two.state("j") == "RUNNING" and two.control.lives["j"].fenced_s is None
 
 
+def test_a_second_name_of_a_node_that_is_gone_keeps_no_job_waiting_for_an_attempt_that_has_ended(two, t):
+    """It told that the attempt runs, and was lost before it could tell its end, as the node does by its first name."""
+    nodes = (m.NodeSeen("ray-a", "a"), m.NodeSeen("ray-b", "b"))
+    two.tell(m.NodesSeen((*nodes, m.NodeSeen("0second", "a"))))
+    two.tell(m.AgentMade("a-0secon", "0second"))
+    two.hear("a-0secon", t.report("j", 1, 0, "running"), there=["j.1.0"], ray_id="0second")
+    two.tell(m.NodesSeen(nodes))
+    two.hear("a", t.ended("j", 1, 0, "lost", "lost", "its supervisor is gone", {}, "a"))
+    stored = []
+    for _ in range(10):
+        two.hear("a", there=())
+        two.hear("b", there=())
+        stored += two.tick(2.0)[0]
+    assert ("j", "placed", 2) in stored
+
+
 def test_a_job_whose_node_is_silent_says_what_it_waits_for(two):
     def said():
         return waits_for(two.control, "j", m.Now(two.s))
