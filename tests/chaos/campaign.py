@@ -31,7 +31,9 @@ BEGIN, END = "<!-- Written by tests/chaos/campaign.py --table from these results
 OUTAGES = "test_outages_of_the_head.py"
 OWN_TESTS = "test_campaign.py"
 """Of the page and of this program: no faults, and the page is older than results that are being made."""
-NOT_FIGURES = {"point", "fault", "what", "seed", "load", "outcome", "error", "case", "injected", "said", "refusal"}
+NOT_FIGURES = frozenset(
+    ("point", "fault", "what", "seed", "load", "outcome", "error", "case", "injected", "said", "refusal", "commit")
+)
 Data = dict[str, Any]
 
 
@@ -48,7 +50,7 @@ def main() -> int:
     told: Data = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine.describe(ROOT)}
     told |= {"seeds": given.seeds, "history": given.history, "load_before": machine.load()}
     resumed = before(given.output) if given.resume and given.output else []
-    records, code, began_s = resumed, 1, time.monotonic()
+    records, code, began_s, commit = resumed, 1, time.monotonic(), _commit()
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "records"
         kept.touch()
@@ -57,13 +59,20 @@ def main() -> int:
         except KeyboardInterrupt:
             print("broken off: the same with --resume does the rest", file=sys.stderr)
         finally:
-            records = resumed + [json.loads(line) for line in kept.read_text().splitlines()]
+            made = [json.loads(line) | {"commit": commit} for line in kept.read_text().splitlines()]
+            records = resumed + made
             told |= {"took_s": round(time.monotonic() - began_s), "load_after": machine.load(), "records": records}
             if given.output:
                 given.output.write_text(json.dumps(told, indent=1) + "\n")
     print("\n".join(table(records)))
     print(summary(records), f"in {told['took_s'] / 60:.0f} min")
     return code
+
+
+def _commit() -> str:
+    """Of the code that was tried: results that were resumed may be of several. "" in an archive."""
+    words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def before(file: Path) -> list[Data]:
