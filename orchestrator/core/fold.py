@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.plain import from_plain, to_plain
+from cluster.plain import dumped, from_plain, to_plain
 from orchestrator.core.model import Candidate, Event, Job, Running, Start
 from orchestrator.core.retry import Decision
 from orchestrator.core.states import MOVES, TERMINAL, State
@@ -132,7 +132,7 @@ def running(records: Iterable[Record]) -> tuple[Running, ...]:
 
 
 def submitted(job: Job, spec: dict[str, Any], now_s: float) -> Event:
-    return Event(job.id, "submitted", 0, now_s, {"job": to_plain(job), "spec": spec})
+    return Event(job.id, "submitted", 0, now_s, {"job": dumped(job), "spec": spec})
 
 
 def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.plain import to_plain
+from cluster.plain import dumped, to_plain
 from orchestrator.core.fold import Attempt, Record, apply, ended, fold, ignored, placed, running, submitted
 from orchestrator.core.model import Candidate, Event, Recovery, Running, Start
 from orchestrator.core.retry import Ended, after
@@ -23,6 +23,16 @@ def story(w, *events):
 def place(candidate=0):
     leases = [[devices_id, list(numbers)] for devices_id, numbers in LEASES]
     return {"candidate": candidate, "kind": "cpu", "pool": "cpu", "leases": leases, "reason": "fits"}
+
+
+def test_both_ways_to_plain_data_give_the_same(w):
+    """One of them is pydantic's: what the log holds does not depend on which."""
+    want = Candidate(
+        ("cpu", "tpu:v5e"), count=2, nodes=3, environment={"A": "\ud800"}, arguments={"x": [1, None, {"y": 0.5}]}
+    )
+    job = w.job("j", want, recovery=Recovery(on_events={"oom": "fail"}, retry_exit_codes=(75,)), submitted_s=1.0)
+    assert dumped(job) == to_plain(job)
+    assert json.dumps(dumped(job)) == json.dumps(to_plain(job))
 
 
 def test_a_job_comes_back_from_the_log_as_it_was_submitted(w):
