@@ -3,7 +3,6 @@ of them by a pipe, and Ray's list of nodes, its placement groups and its key-val
 """
 
 import multiprocessing
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from orchestrator.runtime import actors, fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.engine import in_time
+from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.packages import Packages
@@ -109,10 +109,10 @@ class Fleet:
         self._connection, self.line = ours, Line(ours)
         self._replace_ray(names)
         self.store = EventStore(f"sqlite:///{home / 'polyfleet.db'}")
-        self.jobs, self._inbox = Jobs(self.store), queue.SimpleQueue[Any]()
-        agents = Agents(self._inbox.put)
+        self.jobs, inbox = Jobs(self.store), Inbox()
+        agents = Agents(inbox.put)
         launcher = Launcher(agents, Packages(home / "packages"), Checkpoints(agents))
-        self.runtime = Runtime(self.jobs, self.store, agents, launcher, self._inbox)
+        self.runtime = Runtime(self.jobs, self.store, agents, launcher, inbox)
         self.runtime._link = Joined()
         self._submitted = count()
 
