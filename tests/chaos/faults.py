@@ -259,7 +259,7 @@ class Case:
 
     def over(self) -> None:
         """The fault has ended: what is measured from now on counts from here."""
-        self.at_s = time.monotonic()
+        self.at_s, self.at = time.monotonic(), datetime.now(UTC)
 
     def told(self, training: Training, name: str = "recovery_s", since_s: float | None = None) -> None:
         """The server tells of a step that was done after the fault, or since then."""
