@@ -31,7 +31,7 @@ def _begin(path: Path) -> None:
 
 def _delete(path: Path) -> None:
     """`shutil.rmtree` recurses, so a thousand nested folders would stop it. Folders that their owner may not write, as
-    those of Go's module cache, are opened to him first. What is left then is tried again by the next agent.
+    those of Go's module cache, are made writable first. What is left then is tried again by the next agent.
     """
     if _run("rm", "-rf", "--", path):
         return
