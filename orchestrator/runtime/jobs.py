@@ -12,6 +12,7 @@ from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.store.events import EventStore
 from orchestrator.store.jobs import MANY, Page
+from orchestrator.store.sqlite import ReplacedError
 
 NEAREST_OF = 50
 METRICS_KEPT = 10_000
@@ -20,9 +21,18 @@ GONE = "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep th
 
 
 class NotStored(FleetError):
-    """The job store cannot take anything now: a full disk, a database that is gone. Later it may."""
+    """The job store cannot take anything now: a full disk, a database that is gone. Later it may, unless its
+    `retry_after_s` is None.
+    """
 
-    retry_after_s = 5
+    retry_after_s: int | None = 5
+
+    @classmethod
+    def of(cls, error: FleetError) -> "NotStored":
+        made = cls(error.message, error.remedy)
+        if isinstance(error, ReplacedError):  # asking again helps nobody
+            made.retry_after_s = None
+        return made
 
 
 class Jobs:
@@ -53,7 +63,7 @@ class Jobs:
         try:
             numbers = self._store.append(events, strict=True)
         except FleetError as e:
-            raise NotStored(*e.args) from e
+            raise NotStored.of(e) from e
         return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
 
     # -- what may not be trusted, and what is too old

@@ -117,7 +117,7 @@ class Submissions:
         try:
             told = self._store.once_each(each, self._durable)
         except FleetError as e:  # the keys could not be looked up
-            raise NotStored(*e.args) from e
+            raise NotStored.of(e) from e
         return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
 
     def _durable(self, records: list[Record]) -> None:
@@ -170,7 +170,7 @@ class Submissions:
 
 
 def _not_stored(told: Data | Exception) -> Data | Exception:
-    return NotStored(*told.args) if isinstance(told, FleetError) else told
+    return NotStored.of(told) if isinstance(told, FleetError) else told
 
 
 def digest(body: Any) -> str:

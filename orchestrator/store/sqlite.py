@@ -96,8 +96,12 @@ def file_at(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def replaced(path: Path) -> FleetError:
-    return FleetError(
+class ReplacedError(FleetError):
+    """Its file is not the one that this server opened: it takes nothing any more."""
+
+
+def replaced(path: Path) -> ReplacedError:
+    return ReplacedError(
         f"the job store {path} was removed or replaced while this server had it open",
         "stop the server, then put the file back or restore a backup: `polyfleet server restore FILE`",
     )

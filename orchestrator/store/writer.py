@@ -262,7 +262,7 @@ class Writer(threading.Thread):
 def _refuse(work: list[Work], error: FleetError) -> None:
     for unit in work:
         if not unit.done.done():
-            unit.done.set_exception(FleetError(*error.args))
+            unit.done.set_exception(type(error)(*error.args))
 
 
 def _highest(connection: Connection, table: Table) -> int:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cluster.errors import Conflict, SpecError, UserError
+from cluster.errors import Conflict, FleetError, SpecError, UserError
 from orchestrator import client as http
 from orchestrator import limits
 from orchestrator.core.fold import apply, submitted
@@ -237,3 +237,14 @@ class Asking(threading.Thread):
         self.join(HANG_S)
         assert not isinstance(self.told, Exception), self.told
         return self.told
+
+
+def test_where_the_stores_file_is_gone_nobody_is_told_to_come_back_later(tmp_path, monkeypatch):
+    """Only a restart of the server helps: a client that asked again and again would wait for nothing."""
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
+    service = Service(tmp_path)
+    (tmp_path / "polyfleet.db").unlink()
+    with pytest.raises(FleetError, match="was removed or replaced") as e:
+        service.submit(ON_V5P, "", "a key")
+    assert getattr(e.value, "retry_after_s", None) is None
+    service.close()
