@@ -61,7 +61,7 @@ def start(
 
 
 def _silent(text: str) -> None:
-    """For who does not want to be told."""
+    """Nobody wants to be told."""
 
 
 def stop_server(home: Path) -> bool:
