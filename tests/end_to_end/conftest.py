@@ -77,8 +77,9 @@ def shared_fleet(fleet_file: Path) -> Iterator[Orchestrator]:
 
 @pytest.fixture
 def fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator]:
-    """The fleet, whole at the start of every test: lost nodes are started again, a killed server too."""
+    """The fleet, whole at the start of every test: lost nodes are started again, a killed server too, all is free."""
     with Orchestrator.up(fleet_file) as o:
+        wait(lambda: {(node["state"], bool(leased(node))) for node in o.inventory()} == {("ready", False)})
         yield o
     with Orchestrator.connect() as o:
         for job in o.jobs(ALIVE):
@@ -86,7 +87,12 @@ def fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator
         with client.connect() as asked:
             for node in asked.nodes():  # one that tests have killed three times is quarantined
                 asked.node_resume(node["node"])
-        wait(lambda: not o.jobs(ALIVE))  # the next test finds every node free
+        wait(lambda: not o.jobs(ALIVE))
+
+
+def leased(node: dict[str, Any]) -> list[str]:
+    """Jobs that hold devices there, also cancelled ones whose processes have not ended yet."""
+    return [device["leased_by"] for device in node["devices"] if device["leased_by"]]
 
 
 def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
