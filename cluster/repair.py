@@ -11,6 +11,7 @@ from cluster import embedded, environments, fleet_record
 from cluster.errors import Conflict, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.heads import HEAD
+from cluster.processes import kill_families
 from cluster.raylets import last_words, log_of, start_worker
 from cluster.spec import FleetSpec, parse_fleet
 
@@ -55,6 +56,12 @@ class Repairs:
             return Repaired()
         except (PolyfleetError, OSError) as e:
             return Repaired(waiting={HEAD: str(e)})
+
+    def end(self, node: str) -> None:
+        """Kill all of a node of the embedded fleet, which `restart_lost` starts again. Nothing is to run there."""
+        record = fleet_record.read()
+        if record is not None and record.embedded and record.state == "up":
+            kill_families([p.process for p in record.processes if p.node == node and p.role == "worker"])
 
     def _repair(self, record: FleetRecord, nodes: Sequence[str]) -> Repaired:
         started, waiting = [], {}

@@ -72,14 +72,15 @@ class Service:
         self._checkpoints = Checkpoints(self.agents)
         launcher = Launcher(self.agents, self.packages, self._checkpoints)
         self._rates = throughput.Rates(self.store.benchmarks)
-        self.runtime = Runtime(self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse)
+        self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
+        served = (self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse, self._repair)
+        self.runtime = Runtime(*served)
         self._fleet = FleetSeen(self.runtime, self.agents, KnownDevices(home / "inventory.json"))
         self._views = JobViews(self.jobs_table, self.runtime, launcher.doing)
         parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
         self._submissions = Submissions(
             *parts, self._fleet.devices, self._stored, lambda: len(self.runtime.control.records)
         )
-        self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
         self._logs = Logs(self.agents)
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)

@@ -94,6 +94,15 @@ class RestartAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartNode:
+    """End a node on which nothing runs, for it to be started again. No answer: Ray lists it under another id."""
+
+    node: str
+    ray_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DropAgent:
     """The node has left: nobody asks its agent any more."""
 
@@ -128,4 +137,17 @@ class Warn:
     text: str
 
 
-Command = Launch | Stop | Forget | Fence | Release | MakeAgent | RestartAgent | DropAgent | StoreReport | Refuse | Warn
+Command = (
+    Launch
+    | Stop
+    | Forget
+    | Fence
+    | Release
+    | MakeAgent
+    | RestartAgent
+    | RestartNode
+    | DropAgent
+    | StoreReport
+    | Refuse
+    | Warn
+)

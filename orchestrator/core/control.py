@@ -11,13 +11,14 @@ faults run the same function.
 | ending.py     | who is asked to stop, and how an attempt ends                               |
 | placing.py    | where waiting jobs run (plan.py), and what their nodes are told (orders.py) |
 | asked.py      | what users ask for                                                          |
+| leaks.py      | which devices are held for nobody, and which node is started again for that |
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from orchestrator.core import asked, ending, fencing, following, membership, overtaken, placing
+from orchestrator.core import asked, ending, fencing, following, leaks, membership, overtaken, placing
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import live_of
 from orchestrator.core.commands import Command
@@ -98,6 +99,8 @@ def tick(draft: Draft, told: m.Tick) -> None:
         following.look(draft)
         fencing.look(draft)
         overtaken.look(draft)
+        if told.repairs:
+            leaks.restart(draft)
     placing.place(draft, told)
     if draft.control.joined:
         ending.release(draft)

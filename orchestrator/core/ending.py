@@ -4,7 +4,7 @@ Pure.
 
 from dataclasses import replace
 
-from orchestrator.core import fold, nodes, retry
+from orchestrator.core import fold, leaks, nodes, retry
 from orchestrator.core.attempts import Asked, Live, Part
 from orchestrator.core.commands import Forget, Release, Stop
 from orchestrator.core.draft import Draft, Kept
@@ -64,12 +64,21 @@ def launch_failed(draft: Draft, told: LaunchFailed) -> None:
         if part.node in told.nodes:
             live = live.with_part(rank, replace(part, unsure=told.message))
         else:
-            gone = replace(part, phase="ended", ended_s=draft.now.s, outcome=lost(live, rank, told.message, told.kind))
-            live = live.with_part(rank, gone)
+            outcome = _not_started(live, rank, told)
+            live = live.with_part(rank, replace(part, phase="ended", ended_s=draft.now.s, outcome=outcome))
     draft.lives[live.job] = live
     if not started:
         _node_failed(draft, told)
+    leaks.told(draft, told.unheld)
     look_after(draft, live.job)
+
+
+def _not_started(live: Live, rank: int, told: LaunchFailed) -> Outcome:
+    """Where some nodes had no room, the others are not why."""
+    outcome = lost(live, rank, told.message, told.kind)
+    if told.short and live.parts[rank].node not in told.short:
+        return replace(outcome, state="cancelled", failure=None)
+    return outcome
 
 
 def _node_failed(draft: Draft, told: LaunchFailed) -> None:

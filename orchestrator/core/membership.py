@@ -114,7 +114,7 @@ def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None
 
 
 def _lost(draft: Draft, node: Node) -> None:
-    gone = nodes.failed(node, "Ray reported it dead", draft.now.s)
+    gone = node if node.restarts(draft.now.s) else nodes.failed(node, "Ray reported it dead", draft.now.s)
     draft.nodes[node.name] = replace(gone, lost="Ray reports the node dead", has_agent=False, making_s=None)
     draft.command(DropAgent(node.name, node.ray_id))
     draft.change(changed=True)

@@ -158,6 +158,8 @@ class LaunchFailed:
     """`kind` is `user` (the job ends) or `launch`. Ranks may have been started on `nodes`; on no other. `failed` are
     those that gave no answer, or not the one they should.
     `seen`: the newest epoch that the fence or a node knows, where ours may have run already; else 0.
+    `short`: nodes of which Ray does not report as free what was asked for; `unheld`: those of them where nobody whom
+    Ray knows holds it.
     """
 
     job: str
@@ -167,6 +169,8 @@ class LaunchFailed:
     nodes: tuple[str, ...] = ()
     seen: int = 0
     failed: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
+    unheld: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +217,14 @@ class Reserved:
 class Tick:
     """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool.
     `expected` are nodes that live as far as the fleet's record knows: one that has not told yet is not absent.
+    `repairs`: nodes that end are started again by this server.
     """
 
     throughput: Throughput = field(default_factory=Throughput)
     trouble: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
     expected: frozenset[str] = frozenset()
+    repairs: bool = False
 
 
 Message = (

@@ -24,6 +24,9 @@ ONE_FAULT_S = 15.0
 
 QUARANTINE_S = 600.0
 
+RESTART_S = 30.0
+"""A node that is started again is back within seconds, on a busy machine later."""
+
 Leased = dict[str, dict[int, str]]
 
 
@@ -38,12 +41,23 @@ class Stranger:
 
 
 @dataclass(frozen=True, slots=True)
+class Withheld:
+    """Ray reserves resources of a node for nobody: since when that is known, when a launch was last refused for it, and
+    when the node was last to be started again. Monotonic seconds.
+    """
+
+    since_s: float
+    told_s: float
+    restarted_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
     its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all
     (another protocol), `broken` why its agent cannot tell what runs there, `drains` what Ray says of its end.
     `same_as`: the name that it was given and that another living node bears. `failures`: the newest, as (when, what).
-    `failing`: a failure was told since it was last heard. Monotonic seconds.
+    `failing`: a failure was told since it was last heard. `withheld`: see core/leaks.py. Monotonic seconds.
     """
 
     name: str
@@ -64,6 +78,7 @@ class Node:
     failures: tuple[tuple[float, str], ...] = ()
     failing: bool = False
     quarantined_until_s: float = 0.0
+    withheld: Withheld | None = None
 
     @property
     def ready(self) -> bool:
@@ -91,6 +106,10 @@ class Node:
 
     def silent_s(self, now_s: float) -> float:
         return now_s - self.heard_s
+
+    def restarts(self, now_s: float) -> bool:
+        """Whether it was to be started again a moment ago."""
+        return self.withheld is not None and now_s - self.withheld.restarted_s < RESTART_S
 
 
 def failed(node: Node, what: str, now_s: float, began_s: float | None = None) -> Node:
@@ -134,6 +153,8 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
             f"node {node.name} failed {len(node.failures)} times within 10 minutes (last: {node.failures[-1][1]}) and "
             f"takes no jobs for {left_s:.0f} s; `polyfleet node resume {node.name}` ends that"
         )
+    if node.restarts(now_s):
+        return f"node {node.name} is started again: Ray reserves resources of it for nobody"
     if (silent_s := node.silent_s(now_s)) > SILENT_S:
         return f"node {node.name} has not answered for {silent_s:.0f} s"
     return ""

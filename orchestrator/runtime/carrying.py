@@ -19,6 +19,7 @@ from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
+from orchestrator.runtime.repair import RepairThread
 from orchestrator.store.events import EventStore
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,15 @@ class Carrier:
     """Only the controller's thread calls `carry`."""
 
     def __init__(
-        self, agents: Agents, launcher: Launcher, store: EventStore, jobs: Jobs, post: Callable[[Message], None]
+        self,
+        agents: Agents,
+        launcher: Launcher,
+        store: EventStore,
+        jobs: Jobs,
+        post: Callable[[Message], None],
+        repair: RepairThread | None = None,
     ):
+        self._repair = repair
         self._agents, self._launcher, self._store, self._jobs, self._post = agents, launcher, store, jobs, post
         self._launches = ThreadPoolExecutor(LAUNCHES, thread_name_prefix="launches")
         self._releases = ThreadPoolExecutor(RELEASES, thread_name_prefix="releases")
@@ -55,6 +63,7 @@ class Carrier:
             c.Release: self._release,
             c.MakeAgent: lambda m: agents.make(m.node, m.ray_id),
             c.RestartAgent: lambda r: agents.restart(r.node, r.ray_id, r.reason),
+            c.RestartNode: self._restart_node,
             c.DropAgent: lambda d: agents.drop(d.node, d.ray_id),
             c.StoreReport: self._report,
             c.Refuse: lambda _: None,
@@ -116,6 +125,11 @@ class Carrier:
             yield
         finally:
             lock.release()
+
+    def _restart_node(self, restart: c.RestartNode) -> None:
+        node = self._agents.get(restart.node)
+        if self._repair is not None and node is not None and node.ray_id == restart.ray_id:
+            self._repair.restart(restart.node, restart.reason)
 
     def _stop(self, stop: c.Stop) -> None:
         def told(error: BaseException | None) -> None:

@@ -30,6 +30,7 @@ from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.leaving import give_back
 from orchestrator.runtime.link import NO_FLEET, Link
 from orchestrator.runtime.pulse import Pulse
+from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.steps import TURN_S, Steps, now
 from orchestrator.store import origin
 from orchestrator.store.events import EventStore
@@ -65,10 +66,11 @@ class Runtime(threading.Thread):
         inbox: Inbox,
         throughput: Callable[[], Throughput] = Throughput,
         pulse: Pulse | None = None,
+        repair: RepairThread | None = None,
     ):
         super().__init__(name="controller", daemon=True)
         self._jobs, self._store, self._agents, self._inbox = jobs, store, agents, inbox
-        self._throughput = throughput
+        self._throughput, self._repair = throughput, repair
         self.pulse = pulse or Pulse()
         self.replaced, self.trouble = False, NO_FLEET
         self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
@@ -83,7 +85,7 @@ class Runtime(threading.Thread):
         self._closing = threading.Event()
         agents.generation = store.next_generation()
         self._link = Link(agents, self._inbox.put)
-        self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put)
+        self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, repair)
         known = drained(e for e in store.events_below(OWNER))
         self._steps = Steps(jobs, control.resumed(jobs.open(), known, store.told_at, now()), self._stored)
         for job_id, why in jobs.damaged.items():
@@ -122,6 +124,11 @@ class Runtime(threading.Thread):
     def fleet(self) -> FleetRecord | None:
         """The record of the cluster we are in."""
         return self._link.fleet
+
+    @property
+    def repairs(self) -> bool:
+        """Whether lost nodes are started again from here: a cluster that others run is not ours to start."""
+        return self._repair is not None and (self.fleet is None or self.fleet.embedded)
 
     def snapshot(self) -> Snapshot:
         return placing.snapshot(self.control, now(), self._throughput())
@@ -206,7 +213,8 @@ class Runtime(threading.Thread):
         if not self._ticked:
             return []
         workers = [p.node for p in self.fleet.living() if p.role == "worker"] if self.fleet else []
-        return [m.Tick(self._throughput(), self.trouble or self.holding, self._prices(), frozenset(workers))]
+        trouble = self.trouble or self.holding
+        return [m.Tick(self._throughput(), trouble, self._prices(), frozenset(workers), self.repairs)]
 
     def _tell_devices(self) -> None:
         there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())

@@ -170,7 +170,9 @@ def _strangers(seen: Seen) -> Iterator[NoteOf]:
 def _leaks(seen: Seen) -> Iterator[NoteOf]:
     for leak in seen.leaks:
         remedy = "`polyfleet down` and `up` free what nothing else does"
-        yield "", Finding("warning", "allocation", f"{leak.attempt}: {leak.reason}", remedy)
+        if leak.node:
+            remedy = "it is started again once nothing runs there" if seen.repairing else "start that Ray node again"
+        yield leak.node, Finding("warning", "allocation", f"{leak.holder}: {leak.reason}", remedy)
 
 
 def _store(store: StoreSeen) -> Iterator[NoteOf]:

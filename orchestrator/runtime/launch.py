@@ -18,6 +18,7 @@ from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.packages import Packages
+from orchestrator.runtime.room import NoRoom
 from orchestrator.runtime.secrets import resolve_secrets
 from workers.errors import CheckpointError
 from workers.messages import Order
@@ -75,6 +76,8 @@ class Launcher:
             self._start(asked, resumed)
         except NotStarted as e:
             return replace(_failed(asked, e.cause), nodes=e.nodes, failed=e.failed)
+        except NoRoom as e:
+            return replace(_failed(asked, e), short=e.short, unheld=e.unheld)
         except PolyfleetError as e:
             return _failed(asked, e)
         return Launched(asked.job, asked.epoch, resumed["step"] if resumed else None)
@@ -84,7 +87,10 @@ class Launcher:
 
     def _reserve(self, asked: Launch) -> None:
         ids = [self.agents[node].ray_id for node in asked.nodes]
-        reservations.reserve(asked.place, [dict(bundle) for bundle in asked.bundles], ids)
+        try:
+            reservations.reserve(asked.place, [dict(bundle) for bundle in asked.bundles], ids)
+        except NoRoom as e:
+            raise e.named(dict(zip(ids, asked.nodes, strict=True))) from e
 
     def _start(self, asked: Launch, resumed: dict[str, Any] | None) -> None:
         """Nothing is started before every node has the code. Raises NotStarted, PolyfleetError."""

@@ -1,8 +1,12 @@
-"""The thread that starts again what the embedded fleet has lost. A cluster that others run is theirs to mend."""
+"""The thread that starts again what the embedded fleet has lost, and nodes that are to be. A cluster that others run is
+theirs to mend.
+"""
 
 import logging
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from cluster.repair import Repairs
@@ -14,6 +18,8 @@ LOOK_EVERY_S = 0.2
 REST_S = 5.0
 """After a look that failed for a reason that nobody foresaw: the next one may fail alike."""
 SWITCH = "POLYFLEET_REPAIR"
+ASKED_S = 10.0
+"""A node is to be ended at once or not at all: while a head is being started again, jobs may be placed there anew."""
 
 
 def wanted(environment: Mapping[str, str] = os.environ) -> bool:
@@ -28,12 +34,18 @@ class RepairThread(threading.Thread):
         super().__init__(name="repair", daemon=True)
         self._repaired = repaired
         self._closing = threading.Event()
+        self._asked: deque[tuple[float, str, str]] = deque()
         self.waiting: Mapping[str, str] = {}
+
+    def restart(self, node: str, why: str) -> None:
+        """End that node, on which nothing runs, and start it again. Does not wait."""
+        self._asked.append((time.monotonic(), node, why))
 
     def run(self) -> None:
         repairs, failed = Repairs(log.warning), 0
         while not self._closing.wait(REST_S if failed else LOOK_EVERY_S):
             try:
+                ended = self._end(repairs)
                 done = repairs.restart_lost()
             except Exception:
                 failed += 1
@@ -42,7 +54,17 @@ class RepairThread(threading.Thread):
                 continue
             failed, self.waiting = 0, done.waiting
             for node in done.started:
-                self._repaired(node, f"node {node} had ended and was started again")
+                self._repaired(node, ended.get(node, f"node {node} had ended and was started again"))
+
+    def _end(self, repairs: Repairs) -> dict[str, str]:
+        """The nodes that were ended now, and why."""
+        ended = {}
+        while self._asked:
+            asked_s, node, why = self._asked.popleft()
+            if time.monotonic() - asked_s < ASKED_S:
+                repairs.end(node)
+                ended[node] = why
+        return ended
 
     def close(self) -> None:
         self._closing.set()

@@ -5,22 +5,17 @@ over as it is.
 """
 
 import time
-from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-from cluster.errors import FleetError
 from cluster.identity import fleet_identity, reservation_prefix
 from cluster.paths import home
+from orchestrator.runtime import room
 from orchestrator.runtime.engine import in_time
+from orchestrator.runtime.room import Resources
 
 WAIT_S = 10.0
 LOOK_EVERY_S = 0.005
 LIMIT_S = 10.0
-SMALLEST = 1e-4
-"""Ray counts in ten-thousandths: shares of a CPU that do not come out even are rounded."""
-
-Resources = dict[str, float]
 
 
 def _remove(group: Any) -> None:
@@ -31,7 +26,7 @@ def _remove(group: Any) -> None:
 
 @in_time("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_remove)
 def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
-    """Hold `bundles[i]` on node i until released, whoever lives; what is held there already stays. Raises FleetError
+    """Hold `bundles[i]` on node i until released, whoever lives; what is held there already stays. Raises NoRoom
     when others hold them.
     """
     from ray.util.placement_group import placement_group
@@ -47,7 +42,7 @@ def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> An
     )
     if not group.wait(timeout_seconds=WAIT_S):
         _remove(group)
-        raise _taken(bundles)
+        raise room.short(bundles, ray_node_ids)
     return group
 
 
@@ -76,30 +71,15 @@ def _lies_on(group: Any, ray_node_ids: list[str]) -> bool:
 
 def _await_room(bundles: list[Resources], ray_node_ids: list[str]) -> None:
     """What an attempt gave back reaches the head up to 0.1 s later, and Ray looks only once a second at a group that
-    did not fit at first: so look ourselves, and ask when there is room. Raises FleetError when there comes none.
+    did not fit at first: so look ourselves, and ask when there is room. Raises NoRoom when there comes none.
     """
     from ray._private.state import available_resources_per_node
 
     deadline = time.monotonic() + WAIT_S
-    while not fits(bundles, ray_node_ids, available_resources_per_node()):  # type: ignore[no-untyped-call]
+    while not room.fits(bundles, ray_node_ids, available_resources_per_node()):  # type: ignore[no-untyped-call]
         if time.monotonic() > deadline:
-            raise _taken(bundles)
+            raise room.short(bundles, ray_node_ids)
         time.sleep(LOOK_EVERY_S)
-
-
-def fits(bundles: list[Resources], ray_node_ids: list[str], free: Mapping[str, Resources]) -> bool:
-    """Whether every node has room for the sum of its bundles. `free` is by node; a dead one is not in it."""
-    wanted: Counter[tuple[str, str]] = Counter()
-    for node_id, bundle in zip(ray_node_ids, bundles, strict=True):
-        wanted.update({(node_id, resource): amount for resource, amount in bundle.items()})
-    return all(
-        amount <= free.get(node_id, {}).get(resource, 0.0) + SMALLEST for (node_id, resource), amount in wanted.items()
-    )
-
-
-def _taken(bundles: list[Resources]) -> FleetError:
-    why = "another user of this Ray cluster holds them, or Ray missed that they were given back"
-    return FleetError(f"Ray does not report the resources {bundles} as free: {why}", "they are tried again")
 
 
 def give_back(place: str) -> None:

@@ -41,7 +41,7 @@ class Watched:
             tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
             tuple(self._repair.waiting.values()) if self._repair else (),
             runtime.replaced,
-            self._repairs_here(),
+            runtime.repairs,
         )
 
     def _controller(self) -> ControllerSeen:
@@ -63,11 +63,6 @@ class Watched:
             now.damage.count,
             now.reports_lost,
         )
-
-    def _repairs_here(self) -> bool:
-        """A cluster that others run is not ours to start."""
-        fleet = self._runtime.fleet
-        return self._repair is not None and (fleet is None or fleet.embedded)
 
     def findings(self) -> list[tuple[str, Finding]]:
         """(node or "", finding) about the server itself, its fleet and what jobs wrote."""

@@ -123,6 +123,14 @@ class Carrying:
         if machine and machine.ray_id == command.ray_id and not (machine.frozen or machine.cut_in):
             self.world.kill_agent(machine, gone=False)
 
+    def restart_node(self, command: c.RestartNode) -> None:
+        """All of it ends: what runs there is lost."""
+        machine = self.world.ray.by_id.get(command.ray_id)
+        if machine is None or machine.ray_id != command.ray_id or not machine.powered:
+            return
+        self.world.checks.may_restart(machine)
+        self.world.injector.raylet_out(machine)
+
     def drop_agent(self, command: c.DropAgent) -> None:
         if self.wanted.get(command.node) == command.ray_id:
             del self.wanted[command.node]
@@ -149,6 +157,7 @@ HANDLERS: dict[type, Callable[[Carrying, Any], None]] = {
     c.Release: Carrying.release,
     c.MakeAgent: Carrying.make_agent,
     c.RestartAgent: Carrying.restart_agent,
+    c.RestartNode: Carrying.restart_node,
     c.DropAgent: Carrying.drop_agent,
     c.StoreReport: Carrying.store_report,
     c.Refuse: Carrying.nothing,

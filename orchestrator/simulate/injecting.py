@@ -1,9 +1,11 @@
 """Faults carried out: each kind that is on happens again and again at random times, until the world heals."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from orchestrator.simulate.attempt import Attempt
+from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import Machine
 
 if TYPE_CHECKING:
@@ -232,6 +234,12 @@ class Injector:
             ray.listed[ray_id] = NodeSeen(ray_id, machine.label)
             self.world.after(self.long_s(), ray.listed.pop, ray_id, None)
 
+    def ray_withholds(self) -> None:
+        """A message between two of Ray's processes is lost: a device stays reserved for nobody."""
+        machine = self.machine()
+        if machine.ray_id:
+            self.world.ray.withheld.add((machine.ray_id, self.world.rng.randrange(machine.count)))
+
     def notice(self) -> None:
         ray, machine = self.world.ray, self.machine()
         if (row := ray.listed.get(machine.ray_id)) is not None:
@@ -260,12 +268,5 @@ class Injector:
         self.world.wall_offset_s += self.world.rng.choice((-3600.0, 3600.0, -3.2e8, 3.2e8))
 
 
-INJECTIONS: dict[str, Callable[[Injector], None]] = {
-    name: getattr(Injector, name)
-    for name in (
-        *("agent_killed", "agent_stopped", "agent_fails", "machine_frozen", "machine_gone", "attempt_frozen"),
-        *("raylet_killed", "power_lost", "disk_wiped", "rank_killed", "cut_both", "cut_in", "cut_out", "flapping"),
-        *("fences_away", "ray_away", "head_lost", "second_of_name", "notice", "server_killed", "server_stopped"),
-        *("older_backup", "store_refuses", "clock_set"),
-    )
-}
+NAMES = [f.name.removesuffix("_s") for f in fields(Faults) if f.name.endswith("_s")]
+INJECTIONS: dict[str, Callable[[Injector], None]] = {name: getattr(Injector, name) for name in NAMES}

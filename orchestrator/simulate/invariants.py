@@ -15,6 +15,7 @@ from orchestrator.core.states import TERMINAL, State
 from orchestrator.simulate.attempt import Attempt
 
 if TYPE_CHECKING:
+    from orchestrator.simulate.machine import Machine
     from orchestrator.simulate.world import World
 
 SENTENCES = {
@@ -34,6 +35,7 @@ SENTENCES = {
     "I14": "wall clocks decide nothing",
     "I15": "an ended job's attempts have all ended, each with an outcome",
     "I16": "after an acknowledged cancel nothing of the job is placed",
+    "I17": "a node is started again, since Ray has lost count of it, only where nothing runs",
     "L1": "every job ends, or waits with a reason",
     "L2": "a job fails only where its own code, or what its user asked for, makes it fail",
     "L3": "nothing is left: attempts, reservations, strangers, reports of ended attempts",
@@ -246,6 +248,14 @@ class Checks:
         for other in self.world.processes.get(attempt.job, ()) if not attempt.exempt(now_s) else ():
             if other.epoch > attempt.epoch and not other.exempt(now_s):
                 self.broken("I4", attempt.job, f"{attempt.key} was thawed and runs on beside {other.key}")
+
+    def may_restart(self, machine: "Machine") -> None:
+        """It is about to be started again."""
+        records = self.world.store.records
+        for attempt in machine.attempts.values():
+            live = records[attempt.job].live if attempt.job in records else None
+            if not attempt.ended and live is not None and live.epoch == attempt.epoch:
+                self.broken("I17", attempt.job, f"{attempt.key} runs on {machine.label}")
 
     def committed(self, attempt: Attempt) -> None:
         """A checkpoint of `attempt` was committed."""

@@ -32,14 +32,26 @@ class Launching:
 
     def reserve(self, waited_s: float) -> None:
         """A reservation stands once no other holds the same devices."""
-        command, ray = self.command, self.world.ray
-        if not ray.away and not self._taken():
-            ray.reserved[command.place] = self._wanted()
+        command, ray, wanted = self.command, self.world.ray, self._wanted()
+        if not ray.away and not wanted & (self._taken() | ray.withheld):
+            ray.reserved[command.place] = wanted
             self.server.later(self.world.rng.uniform(0.01, 0.2), self.fence)
         elif waited_s >= RESERVE_S:
-            self.fail("Ray did not reserve its devices")
+            self._no_room(wanted)
         else:
             self.server.later(0.5, self.reserve, waited_s + 0.5)
+
+    def _no_room(self, wanted: frozenset[tuple[str, int]]) -> None:
+        """Ray says whom it reserves devices for, where it is there."""
+        ray, taken = self.world.ray, self._taken()
+        names = {self.server.watching.agents.get(node, ""): node for node in self.command.nodes}
+        lacking = {node for node, _ in wanted & (taken | ray.withheld)}
+        short, unheld = (
+            tuple(sorted(names[node] for node in nodes if not ray.away))
+            for nodes in (lacking, lacking - {node for node, _ in wanted & taken})
+        )
+        job, epoch, why = self.command.job, self.command.epoch, "Ray did not reserve its devices"
+        self.server.tell(m.LaunchFailed(job, epoch, "launch", why, short=short, unheld=unheld))
 
     def _wanted(self) -> frozenset[tuple[str, int]]:
         orders = zip(self.command.nodes, self.command.orders, strict=True)
@@ -47,9 +59,10 @@ class Launching:
             (self.server.watching.agents.get(node, ""), number) for node, o in orders for number in o.devices
         )
 
-    def _taken(self) -> bool:
-        wanted, reserved = self._wanted(), self.world.ray.reserved
-        return any(wanted & held for place, held in reserved.items() if place != self.command.place)
+    def _taken(self) -> frozenset[tuple[str, int]]:
+        """Devices that are reserved for others."""
+        others = (held for place, held in self.world.ray.reserved.items() if place != self.command.place)
+        return frozenset(device for held in others for device in held)
 
     def fence(self) -> None:
         command, world = self.command, self.world

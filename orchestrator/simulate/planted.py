@@ -15,6 +15,7 @@ from orchestrator.core import (
     endings,
     fencing,
     following,
+    leaks,
     membership,
     nodes,
     orders,
@@ -157,12 +158,23 @@ def old_lists_believed() -> list[Change]:
     return [(nodes, "closed", closed), (following, "look", lambda draft: None)]
 
 
+def withheld_for_ever() -> list[Change]:
+    """What Ray reserves for nobody stays so."""
+    return [(leaks, "told", lambda draft, names: None)]
+
+
+def node_restarted_amid_work() -> list[Change]:
+    """A node of which Ray has lost count is started again at once, whatever runs there."""
+    return [(leaks, "_is_idle", lambda draft, node: True)]
+
+
 PLANTED: dict[str, Callable[[], list[Change]]] = {
     made.__name__: made
     for made in (
         *(first_cause_forgotten, cancel_loses_its_release, launch_answers_dropped, silence_never_missed),
         *(no_wait_after_the_fence, sisters_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
         *(epochs_used_again, lease_stretched, devices_given_twice, reservations_kept, old_lists_believed),
+        *(withheld_for_ever, node_restarted_amid_work),
     )
 }
 
@@ -181,6 +193,8 @@ FAULTS: dict[str, Callable[[], Faults]] = {
     "devices_given_twice": Faults,
     "reservations_kept": Faults,
     "old_lists_believed": lambda: Faults(older_backup_s=60.0, server_killed_s=30.0),
+    "withheld_for_ever": lambda: Faults(ray_withholds_s=60.0),
+    "node_restarted_amid_work": lambda: Faults(ray_withholds_s=60.0),
 }
 
 

@@ -10,12 +10,15 @@ if TYPE_CHECKING:
 
 
 class Ray:
+    """`reserved`: devices (Ray id, number) by place. `withheld`: those that are reserved for nobody."""
+
     def __init__(self, world: "World"):
         self.world = world
         self.by_id: dict[str, Machine] = {}
         self.listed: dict[str, NodeSeen] = {}
         self.hidden: set[str] = set()
         self.reserved: dict[str, frozenset[tuple[str, int]]] = {}
+        self.withheld: set[tuple[str, int]] = set()
         self.fences: dict[str, int] = {}
         self.away = False
         self.away_s = 0.0
@@ -49,6 +52,7 @@ class Ray:
     def _unlist(self, ray_id: str) -> None:
         self.listed.pop(ray_id, None)
         self.by_id.pop(ray_id, None)
+        self.withheld = {(node, number) for node, number in self.withheld if node != ray_id}
         for place, held in list(self.reserved.items()):
             if any(node == ray_id for node, _ in held):
                 self.reserved.pop(place)
@@ -67,5 +71,6 @@ class Ray:
         self.listed.clear()
         self.by_id.clear()
         self.reserved.clear()
+        self.withheld.clear()
         if not keeps_fences:
             self.fences.clear()

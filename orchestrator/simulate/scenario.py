@@ -94,6 +94,7 @@ JOBS = (
     Line(16.0, "nowhere", Script(1.0, may_fail=True), Candidate(("tpu:v5p",)), recovery=Recovery(on_disconnect="stop")),
     Line(40.0, "cut off", Script(40.0), GANG),
     Line(41.0, "overtaken", Script(12.0)),
+    Line(72.0, "withheld", Script(2.0), Candidate(("tpu:v5e",))),
 )
 
 
@@ -126,6 +127,10 @@ def raylet_again(world: Story) -> None:
     world.injector.raylet_out(world.machines[0])
 
 
+def ray_withholds(world: Story) -> None:
+    world.ray.withheld.add((world.machines[3].ray_id, 0))
+
+
 ACTS: tuple[tuple[float, Callable[[Story], None]], ...] = (
     (20.0, migrate),
     (21.0, lambda world: world.cancel("cancelled")),
@@ -138,4 +143,5 @@ ACTS: tuple[tuple[float, Callable[[Story], None]], ...] = (
     (45.0, server_again),
     (55.0, cut),
     (70.0, agent_hangs),
+    (71.0, ray_withholds),
 )

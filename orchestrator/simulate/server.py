@@ -224,7 +224,8 @@ class Server:
         if not self.joined:
             return m.Tick(trouble="no fleet is up")
         living = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
-        return m.Tick(trouble="Ray's head does not answer" if self.world.ray.away else "", expected=living)
+        trouble = "Ray's head does not answer" if self.world.ray.away else ""
+        return m.Tick(trouble=trouble, expected=living, repairs=True)
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)

@@ -14,7 +14,8 @@ BOUND_S = 600.0
 """Virtual time from the last fault until all is settled, beside what jobs need for themselves."""
 AROUND_S = 15.0
 """What a job needs beside its work: a placement, a failure, a grace, and the work since a checkpoint once more."""
-PROBE_S = 60.0
+PROBE_S = 120.0
+"""A device that Ray reserves for nobody is found out by the first job that waits for it, within a minute."""
 LOOK_S = 5.0
 MOST = 400_000
 

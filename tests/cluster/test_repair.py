@@ -1,6 +1,7 @@
 """When a lost node is started again, when not, and who goes first. The node's Ray ends as soon as it begins."""
 
 import os
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -139,3 +140,22 @@ def test_a_head_that_cannot_be_started_again_is_tried_again_later(record: FleetR
 def test_a_damaged_record_is_told_not_raised(record: FleetRecord):
     fleet_record.path().write_text("{")
     assert "fleet.json is damaged" in Repairs(print).restart_lost().waiting[HEAD]
+
+
+def test_a_node_that_is_to_be_started_again_is_killed_with_all_it_started(record: FleetRecord):
+    words = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    node = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert node.stdout is not None
+    child = identify(int(node.stdout.readline()))
+    process = identify(node.pid)
+    worker = NodeProcess("worker", "cpu-0", "cpu", process.pid, process.created)
+    up = replace(record, processes=(*record.processes, worker))
+    fleet_record.write(replace(up, state="stopping"))
+    Repairs(print).end("cpu-0")
+    assert alive(process) and alive(child), "whoever stops the fleet ends it"
+    fleet_record.write(up)
+    Repairs(print).end("cpu-1")
+    assert alive(process)
+    Repairs(print).end("cpu-0")
+    node.communicate(timeout=20)
+    assert not alive(process) and not alive(child)

@@ -179,7 +179,7 @@ def test_a_launch_that_hangs_after_its_job_was_cancelled_is_told_as_a_leak(c, w)
     assert leaks.found(c.control, Now(c.s)) == []
     c.hear_all("a", seconds=30)
     [leak] = leaks.found(c.control, Now(c.s))
-    assert leak.attempt == "j.1"
+    assert leak.holder == "j.1"
     assert leak.reason == (
         "the job is CANCELLED, and its attempt still holds a/cpu [0], cancelled 30 s ago; its launch has not ended"
     )

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cluster.vocabulary import Finding
 from orchestrator.core.leaks import Leak
 from orchestrator.runtime.engine import Blocked
@@ -109,3 +111,13 @@ def test_leaks_repairs_and_nodes_that_end_again_are_told():
         ("", "warning", "repair", "node a ended again after 3 restarts"),
         ("b", "info", "repair", "node b had ended and was started again at 12:00:00 UTC"),
     ]
+
+
+AGAIN = "it is started again once nothing runs there"
+
+
+@pytest.mark.parametrize(("repairing", "remedy"), [(True, AGAIN), (False, "start that Ray node again")])
+def test_a_node_of_which_ray_has_lost_count_is_told_with_what_becomes_of_it(repairing, remedy):
+    seen = replace(WELL, leaks=(Leak("Ray", "resources of the node have been ...", "a"),), repairing=repairing)
+    [(node, finding)] = findings(seen)
+    assert (node, finding.level, finding.remedy) == ("a", "warning", remedy)

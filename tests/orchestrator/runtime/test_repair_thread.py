@@ -5,6 +5,7 @@ import time
 import pytest
 
 from cluster import fleet_record
+from cluster.repair import Repaired
 from orchestrator.runtime import repair
 from orchestrator.runtime.repair import RepairThread
 
@@ -54,3 +55,45 @@ def test_of_looks_that_fail_again_and_again_some_are_logged(looks, after, monkey
     after(20)
     failed = [record.args[0] for record in caplog.records if record.name == repair.__name__]
     assert failed[:5] == [1, 2, 4, 8, 16] and len(failed) <= 6
+
+
+class Recorded:
+    """What the thread asks for."""
+
+    def __init__(self, _):
+        self.ended, self.looks = [], 0
+        made.append(self)
+
+    def end(self, node):
+        self.ended.append(node)
+
+    def restart_lost(self):
+        self.looks += 1
+        return Repaired(("a", "b") if self.looks == 1 else ())
+
+
+made: list[Recorded] = []
+
+
+def test_a_node_that_is_to_be_started_again_is_ended_and_told_of_with_its_reason(monkeypatch):
+    monkeypatch.setattr(repair, "Repairs", Recorded)
+    told: list[tuple[str, str]] = []
+    thread = RepairThread(lambda *said: told.append(said))
+    thread.restart("a", "Ray has lost count of it")
+    thread.start()
+    deadline = time.monotonic() + HANG_S
+    while len(told) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    thread.close()
+    thread.join(HANG_S)
+    assert made.pop().ended == ["a"]
+    assert told == [("a", "Ray has lost count of it"), ("b", "node b had ended and was started again")]
+
+
+def test_a_restart_that_was_asked_for_long_ago_is_dropped(monkeypatch):
+    """The node may run something by now."""
+    monkeypatch.setattr(repair, "ASKED_S", -1.0)
+    thread, repairs = RepairThread(lambda *_: None), Recorded(None)
+    thread.restart("a", "Ray has lost count of it")
+    assert thread._end(repairs) == {} and made.pop().ended == [] and thread._end(repairs) == {}

@@ -21,6 +21,8 @@ LAW = {
     "devices_given_twice": {"I2"},
     "reservations_kept": {"L3"},
     "old_lists_believed": {"I2", "I4"},
+    "withheld_for_ever": {"L7", "P7"},
+    "node_restarted_amid_work": {"I17"},
 }
 
 

@@ -19,6 +19,7 @@ ENDS = {
     "nowhere": "FAILED",
     "cut off": "SUCCEEDED",
     "overtaken": "SUCCEEDED",
+    "withheld": "SUCCEEDED",
     "probe-cpu": "SUCCEEDED",
     "probe-tpu:v5e": "SUCCEEDED",
 }

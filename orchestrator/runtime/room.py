@@ -1,0 +1,128 @@
+"""Whether Ray has room on its nodes for what is to be reserved, and who holds it where it has not."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import FleetError
+
+SMALLEST = 1e-4
+"""Ray counts in ten-thousandths: shares of a CPU that do not come out even are rounded."""
+
+AGENT = "agent-"
+Resources = dict[str, float]
+
+
+class NoRoom(FleetError):
+    """Ray does not report as free what was asked for. `short`: Ray ids of the nodes; `unheld`: those of them where
+    nobody whom Ray knows holds it.
+    """
+
+    def __init__(self, message: str, remedy: str, short: Sequence[str], unheld: Sequence[str]):
+        super().__init__(message, remedy)
+        self.args = (message, remedy, tuple(short), tuple(unheld))
+        self.short, self.unheld = tuple(short), tuple(unheld)
+
+    def named(self, names: Mapping[str, str]) -> "NoRoom":
+        """With names for Ray ids."""
+        short, unheld = ([names[node] for node in nodes] for nodes in (self.short, self.unheld))
+        return NoRoom(self.message, self.remedy, short, unheld)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What Ray tells of its nodes, by Ray id: what they have, what is free, what placement groups hold there, and
+    which may run what others started (`shared`).
+    """
+
+    has: Mapping[str, Resources]
+    free: Mapping[str, Resources]
+    held: Mapping[str, Resources]
+    shared: frozenset[str] = frozenset()
+
+
+def fits(bundles: Sequence[Resources], ray_node_ids: Sequence[str], free: Mapping[str, Resources]) -> bool:
+    """Whether every node has room for the sum of its bundles. `free` is by node; a dead one is not in it."""
+    return all(_covers(free.get(node, {}), wanted) for node, wanted in _sums(bundles, ray_node_ids).items())
+
+
+def short(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> NoRoom:
+    """The error that says which nodes have no room, and why. Asks Ray."""
+    return explained(bundles, ray_node_ids, _ask())
+
+
+def explained(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: Held) -> NoRoom:
+    """As `short`, from what Ray has told."""
+    wanted = _sums(bundles, ray_node_ids)
+    lacking = [node for node in wanted if not _covers(ray.free.get(node, {}), wanted[node])]
+    unheld = [node for node in lacking if _is_unheld(node, wanted[node], ray)]
+    why = "another user of this Ray cluster holds them, or Ray missed that they were given back"
+    if lacking and len(unheld) == len(lacking):
+        why = "nobody whom Ray knows holds them: it missed that they were given back"
+    return NoRoom(
+        f"Ray does not report the resources {list(bundles)} as free: {why}", "they are tried again", lacking, unheld
+    )
+
+
+def _is_unheld(node: str, wanted: Resources, ray: Held) -> bool:
+    if node not in ray.has or node not in ray.free or node in ray.shared:
+        return False
+    held = ray.held.get(node, {})
+    left = {resource: amount - held.get(resource, 0.0) for resource, amount in ray.has[node].items()}
+    return _covers(left, wanted)
+
+
+def _sums(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> dict[str, Resources]:
+    return _by_node(zip(ray_node_ids, bundles, strict=True))
+
+
+def _by_node(parts: Iterable[tuple[str, Resources]]) -> dict[str, Resources]:
+    sums: dict[str, Resources] = {}
+    for node, bundle in parts:
+        so_far = sums.setdefault(node, {})
+        for resource, amount in bundle.items():
+            so_far[resource] = so_far.get(resource, 0.0) + amount
+    return sums
+
+
+def _covers(free: Mapping[str, float], wanted: Resources) -> bool:
+    return all(amount <= free.get(resource, 0.0) + SMALLEST for resource, amount in wanted.items())
+
+
+def _ask() -> Held:
+    import ray
+    from ray._private.state import available_resources_per_node
+    from ray.util.placement_group import placement_group_table
+
+    rows: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    has = {row["NodeID"]: dict(row["Resources"]) for row in rows if row["Alive"]}
+    return Held(
+        has,
+        available_resources_per_node(),  # type: ignore[no-untyped-call]
+        held(placement_group_table().values()),
+        frozenset(has) if _has_other_drivers() else _shared(),
+    )
+
+
+def held(groups: Iterable[Mapping[str, Any]]) -> dict[str, Resources]:
+    """By node, what placement groups hold there. `groups`: rows of Ray's table."""
+    standing = [row for row in groups if row["state"] != "REMOVED"]
+    return _by_node((node, row["bundles"][n]) for row in standing for n, node in row["bundles_to_node_id"].items())
+
+
+def _has_other_drivers() -> bool:
+    """Their tasks may run anywhere."""
+    import ray
+    from ray._private.state import state
+
+    own = ray.get_runtime_context().get_job_id()
+    return any(row["JobID"] != own and not row["IsDead"] for row in state.job_table())  # type: ignore[no-untyped-call]
+
+
+def _shared() -> frozenset[str]:
+    """Nodes with an actor that is not our agent there: it may hold resources without a group."""
+    from ray._private.state import state
+
+    actors: Any = state.actor_table(None, None, None)
+    living = [row for row in actors.values() if row["State"] not in ("DEAD", "PENDING_CREATION")]
+    return frozenset(row["Address"]["NodeID"] for row in living if not row["Name"].startswith(AGENT))

@@ -1,0 +1,117 @@
+"""Devices that Ray reserves for nobody: the node is started again once nothing runs there, and not for less."""
+
+import pytest
+
+from orchestrator.core import leaks, nodes
+from orchestrator.core import messages as m
+from orchestrator.core.commands import DropAgent, Launch, RestartNode
+from orchestrator.core.messages import Now
+from orchestrator.core.model import Recovery
+
+WHY = "Ray does not report the resources [{'CPU': 1.0}] as free"
+SAID = "Ray reserved resources of node a for nobody: it was started again"
+
+
+def refuse(c, job, *short, unheld=None, after_s=10.0):
+    """A launch of `job` waits in vain for what `short` has."""
+    epoch = c.control.records[job].job.epoch
+    unheld = short if unheld is None else unheld
+    return c.tell(m.LaunchFailed(job, epoch, "launch", WHY, short=short, unheld=unheld), after_s)
+
+
+def refuse_again(c, job, *short, seconds, unheld=None, repairs=True, others=()):
+    """And is placed again, for so long, or until a node is to be started again. The commands for that.
+    `others`: attempts that their node tells of as well.
+    """
+    until_s, restarts = c.s + seconds, []
+    while c.s < until_s and not restarts:
+        if c.control.lives.get(job):
+            refuse(c, job, *short, unheld=unheld)
+        for node in c.control.nodes.values():
+            c.hear(node.name, *others, there=[f"{o.job}.{o.epoch}.0" for o in others] if others else None)
+        restarts = [x for x in c.tick(1.0, repairs=repairs)[1] if isinstance(x, RestartNode)]
+    return restarts
+
+
+@pytest.fixture
+def waiting(c, w):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu"), recovery=Recovery(backoff_s=1.0)))
+    return c
+
+
+def test_a_node_whose_devices_nobody_holds_is_started_again_once_that_is_certain(waiting):
+    assert refuse_again(waiting, "j", "a", seconds=25) == []
+    assert refuse_again(waiting, "j", "a", seconds=30) == [RestartNode("a", "ray-a", SAID)]
+    why = nodes.closed(waiting.control.nodes["a"], {}, waiting.s)
+    assert why == "node a is started again: Ray reserves resources of it for nobody"
+
+
+def test_a_node_that_was_started_again_has_not_failed_and_takes_the_job(waiting, t):
+    refuse_again(waiting, "j", "a", seconds=55)
+    assert waiting.tell(m.NodesSeen(()))[1] == [DropAgent("a", "ray-a")]
+    waiting.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"),)), 3.0)
+    waiting.tell(m.AgentMade("a", "ray-a2"))
+    waiting.hear("a", ray_id="ray-a2", facts=t.facts("a"))
+    node = waiting.control.nodes["a"]
+    assert (node.failures, node.withheld) == ((), None)
+    assert "Launch" in {type(command).__name__ for command in waiting.tick(60.0)[1]}
+
+
+def test_one_that_is_not_started_again_is_to_be_once_more(waiting):
+    assert refuse_again(waiting, "j", "a", seconds=60)
+    since_s = waiting.s
+    assert refuse_again(waiting, "j", "a", seconds=60) and waiting.s - since_s >= nodes.RESTART_S
+
+
+@pytest.mark.parametrize("unheld", [(), ("b",)])
+def test_what_somebody_holds_and_what_is_elsewhere_restarts_no_node(waiting, unheld):
+    assert refuse_again(waiting, "j", "a", seconds=300, unheld=unheld) == []
+
+
+def test_nothing_is_started_again_where_others_run_the_cluster(waiting):
+    assert refuse_again(waiting, "j", "a", seconds=120, repairs=False) == []
+    [leak] = [found for found in leaks.found(waiting.control, Now(waiting.s)) if found.node]
+    assert (leak.holder, leak.node) == ("Ray", "a") and "reserved for nobody for" in leak.reason
+
+
+def test_what_waits_in_vain_once_in_a_while_is_no_leak(waiting):
+    for _ in range(3):
+        refuse(waiting, "j", "a")
+        waiting.hear_all("a", seconds=leaks.APART_S + 10)
+        assert waiting.control.lives["j"]
+    assert not any(found.node for found in leaks.found(waiting.control, Now(waiting.s)))
+    assert refuse_again(waiting, "j", "a", seconds=25) == []
+
+
+def test_a_node_is_not_started_again_while_something_runs_there(c, w, t):
+    c.node("a", count=2)
+    c.run(w.job("runs", w.want("cpu")))
+    c.place(w.job("j", w.want("cpu")))
+    assert refuse_again(c, "j", "a", seconds=120) == []
+    c.hear("a", t.ended("runs", 1))
+    assert refuse_again(c, "j", "a", seconds=90) == [RestartNode("a", "ray-a", SAID)]
+
+
+def test_a_node_is_not_started_again_while_an_attempt_that_does_not_count_runs_there(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    assert refuse_again(c, "j", "a", seconds=120, others=(t.report("other", 3),)) == []
+
+
+def test_a_gang_that_finds_no_room_on_one_node_is_told_which_and_tries_that_last(c, w):
+    c.node("a")
+    c.node("b")
+    c.node("c")
+    launch = c.place(w.job("g", w.want("cpu", nodes=2)))
+    second = launch.nodes[1]
+    refuse(c, "g", second)
+    job = c.control.records["g"].job
+    assert job.avoid == (second,) and f"node {second} (node rank 1): {WHY}" in c.control.records["g"].reason
+    [again] = [x for x in c.hear_all("a", "b", "c", seconds=4)[1] if isinstance(x, Launch)]
+    assert second not in again.nodes
+
+
+def test_a_restart_is_over_after_a_while():
+    node = nodes.Node("a", "ray-a", 0.0, withheld=nodes.Withheld(0.0, 40.0, 41.0))
+    assert node.restarts(42.0) and not node.restarts(41.0 + nodes.RESTART_S)

@@ -1,0 +1,59 @@
+from orchestrator.runtime.room import Held, explained, fits, held
+
+FREE = {"a": {"CPU": 2.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
+
+
+def test_bundles_fit_where_every_node_has_room_for_their_sum():
+    assert fits([{"CPU": 1.0}, {"GPU": 1.0}, {"CPU": 0.5}], ["a", "a", "b"], FREE)
+    assert not fits([{"CPU": 1.5}, {"CPU": 1.0}], ["a", "a"], FREE)
+
+
+def test_a_resource_or_a_node_that_is_not_there_has_no_room():
+    assert not fits([{"TPU": 1.0}], ["a"], FREE)
+    assert not fits([{"CPU": 0.1}], ["gone"], FREE)
+
+
+def test_shares_that_ray_rounds_still_fit():
+    assert fits([{"CPU": 2 / 3}], ["a"], {"a": {"CPU": 0.6667}})
+    assert fits([{"CPU": 2 / 3}], ["a"], {"a": {"CPU": 0.6666}})
+
+
+def ray(free, held=None, shared=()):
+    return Held({"a": {"CPU": 2.0}, "b": {"CPU": 2.0}}, free, held or {}, frozenset(shared))
+
+
+def explain(*told, **more):
+    error = explained([{"CPU": 2.0}, {"CPU": 2.0}], ["a", "b"], ray(*told, **more))
+    return error.short, error.unheld, str(error)
+
+
+def test_a_node_of_which_a_group_holds_what_is_missing_is_short_of_it():
+    short, unheld, said = explain({"a": {}, "b": {"CPU": 2.0}}, {"a": {"CPU": 1.0}})
+    assert (short, unheld) == (("a",), ()) and "another user of this Ray cluster holds them, or" in said
+
+
+def test_what_is_missing_and_nobody_holds_is_told():
+    short, unheld, said = explain({"a": {}, "b": {"CPU": 0.5}})
+    assert (short, unheld) == (("a", "b"), ("a", "b"))
+    assert "nobody whom Ray knows holds them: it missed that they were given back" in said
+
+
+def test_where_others_run_something_or_ray_knows_no_node_nobody_knows_who_holds_it():
+    assert explain({"a": {}, "b": {}}, shared=("b",))[:2] == (("a", "b"), ("a",))
+    assert explain({"b": {"CPU": 2.0}})[:2] == (("a",), ())
+
+
+def test_the_names_of_nodes_replace_their_ids():
+    error = explained([{"CPU": 2.0}], ["a"], ray({"a": {}})).named({"a": "left-0"})
+    assert (error.short, error.unheld) == (("left-0",), ("left-0",))
+
+
+def test_groups_that_are_removed_or_lie_nowhere_hold_nothing():
+    bundles = {0: {"CPU": 1.0}, 1: {"CPU": 0.5}}
+    rows = [
+        {"state": "CREATED", "bundles": bundles, "bundles_to_node_id": {0: "a", 1: "a"}},
+        {"state": "CREATED", "bundles": bundles, "bundles_to_node_id": {0: "a", 1: "b"}},
+        {"state": "REMOVED", "bundles": bundles, "bundles_to_node_id": {0: "a", 1: "b"}},
+        {"state": "PENDING", "bundles": bundles, "bundles_to_node_id": {0: "", 1: ""}},
+    ]
+    assert {node: amounts for node, amounts in held(rows).items() if node} == {"a": {"CPU": 2.5}, "b": {"CPU": 0.5}}
