@@ -51,7 +51,7 @@ Data = dict[str, Any]
 class Handle:
     """The actor of one node. `asked_s` (monotonic) is of the watch under way, None while there is none; `clock_s` is of
     the node's own clock, at its last answer: its leases are given from then on. `poison` is of attempts whose ranks
-    wrote what cannot be used: {key: {"count", "reason"}}.
+    wrote what cannot be used: {key: {"count", "reason"}}. `hung`: it is being ended since it did not answer.
     """
 
     node: str
@@ -63,6 +63,7 @@ class Handle:
     listed: bool = False
     clock_s: float | None = None
     poison: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hung: bool = False
 
 
 class Agents:
@@ -134,7 +135,7 @@ class Agents:
         handle, known = self._handles.get(node), self.nodes.get(node)
         if handle is None or handle.ray_id != ray_id:
             return
-        handle.asked_s = None
+        handle.asked_s, handle.hung = None, True
         self._repaired(node, reason)
         facts = known.facts if known else None
         RAY.ask(f"end the hung agent of {node}", lambda: actors.end_hung(handle.actor, facts), LIMIT_S, _logged)
@@ -201,6 +202,7 @@ class Agents:
         if error is not None:
             self._failed(handle, error)
             return
+        handle.hung = False
         handle.greeted, handle.listed, answer = True, not hello, future.result()
         handle.clock_s = answer["clock_s"]
         for message in self._messages(handle, asked_s, answer, hello):
@@ -217,7 +219,8 @@ class Agents:
                 self._post(AgentFailed(handle.node, handle.ray_id, why))
         if isinstance(error, ray.exceptions.RayActorError):
             gone = isinstance(error, ray.exceptions.ActorDiedError)
-            self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
+            if not handle.hung:
+                self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
             self._post(AgentDied(handle.node, handle.ray_id, gone))
 
     def _messages(self, handle: Handle, asked_s: float, answer: Data, hello: bool) -> list[Message]:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from cluster.errors import FleetError
-from orchestrator.core.messages import AgentMade
+from orchestrator.core.messages import AgentDied, AgentMade
 from orchestrator.runtime import actors, agents
 from orchestrator.runtime.agents import Agents
 
@@ -79,7 +79,8 @@ def test_a_late_agent_of_the_node_before_does_not_replace_that_of_the_node_that_
 class Failing:
     """An actor that restarts: all of its methods fail at once. `asked` counts them."""
 
-    asked = 0
+    def __init__(self, error):
+        self.asked, self.error = 0, error
 
     def __getattr__(self, name):
         return self
@@ -90,13 +91,13 @@ class Failing:
 
     def future(self):
         failed = Future()
-        failed.set_exception(FleetError("the actor restarts"))
+        failed.set_exception(self.error)
         return failed
 
 
 @pytest.mark.parametrize(("rest_s", "soon"), [(PATIENCE_S, False), (0.05, True)])
 def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, soon):
-    actor, told = Failing(), []
+    actor, told = Failing(FleetError("the actor restarts")), []
     monkeypatch.setattr(actors, "make", lambda ray_id: actor)
     monkeypatch.setattr(agents, "REST_S", rest_s)
     watched = Agents(told.append)
@@ -108,3 +109,18 @@ def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, s
         until(lambda: watched.unwatched() == ["a"])
     else:
         assert watched.unwatched() == []
+
+
+def test_an_agent_that_hung_is_told_once_although_its_end_is_seen_later(monkeypatch):
+    from ray.exceptions import ActorUnavailableError
+
+    told, repaired = [], []
+    monkeypatch.setattr(actors, "make", lambda ray_id: Failing(ActorUnavailableError("it restarts", None)))
+    monkeypatch.setattr(actors, "end_hung", lambda actor, facts: None)
+    monkeypatch.setattr(agents, "REST_S", 0.0)
+    watched = Agents(told.append, lambda node, said: repaired.append(said))
+    watched.make("a", "ray-1")
+    until(lambda: told)
+    watched.restart("a", "ray-1", "it did not answer")
+    watched.watch("a", {}, {}, 2.0)
+    assert repaired == ["it did not answer"] and AgentDied("a", "ray-1") in told
