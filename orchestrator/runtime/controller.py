@@ -181,7 +181,8 @@ class Runtime(threading.Thread):
     def _turn(self) -> None:
         """What was kept is taken; it is kept until all that follows from it is stored."""
         self.pulse.doing = "reading the fleet's record"
-        self._inbox.kept += self._linked(self._recorded())
+        of_the_link = self._linked(self._recorded())
+        self._inbox.kept += of_the_link
         self.pulse.doing = "deciding"
         items = [*self._inbox.kept, *self._tick()]
         try:

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "overtaken": "an older backup has to be restored: test_job_stores.py",
     "RestartAgent": "an agent has to hang: test_frozen_processes.py",
     "DropAgent": "a node has to leave: test_killed_processes.py",
+    "RestartNode": "Ray has to lose count of a node: test_lost_messages.py",
     "Refuse": "answers a wrong request, and nothing is stored",
     "Warn": "writes a line of the log",
 }
