@@ -11,9 +11,12 @@ from cluster import embedded, environments, fleet_record
 from cluster.errors import Conflict, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.heads import HEAD
-from cluster.processes import kill_families
+from cluster.processes import stop
 from cluster.raylets import last_words, log_of, start_worker
 from cluster.spec import FleetSpec, parse_fleet
+
+END_S = 5.0
+"""A node without attempts ends within a second of being told to."""
 
 WINDOW_S = 600.0
 PAUSES_S = (0.0, 10.0, 60.0)
@@ -58,10 +61,14 @@ class Repairs:
             return Repaired(waiting={HEAD: str(e)})
 
     def end(self, node: str) -> None:
-        """Kill all of a node of the embedded fleet, which `restart_lost` starts again. Nothing is to run there."""
+        """End all of a node of the embedded fleet, which `restart_lost` starts again. Nothing is to run there.
+
+        It is told before it is killed, and tells Ray's head in turn: a head whose wall clock was set back does not
+        notice otherwise that the node has gone, and its successor bears the same name.
+        """
         record = fleet_record.read()
         if record is not None and record.embedded and record.state == "up":
-            kill_families([p.process for p in record.processes if p.node == node and p.role == "worker"])
+            stop([p.process for p in record.processes if p.node == node and p.role == "worker"], END_S)
 
     def _repair(self, record: FleetRecord, nodes: Sequence[str]) -> Repaired:
         started, waiting = [], {}

@@ -142,8 +142,9 @@ def test_a_damaged_record_is_told_not_raised(record: FleetRecord):
     assert "fleet.json is damaged" in Repairs(print).restart_lost().waiting[HEAD]
 
 
-def test_a_node_that_is_to_be_started_again_is_killed_with_all_it_started(record: FleetRecord):
-    words = ["sh", "-c", "sleep 60 & echo $!; wait"]
+def test_a_node_that_is_to_be_started_again_is_told_and_ends_with_all_it_started(record: FleetRecord):
+    """Ray's head has to hear of its end, which only the node itself can tell at once."""
+    words = ["sh", "-c", "trap 'echo told; kill $child; exit' TERM; sleep 60 & child=$!; echo $child; wait"]
     node = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert node.stdout is not None
     child = identify(int(node.stdout.readline()))
@@ -157,5 +158,5 @@ def test_a_node_that_is_to_be_started_again_is_killed_with_all_it_started(record
     Repairs(print).end("cpu-1")
     assert alive(process)
     Repairs(print).end("cpu-0")
-    node.communicate(timeout=20)
+    assert node.communicate(timeout=20)[0] == "told\n"
     assert not alive(process) and not alive(child)
