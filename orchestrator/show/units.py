@@ -44,6 +44,8 @@ def ago(iso: str | None, now: datetime | None = None) -> str:
 
 
 def between(start: str | None, end: str | None, now: datetime | None = None) -> str:
-    """From `start` to `end`, or to now where it has not ended."""
-    first = moment(start)
-    return duration(((moment(end) or now or datetime.now(UTC)) - first).total_seconds()) if first else ""
+    """From `start` to `end`, or to now where it has not ended; "" where the clock was set back by more than that."""
+    if (first := moment(start)) is None:
+        return ""
+    seconds = ((moment(end) or now or datetime.now(UTC)) - first).total_seconds()
+    return duration(seconds) if seconds >= 0 else ""

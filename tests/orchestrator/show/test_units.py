@@ -45,3 +45,4 @@ def test_times_are_told_from_now():
     assert between("2026-11-20T11:00:00Z", None, NOW) == "60 min 0 s"
     assert between("2026-11-20T11:00:00Z", "2026-11-20T11:00:10Z", NOW) == "10 s"
     assert between(None, None, NOW) == ""
+    assert between("2026-11-20T12:00:00Z", "2026-11-20T11:00:10Z", NOW) == "", "the clock was set back meanwhile"
