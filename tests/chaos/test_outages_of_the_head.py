@@ -1,128 +1,88 @@
 """The head of a fleet is away for minutes: what runs goes on, what is new waits, and then all is as before."""
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
-import faults
-import psutil
+import fleet_processes
 import pytest
+from faults import until
 
 from cluster import fleet_record
 from cluster.processes import family
-from orchestrator import Orchestrator, RunJob
+from orchestrator import Orchestrator
 
 pytestmark = pytest.mark.chaos
-
-FLEET = """
-name: outage
-pools:
-  left: {backend: cpu}
-  right: {backend: cpu}
-"""
 COUNTS = "i=0; while [ ! -e {end} ]; do i=$((i + 1)); echo $i; sleep 1; done"
-PATIENCE_S = 120.0
-
-
-def until(truth: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (seen := truth()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain; last seen {seen!r}"
-        time.sleep(0.1)
-    return seen
-
-
-@pytest.fixture(scope="module")
-def fleet_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file: Path = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
-    file.write_text(FLEET)
-    return file
-
-
-@pytest.fixture(scope="module")
-def fleet(fleet_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
-    """Its server leaves lost nodes as they are, so that an outage is as long as it is meant to be."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("POLYFLEET_HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("POLYFLEET_REPAIR", "off")
-        with Orchestrator.up(fleet_file) as o:
-            yield o
-            o.down()
-
-
-def head() -> list[psutil.Process]:
-    record = fleet_record.read()
-    assert record is not None and record.head is not None
-    return family([record.head.process])
-
-
-def state_server() -> psutil.Process:
-    return next(p for p in head() if p.name() == "gcs_server")
-
-
-def outlasts(
-    fleet: Orchestrator, end: Path, outage_s: float, begin: Callable[[], Any], heal: Callable[[], Any], told: str
-) -> None:
-    """A job with a lease of 10 s runs from before the outage until after it; another one waits for its end."""
-    record = {"fault": told[:2], "what": f"{told[4:]} for {outage_s:.0f} s", "seed": 0, "case": faults.case_name()}
-    record |= {"load": round(os.getloadavg()[0], 1), "outcome": "held"}
-    try:
-        record["ended_s"] = _outlasts(fleet, end, outage_s, begin, heal)
-    except Exception as e:
-        record |= {"outcome": "failed", "error": repr(e)[:2000]}
-        raise
-    finally:
-        if "ended_s" in record or "error" in record:
-            faults.keep(record)
-
-
-def _outlasts(
-    fleet: Orchestrator, end: Path, outage_s: float, begin: Callable[[], Any], heal: Callable[[], Any]
-) -> float:
-    """Seconds from when the head begins to come back until the job that waited has ended."""
-    command = COUNTS.format(end=end)
-    running = fleet.submit(RunJob(command=command, resources={"pool": "right"}, recovery={"lease": "10s"}))
-    until(lambda: running.state == "RUNNING")
-    begin()
-    began = time.monotonic()
-    waiting = fleet.submit(RunJob(command="true", resources={"pool": "left"}))
-    if outage_s > 10:
-        until(lambda: "head" in waiting.view["reason"])
-    while time.monotonic() < began + outage_s:
-        assert (running.state, running.view["epoch"]) == ("RUNNING", 1)
-        time.sleep(1)
-    over = time.monotonic()
-    heal()
-    until(lambda: waiting.state == "SUCCEEDED")
-    took_s = round(time.monotonic() - over, 2)
-    end.touch()
-    assert running.wait(60).state == "SUCCEEDED"
-    assert (running.view["epoch"], running.view["interruptions"]) == (1, 0)
-    numbers = str(running.logs()).split()
-    assert numbers == [str(i) for i in range(1, len(numbers) + 1)] and len(numbers) >= outage_s * 0.8
-    until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
-    return took_s
+SHORT_LEASE = {"lease": "10s"}
 
 
 @pytest.mark.parametrize("outage_s", [5.0, 65.0, 300.0])
-def test_a_frozen_state_server(fleet: Orchestrator, tmp_path: Path, outage_s: float):
-    frozen = state_server()
-    outlasts(fleet, tmp_path / "end", outage_s, frozen.suspend, frozen.resume, "F5, the head's state server is frozen")
+def test_a_frozen_state_server(case, fleet, seed, outage_s):
+    with case("F5", f"the head's state server is frozen for {outage_s:.0f} s", seed) as now:
+        running = work(now)
+        frozen = fleet_processes.state_server()
+        try:
+            waiting = away(now, running, outage_s, frozen.suspend)
+        finally:
+            now.over()
+            frozen.resume()
+        back(now, outage_s, running, waiting)
 
 
 @pytest.mark.parametrize("outage_s", [65.0])
-def test_a_killed_head(fleet: Orchestrator, fleet_file: Path, tmp_path: Path, outage_s: float):
-    def kill() -> None:
-        for process in head():
-            process.kill()
+def test_a_killed_head(case, fleet, seed, outage_s, monkeypatch):
+    """The server is told to leave it away. It is started again by `polyfleet up`, on its own storage."""
+    with case("F6", f"all of the head is away for {outage_s:.0f} s", seed) as now:
+        monkeypatch.setenv("POLYFLEET_REPAIR", "off")
+        fleet.restarted()
+        running = work(now)
+        waiting = away(now, running, outage_s, kill_head)
+        now.over()
+        Orchestrator.up(fleet.file).close()
+        back(now, outage_s, running, waiting)
+        monkeypatch.delenv("POLYFLEET_REPAIR")
+        fleet.restarted()
 
-    outlasts(
-        fleet,
-        tmp_path / "end",
-        outage_s,
-        kill,
-        lambda: Orchestrator.up(fleet_file).close(),
-        "F6, all of the head is away",
-    )
+
+def kill_head():
+    record = fleet_record.read()
+    for process in family([record.head.process]):
+        process.kill()
+
+
+def work(now):
+    """A training and a command, which are to live on with leases far shorter than most outages. The training seldom
+    saves: minutes of it are not to slow down what the campaign measures meanwhile.
+    """
+    training = now.train({"save_every": 50}, resources={"pool": "right"}, recovery=SHORT_LEASE)
+    counts = now.run(COUNTS.format(end=now.end), resources={"node": "left-0"}, recovery=SHORT_LEASE)
+    until(lambda: now.view(counts)["state"] == "RUNNING")
+    now.works()
+    return training, counts
+
+
+def away(now, running, outage_s, begin):
+    """From when the head goes until it is to come back. Returns a job that was submitted meanwhile, which waits."""
+    training, counts = running
+    now.inject(begin)
+    waiting = now.run("true", resources={"node": "left-1"})
+    if outage_s > 10:
+        until(lambda: "head" in now.view(waiting)["reason"])
+    while time.monotonic() < now.at_s + outage_s:
+        assert {(now.view(job)["state"], now.view(job)["epoch"]) for job in (training.id, counts)} == {("RUNNING", 1)}
+        time.sleep(1)
+    assert training.steps_since(now.at_s + outage_s / 2), "the training stood still"
+    return waiting
+
+
+def back(now, outage_s, running, waiting):
+    """The job that waited ends; what ran has gone on in its first attempt, and every line it wrote is there once."""
+    training, counts = running
+    until(lambda: now.view(waiting)["state"] == "SUCCEEDED")
+    now.took("ended_s", time.monotonic() - now.at_s)
+    now.told(training, since_s=time.monotonic())
+    now.end.touch()
+    for job in (training.id, counts):
+        view = until(lambda job=job: now.view(job)["state"] == "SUCCEEDED" and now.view(job))
+        assert (view["epoch"], view["interruptions"]) == (1, 0), view["attempts"]
+    numbers = str(now.fleet.o.job(counts).logs()).split()
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)] and len(numbers) > outage_s / 2
