@@ -7,7 +7,8 @@
 A seed decides at which moment of the work a fault comes. Each case tells its seed, and keeps its figures whether it
 held or not; the others follow. What was run is kept however the campaign ends. Exit code 1 when one did not hold.
 
-Outages of the head take minutes in which nothing is to happen: they run beside the rest, on a fleet of their own.
+Outages of the head take minutes in which little happens: they run beside the rest, on a fleet of their own, whose store
+is empty at first.
 """
 
 import argparse
@@ -94,7 +95,8 @@ def _run(given: argparse.Namespace, kept: Path, left_out: list[str]) -> int:
         [*pytest, str(HERE.parent), f"--ignore={HERE}", "-m", "chaos", *words],
     ]
     with tempfile.TemporaryFile("w+") as said:
-        beside = _started([*pytest, str(HERE / OUTAGES), "-m", "", *words], environment, stdout=said)
+        alone = environment | {"POLYFLEET_CHAOS_HISTORY": "0"}
+        beside = _started([*pytest, str(HERE / OUTAGES), "-m", "", *words], alone, stdout=said)
         try:
             codes = [_ended(_started(run, environment)) for run in runs]
         except BaseException:
@@ -162,6 +164,8 @@ def _figures(of_case: list[Data]) -> list[tuple[str, list[float]]]:
 NAMES = {
     "recovery_s": "work went on after",
     "again_s": "work was told of again, from the end of the fault, after",
+    "healed_recovery_s": "work went on, from the end of the fault, after",
+    "healed_placed_s": "placed anew, from the end of the fault, after",
     "ended_s": "a job that waited had ended, from the end of the fault, after",
     "failed_s": "the job had failed, with its reason, after",
     "back_s": "the server answered again after",

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,16 @@ def some_or_all(some: list[Any], everything: list[Any]) -> list[Any]:
     ]
 
 
-def until(truth: Callable[[], Any], limit_s: float = HANG_S) -> Any:
+def until(truth: Callable[[], Any]) -> Any:
     """Wait for a truth and return it; no answer is none yet."""
-    deadline, seen = time.monotonic() + limit_s, None
+    deadline, seen = time.monotonic() + HANG_S, None
     while True:
         try:
             if seen := truth():
                 return seen
         except (PolyfleetError, psutil.NoSuchProcess) as e:
             seen = e
-        assert time.monotonic() < deadline, f"waited {limit_s:.0f} s in vain; last seen {seen!r}"
+        assert time.monotonic() < deadline, f"waited {HANG_S:.0f} s in vain; last seen {seen!r}"
         time.sleep(0.05)
 
 
@@ -172,8 +172,8 @@ class Training:
 @dataclass(eq=False)
 class Case:
     """Faults, one after the other, each with a record; the newest is at `at_s`, and `before` are the epochs of the
-    trainings by then. `expected` are states, by job. What was frozen goes on at `thawed_s`: an older attempt may work
-    for STALE_S from then.
+    trainings by then. Once it is `ended`, `at_s` is its end. `expected` are states, by job. What was frozen goes on at
+    `thawed_s`: an older attempt may work for STALE_S from then.
     """
 
     fleet: Fleet
@@ -185,6 +185,7 @@ class Case:
     trainings: list[Training] = field(default_factory=list)
     at_s: float = 0.0
     at: datetime = datetime.min
+    ended: bool = False
     before: dict[str, int] = field(default_factory=dict)
     thawed_s: float | None = None
 
@@ -218,9 +219,9 @@ class Case:
         self.expected[job.id] = ends
         return job.id
 
-    def gang(self, **fields: Any) -> Training:
+    def gang(self) -> Training:
         """On both nodes of `left`, beside a training on the third, and commands that wait for a node."""
-        gang = self.train(resources={"pool": "left", "nodes": 2}, **fields)
+        gang = self.train(resources={"pool": "left", "nodes": 2})
         self.train(resources={"pool": "right"})
         self.works()
         for pool in ("left", "right"):
@@ -245,24 +246,27 @@ class Case:
 
     def inject(self, act: Callable[[], Any]) -> None:
         self.before = {training.id: training.epoch for training in self.trainings}
-        self.at_s, self.at = time.monotonic(), datetime.now(UTC)
+        self.at_s, self.at, self.ended = time.monotonic(), datetime.now(UTC), False
         act()
 
     def goes_on(self, training: Training, newer: bool = True) -> None:
-        """Steps again, in an attempt newer than that of the fault, unless the same one will do."""
+        """Steps again, in an attempt newer than that of the fault, unless the same one will do. What is measured from
+        the fault's end has names of its own.
+        """
         epoch = self.before[training.id]
         steps = until(lambda: training.steps_since(self.at_s, epoch + 1 if newer else epoch))
-        self.took("recovery_s", steps[0]["at_s"] - self.at_s)
+        self.took("healed_recovery_s" if self.ended else "recovery_s", steps[0]["at_s"] - self.at_s)
         if newer:
             placed = datetime.fromisoformat(self.view(training.id)["attempts"][-1]["placed_at"])
-            self.took("placed_s", (placed - self.at).total_seconds())
+            self.took("healed_placed_s" if self.ended else "placed_s", (placed - self.at).total_seconds())
 
-    def over(self) -> None:
-        """The fault has ended: what is measured from now on counts from here."""
-        self.at_s, self.at = time.monotonic(), datetime.now(UTC)
+    def over(self, ago_s: float = 0.0) -> None:
+        """The fault has ended, so long ago: what is measured from now on counts from there."""
+        self.at_s, self.at = time.monotonic() - ago_s, datetime.now(UTC) - timedelta(seconds=ago_s)
+        self.ended = True
 
-    def told(self, training: Training, name: str = "recovery_s", since_s: float | None = None) -> None:
-        """The server tells of a step that was done after the fault, or since then."""
+    def told(self, training: Training, name: str = "", since_s: float | None = None) -> None:
+        """The server tells of a step that was done after the fault, or its end, or since then."""
         since_s = self.at_s if since_s is None else since_s
 
         def told() -> bool:
@@ -270,7 +274,7 @@ class Case:
             return bool(newer) and self.view(training.id)["metrics"].get("step", 0) >= newer[0]["step"]
 
         until(told)
-        self.took(name, time.monotonic() - self.at_s)
+        self.took(name or ("again_s" if self.ended else "recovery_s"), time.monotonic() - self.at_s)
 
     def took(self, name: str, seconds: float) -> None:
         self.record[name] = round(seconds, 2)
@@ -286,7 +290,7 @@ class Case:
         assert self.expected.keys() <= kept
         for training in self.trainings:
             self._attempts_follow_each_other(training)
-        until(lambda: not fleet_processes.of_jobs(self.expected), 30)
+        until(lambda: not fleet_processes.of_jobs(self.expected))
 
     def _ended(self, job: str) -> Data | None:
         view = self.view(job)

@@ -26,7 +26,7 @@ def injected(now, server, act):
     words = ["strace", "-f", "-q", "-p", str(server.pid), "-o", str(told), "-e", f"trace={act.partition(':')[0]}"]
     strace = subprocess.Popen([*words, "-e", f"inject={act}"], stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: strace.poll() is not None or (told.exists() and "(" in told.read_text()), 30)
+        until(lambda: strace.poll() is not None or (told.exists() and "(" in told.read_text()))
         if strace.poll() is not None:
             pytest.skip(f"strace cannot act on another process here: {strace.stderr.read()[-200:]}")
         yield
@@ -48,17 +48,18 @@ def test_a_disk_of_the_job_store_that_is_not_well_stops_no_training(case, fleet,
                 now.took("accepted_s", time.monotonic() - now.at_s)
             else:
                 refused(now, monkeypatch)
-                said = until(lambda: named(), 30)
+                said = until(named)
                 now.took("named_s", time.monotonic() - now.at_s)
                 now.record["said"] = said[:300]
             time.sleep(max(0.0, now.at_s + LASTS_S - time.monotonic()))
+            steps = until(lambda: gang.steps_since(now.at_s + LASTS_S / 2))
         assert now.record["injected"], "nothing was injected"
-        assert {s["epoch"] for s in gang.steps_since(now.at_s + LASTS_S / 2)} == {1}
+        assert {s["epoch"] for s in steps} == {1}
         now.over()
         fleet.reconnected()
         until(lambda: now.run("true", key=f"{now.folder}", resources={"node": "left-0"}))
         now.took("accepted_again_s", time.monotonic() - now.at_s)
-        now.told(gang, "again_s")
+        now.told(gang)
         assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
 
 

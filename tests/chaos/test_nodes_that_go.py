@@ -29,7 +29,7 @@ def test_a_notice_lets_a_training_save_and_move(case, fleet, seed, killed_after_
         now.goes_on(training)
         view = now.view(training.id)
         assert view["attempts"][-1]["pool"] == "left" and view["restarts"] == 0
-        if killed_after_s >= 5:
+        if killed_after_s >= 30:  # what it was promised; P3 tells of less
             assert view["resumed_step"] >= before, "it did not save"
         monkeypatch.delenv("POLYFLEET_REPAIR")
         fleet.whole()
