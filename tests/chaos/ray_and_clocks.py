@@ -1,10 +1,13 @@
-"""Two placement groups on a Ray cluster of two nodes, nothing of ours: one is given back while the wall clock of Ray's
-programs is an hour ahead, one after it was set back. Prints `free` or `kept` for each, as Ray tells after 10 s.
+"""Ray alone, nothing of ours: what a step back of the wall clock of its programs, by an hour, keeps it from noticing.
+
+A placement group is given back and a raylet is killed, before the step and after it. Prints `free` or `kept` and
+`dead` or `alive` for each time, as Ray tells 10 s later of the group and 30 s later of the node.
 """
 
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import ray
@@ -29,31 +32,44 @@ def held() -> object:
     return group
 
 
-def is_free(workers: list[str]) -> bool:
-    deadline = time.monotonic() + 10
+def comes_true(truth: Callable[[], bool], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        free = available_resources_per_node()
-        if all(free.get(node, {}).get("CPU") == 2.0 for node in workers):
+        if truth():
             return True
         time.sleep(0.05)
     return False
+
+
+def is_free(workers: list[str]) -> bool:
+    free = available_resources_per_node()
+    return all(free.get(node, {}).get("CPU") == 2.0 for node in workers)
+
+
+def given_back(group: object) -> str:
+    remove_placement_group(group)
+    return "free" if comes_true(lambda: is_free(workers), 10) else "kept"
+
+
+def killed(node: object) -> str:
+    cluster.remove_node(node, allow_graceful=False)
+    is_dead = lambda: not any(row["Alive"] and row["NodeID"] == node.node_id for row in ray.nodes())  # noqa: E731
+    return "dead" if comes_true(is_dead, 30) else "alive"
 
 
 cluster = Cluster(
     initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": LITTLE}
 )
 try:
-    for _ in range(2):
-        cluster.add_node(num_cpus=2, object_store_memory=LITTLE)
+    first, second = [cluster.add_node(num_cpus=2, object_store_memory=LITTLE) for _ in range(2)]
+    others = [cluster.add_node(num_cpus=0, object_store_memory=LITTLE) for _ in range(2)]
     ray.init(cluster.address, log_to_driver=False)
-    workers = [node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU")]
+    workers = [first.node_id, second.node_id]
     set_by(HOUR_S)
-    remove_placement_group(held())
-    print("free" if is_free(workers) else "kept")
+    print(given_back(held()), killed(others[0]))
     group = held()
     set_by(0)
-    remove_placement_group(group)
-    print("free" if is_free(workers) else "kept")
+    print(given_back(group), killed(others[1]))
     ray.shutdown()
 finally:
     cluster.shutdown()

@@ -1,6 +1,6 @@
 /* LD_PRELOAD: the wall clock of a process is off by the seconds that the file named by CHAOS_CLOCK holds, at once when
-   they change. Clocks that count from the start of the machine are left alone, and so are Ray's own two programs unless
-   RAY_TOO is defined. */
+   they change. Clocks that count from the start of the machine are left alone, and so are programs whose names are in
+   CHAOS_CLOCK_SPARES. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,10 +14,8 @@
 static volatile long long *offset_s;
 
 __attribute__((constructor)) static void begin(void) {
-#ifndef RAY_TOO
-    if (!strcmp(program_invocation_short_name, "raylet") || !strcmp(program_invocation_short_name, "gcs_server")) return;
-#endif
-    const char *path = getenv("CHAOS_CLOCK");
+    const char *path = getenv("CHAOS_CLOCK"), *spared = getenv("CHAOS_CLOCK_SPARES");
+    if (spared && strstr(spared, program_invocation_short_name)) return;
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return;
     void *seen = mmap(NULL, sizeof(long long), PROT_READ, MAP_SHARED, file, 0);
