@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -87,7 +88,8 @@ def machine(home: Path, node: str) -> list[psutil.Process]:
 
 def _family(process: psutil.Process) -> Iterator[psutil.Process]:
     yield process
-    yield from process.children(recursive=True)
+    with suppress(psutil.NoSuchProcess):  # it has ended since it was found
+        yield from process.children(recursive=True)
 
 
 def ended(process: psutil.Process) -> bool:

@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from faults import HANG_S, until
 
@@ -100,8 +101,9 @@ def test_a_node_whose_agent_dies_again_and_again_takes_no_jobs_until_it_is_resum
 
         now.inject(lambda: None)
         while state() != "quarantined":
-            assert time.monotonic() < now.at_s + 2 * HANG_S, "it is not quarantined"
-            fleet.agent("right-0").kill()
+            assert time.monotonic() < now.at_s + HANG_S, "it is not quarantined"
+            with suppress(psutil.NoSuchProcess):  # it was about to end
+                fleet.agent("right-0").kill()
             time.sleep(5)
         now.took("quarantined_s", time.monotonic() - now.at_s)
         waits = now.run("true", resources={"node": "right-0"})
