@@ -8,6 +8,7 @@ import psutil
 import pytest
 from faults import EVENTS, some_or_all, until
 
+from orchestrator import Orchestrator
 from orchestrator.server import daemon
 
 KILLED = [("rank", "left-1"), ("rank", "left-0"), ("agent", "left-0"), ("agent", "right-0")]
@@ -61,14 +62,16 @@ def test_a_gang_that_loses_one_of_its_nodes_goes_on_once_it_has_as_many_again(ca
         until(lambda: now.view(gang.id)["state"] == "RECOVERING")
         now.took("lost_s", time.monotonic() - now.at_s)
         time.sleep(max(0.0, 20 - now.record["lost_s"]))
-        monkeypatch.delenv("POLYFLEET_REPAIR")
-        fleet.whole()
+        Orchestrator.up(fleet.file).close()
+        until(lambda: {n["state"] for n in fleet.o.inventory()} == {"ready"})
         now.over()
         now.goes_on(gang)
         view = now.view(gang.id)
         assert (view["interruptions"], view["restarts"]) == (1, 0), view["attempts"]
         assert "left-1" in view["attempts"][0]["reason"] and view["attempts"][0]["outcome"] == "lost", view["attempts"]
         assert now.view(now.trainings[1].id)["epoch"] == 1
+        monkeypatch.delenv("POLYFLEET_REPAIR")
+        fleet.restarted()
 
 
 def kill_node(fleet, node):
