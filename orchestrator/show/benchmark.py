@@ -242,7 +242,7 @@ def validation(data: Data) -> Stack:
             told.append(f"{one['target']}: {one['reason']}")
             continue
         places = [f"{what} {name}" for what, name in one["first"].items() if name]
-        verdict = f"parts from {first} first at {', '.join(places)}" if places else f"computes as {first} does"
+        verdict = f"differs from {first} first at {', '.join(places)}" if places else f"computes as {first} does"
         rows = [*one["layers"], *one["gradients"], *one["steps"]]
         worst = sorted(rows, key=lambda r: -(r["apart"] if r["apart"] is not None else math.inf) / r["limit"])[:8]
         table = grid(
