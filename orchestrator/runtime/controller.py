@@ -213,9 +213,17 @@ class Runtime(threading.Thread):
         self._ticked = time.monotonic() >= self._steps.tick_due_s
         if not self._ticked:
             return []
-        workers = [p.node for p in self.fleet.living() if p.role == "worker"] if self.fleet else []
+        living, recorded = self._workers()
         trouble = self.trouble or self.holding
-        return [m.Tick(self._throughput(), trouble, self._prices(), frozenset(workers), self.repairs)]
+        return [m.Tick(self._throughput(), trouble, self._prices(), living, recorded, self.repairs)]
+
+    def _workers(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Nodes of the fleet's record: those that live as far as is known here, and all."""
+        if self.fleet is None:
+            return frozenset(), frozenset()
+        found = self.fleet.living(), self.fleet.processes
+        living, recorded = (frozenset(p.node for p in processes if p.role == "worker") for processes in found)
+        return living, recorded
 
     def _tell_devices(self) -> None:
         there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
