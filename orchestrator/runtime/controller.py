@@ -12,13 +12,14 @@ from cluster import fleet_record
 from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home
-from orchestrator.core import control, placing
+from orchestrator.core import control
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.messages import Message
 from orchestrator.core.model import Devices, Plan, Snapshot
 from orchestrator.core.nodes import OWNER, drained
+from orchestrator.core.placing import snapshot
 from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import crash, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
@@ -131,7 +132,7 @@ class Runtime(threading.Thread):
         return self._repair is not None and (self.fleet is None or self.fleet.embedded)
 
     def snapshot(self) -> Snapshot:
-        return placing.snapshot(self.control, now(), self._throughput())
+        return snapshot(self.control, now(), self._throughput())
 
     def close(self) -> None:
         self._closing.set()
