@@ -214,11 +214,18 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class NotRestarted:
+    """A node that was to be started again stays as it is: nothing is withheld there now, or it was too often."""
+
+    node: str
+    ray_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool.
     `recorded` are the nodes of the fleet's record, `expected` those of them that live as far as is known there: one
-    that has not told yet is not absent.
-    `repairs`: nodes that end are started again by this server.
+    that has not told yet is not absent. `repairs`: this server starts them again when they end.
     """
 
     throughput: Throughput = field(default_factory=Throughput)
@@ -249,5 +256,6 @@ Message = (
     | Fenced
     | Released
     | Reserved
+    | NotRestarted
     | Tick
 )
