@@ -230,6 +230,8 @@ class Runtime(threading.Thread):
             told(*rest)
         trouble = self._link.trouble(recorded, lambda: give_back(self._agents, list(self.control.lives.values())))
         self._troubled((trouble and self._unread) or trouble)
+        if self._agents.overtaken and self._repair:
+            self._repair.close()
         fleet, kept = self._link.fleet, [i for i in self._inbox.kept if isinstance(i, m.Joined | m.Parted)]
         joined = isinstance(kept[-1], m.Joined) if kept else self.control.joined
         if fleet is None and joined:
@@ -266,8 +268,8 @@ class Runtime(threading.Thread):
         if self.fleet and self.fleet.address != self._compared and time.monotonic() >= self._compare_at_s:
             self._compare_origin(self.fleet)
         self._agents.refresh()
-        if self._agents.superseded >= self._agents.generation:
-            self._agents.generation = self._store.next_generation(self._agents.superseded)
+        if self._agents.floor > self._agents.generation:
+            self._agents.generation = self._store.next_generation(self._agents.floor)
         for node in self._agents.unwatched():
             cursors, known = control.watch_of(self.control, node)
             self._agents.watch(node, cursors, known, WATCH_S)

@@ -1,6 +1,7 @@
 """EventStore: append and be sure, ask again and get the same answer."""
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from orchestrator.store.work import LARGEST, LONGEST_JOB, Stored, Work, storable
 from orchestrator.store.writer import Writer
 
 Data = dict[str, Any]
+
+GENERATION_STEP = 1_000_000
+"""A counter of 63 bits lasts for millions of millions of starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +195,11 @@ class EventStore:
         return max(int(reported), _at(checkpoint))
 
     def next_generation(self, floor: int = 0) -> int:
-        """A number above `floor` and above all that were given before; durable."""
-        generation: int = self._writer.submit(Work(action=partial(_next, name="generation", floor=floor)))
+        """A number above `floor` and above all that were given before; durable. How far above is left to chance: two
+        copies of one database give different ones.
+        """
+        step = 1 + secrets.randbelow(GENERATION_STEP)
+        generation: int = self._writer.submit(Work(action=partial(_next, name="generation", floor=floor, step=step)))
         return generation
 
     @property
@@ -253,11 +260,11 @@ def _at(checkpoint: str | None) -> int:
     return at if isinstance(at, int) else 0
 
 
-def _next(connection: Connection, name: str, floor: int) -> int:
-    """The next value of a counter."""
+def _next(connection: Connection, name: str, floor: int, step: int) -> int:
+    """The next value of a counter: `step` above the last one, and above `floor`."""
     mine = counters.c.name == name
     value = connection.scalar(select(counters.c.value).where(mine))
-    after = max(value or 0, floor) + 1
+    after = max(value or 0, floor) + step
     changed = counters.insert().values(name=name, value=after)
     connection.execute(changed if value is None else counters.update().where(mine).values(value=after))
     return after
