@@ -87,7 +87,8 @@ class Runtime(threading.Thread):
         self._link = Link(agents, self._inbox.put)
         self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, repair)
         known = drained(e for e in store.events_below(OWNER))
-        self._steps = Steps(jobs, control.resumed(jobs.open(), known, store.told_at, now()), self._stored)
+        begun = control.resumed(jobs.open(), known, store.told_at, now())
+        self._steps = Steps(jobs, begun, self._stored, self._storing)
         for job_id, why in jobs.damaged.items():
             # Jobs whose history cannot be trusted do not go on: one of them might run twice.
             self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {why}"))
@@ -207,6 +208,9 @@ class Runtime(threading.Thread):
 
     def _stored(self, state: Control) -> None:
         self._agents.nodes = state.nodes
+
+    def _storing(self) -> None:
+        self.pulse.doing = "writing to the job store"
 
     def _tick(self) -> list[m.Tick]:
         """None where the last was long, and a moment ago."""

@@ -1,5 +1,6 @@
 """EventStore: append and be sure, ask again and get the same answer."""
 
+import logging
 import math
 import secrets
 import time
@@ -25,7 +26,12 @@ from orchestrator.store.schema import LAST, counters, events, jobs, reports
 from orchestrator.store.work import LARGEST, LONGEST_JOB, Stored, Work, storable, work_of
 from orchestrator.store.writer import Writer
 
+log = logging.getLogger(__name__)
+
 Data = dict[str, Any]
+
+WRITING_LATE_S = 6.0
+"""Longer than SQLite waits for a lock of another program."""
 
 GENERATION_STEP = 1_000_000
 """A counter of 63 bits lasts for millions of millions of starts."""
@@ -67,7 +73,9 @@ class EventStore:
 
     def close(self) -> None:
         """Write what waits and let go of the database."""
-        self._writer.close()
+        if not self._writer.close():
+            log.error("a write to %s does not end: it is left to the end of this process", self._database.name)
+            return
         self._database.close_readers()
         self._writer.disconnect()
         self._database.close()
@@ -147,6 +155,8 @@ class EventStore:
         size_bytes, free_bytes = self._database.room()
         error, failed_s = self._writer.trouble
         ago_s = time.monotonic() - failed_s if error else 0.0
+        if (writing_s := self._writer.writing_s) > WRITING_LATE_S:
+            error, ago_s = f"a write has not ended for {writing_s:.0f} s", 0.0
         try:
             self._database.check_place()
         except FleetError as e:

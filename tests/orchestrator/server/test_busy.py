@@ -1,4 +1,4 @@
-"""While the controller is stuck in a turn, whoever asks it for something is told so within seconds, over HTTP."""
+"""While the controller or the job store is stuck, whoever asks for something is told so within seconds, over HTTP."""
 
 import threading
 import time
@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cluster import fleet_record
+from orchestrator.store import writer
+from orchestrator.store.work import Work
 
 HANG_S = 20.0
 
@@ -66,3 +68,32 @@ def test_what_a_stuck_controller_is_asked_for_is_refused_in_time_and_works_after
     told = [event["event"] for event in live.service.history(running)]
     assert told.count("placed") == 2, "asked for twice, it was moved once"
     assert [e["event"] for e in live.service.history(waiting)].count("cancelled") == 1
+
+
+def test_while_a_write_of_the_job_store_does_not_end_requests_are_refused_with_what_is_waited_for(
+    live, running, monkeypatch
+):
+    monkeypatch.setattr(writer, "WAIT_S", 0.2)
+    answers, reached = threading.Event(), threading.Event()
+
+    def disk(_):
+        reached.set()
+        assert answers.wait(HANG_S)
+
+    spec = {"spec": {"task": "run", "name": "j", "command": ["true"]}}
+    with ThreadPoolExecutor(2) as threads:
+        write = threads.submit(live.service.store._writer.submit, Work(action=disk))
+        assert reached.wait(HANG_S)
+        stopped = threads.submit(asked, live, f"/v1/jobs/{running}/cancel", {})
+        with live.http as client:
+            refused = client.post("/v1/jobs", json=spec, headers={"Idempotency-Key": "k"})
+            busy, _ = stopped.result(HANG_S)
+            answers.set()
+            write.result(HANG_S)
+            again = client.post("/v1/jobs", json=spec, headers={"Idempotency-Key": "k"})
+        cancelled, _ = asked(live, f"/v1/jobs/{running}/cancel", {})
+    for answer in (refused, busy):
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert "is still at what it was asked to write before" in answer.json()["error"]["message"]
+    assert again.status_code == 201 and len(live.specs) == 2
+    assert cancelled.json()["state"] == "CANCELLED"
