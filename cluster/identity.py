@@ -37,6 +37,11 @@ def namespace(identity: str) -> str:
     return f"polyfleet-{identity}"
 
 
+def agent_name(ray_id: str) -> str:
+    """Of the actor on that node, in its fleet's namespace."""
+    return f"agent-{ray_id}"
+
+
 def reservation_prefix(identity: str) -> str:
     """Of the names of placement groups, which Ray lists without their namespace."""
     return f"polyfleet-{identity}-attempt-"

@@ -57,6 +57,13 @@ class Repairs:
         except (PolyfleetError, OSError) as e:
             return Repaired(waiting={HEAD: str(e)})
 
+    def is_held(self, node: str) -> bool:
+        """Whether it was started so often lately that it would have to wait for its next start."""
+        return pause_left_s(self._recent(node), self._now_s()) > 0.0
+
+    def _recent(self, node: str) -> list[float]:
+        return [t for t in self._starts.get(node, ()) if self._now_s() - t < WINDOW_S]
+
     def end(self, node: str) -> None:
         """Kill all of a node of the embedded fleet, which `restart_lost` starts again. Nothing is to run there."""
         record = fleet_record.read()
@@ -66,7 +73,7 @@ class Repairs:
     def _repair(self, record: FleetRecord, nodes: Sequence[str]) -> Repaired:
         started, waiting = [], {}
         for node in nodes:
-            recent = [t for t in self._starts.get(node, ()) if self._now_s() - t < WINDOW_S]
+            recent = self._recent(node)
             if pause_s := pause_left_s(recent, self._now_s()):
                 waiting[node] = _sentence(node, len(recent), pause_s)
                 continue

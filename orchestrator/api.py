@@ -1,4 +1,4 @@
-"""Polyfleet from Python: the same verbs as the CLI, one to one.
+"""Polyfleet from Python: most verbs of the CLI. docs/guides/python.md lists them.
 
 from orchestrator import Orchestrator, TrainJob
 

@@ -114,7 +114,8 @@ class Client(Connection):
                 return view
             if deadline is not None and time.monotonic() > deadline:
                 raise FleetError(
-                    f"{view['id']} is still {view['state']} after {timeout_s:g} s", "it goes on; wait again"
+                    f"{view['id']} is still {view['state']} after {timeout_s:g} s",
+                    "the job is still running; wait again",
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.3, POLL_S[1])

@@ -70,7 +70,9 @@ def _parsed(path: Path, where: str, field: str) -> ast.Module:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # also NUL bytes; nested too deep to parse
         line = f":{e.lineno}" if isinstance(e, SyntaxError) and e.lineno else ""
         said = e.msg if isinstance(e, SyntaxError) else e
-        raise SpecError(field, f"{where}{line}: not Python: {said}", "mend the file: no node could import it") from None
+        raise SpecError(
+            field, f"{where}{line}: not Python: {said}", "correct the file: no node could import it"
+        ) from None
     except OSError as e:
         raise SpecError(field, f"{path} cannot be read: {e.strerror}", "make it readable") from None
 

@@ -140,7 +140,8 @@ class RecoverySpec(Model):
     """First pause; it doubles up to 60 s."""
 
     lease: f.Duration = "10s"
-    """How long an attempt runs on without hearing from the server or the cluster's head; at least 3 s."""
+    """How long an attempt runs on without hearing from the server or the cluster's head; at least 3 s. It has no effect
+    beside `on_disconnect: wait`."""
 
     grace: f.Duration = "30s"
     """Time to save a checkpoint when asked to stop."""

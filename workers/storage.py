@@ -105,7 +105,9 @@ def _reported(path: str) -> Iterator[None]:
         raise UserError(f"{path!r} is a file where a folder is needed, or the other way round, or a link") from None
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FleetError(f"no room for {path!r} in this pool's storage: {e.strerror}", "make room there") from None
+            raise FleetError(
+                f"no space for {path!r} in this pool's storage: {e.strerror}", "free space there"
+            ) from None
         raise UserError(f"{path!r}: {e.strerror}", "links are not followed") from None
 
 

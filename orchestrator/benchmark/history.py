@@ -1,6 +1,6 @@
 """Runs over time: two of them cell by cell, one against its baseline, and steps in a series. Pure.
 
-Rounds of two runs share no weather, so they are never paired; and a busy host proves no regression by itself.
+Rounds of two runs share no background load, so they are never paired; and a busy host proves no regression by itself.
 """
 
 import math

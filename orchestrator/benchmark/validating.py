@@ -1,4 +1,4 @@
-"""One model on several targets, numerically: a job on each, and where they part from the first."""
+"""One model on several targets, numerically: a job on each, and where they differ from the first."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -62,8 +62,8 @@ def run(
     level: Annotated[str, typer.Option(help="O0, O1, O2, O3; several: a,b.")] = "O1",
     regime: Annotated[str, typer.Option(help="hot, or hot,cold: operations with caches cold, too.")] = "hot",
     scale: Annotated[Scale, typer.Option(help="Shapes: quick ones suit a CPU.", show_choices=True)] = Scale.quick,
-    rounds: Annotated[int, typer.Option(help="At least so many; 0: what the number of comparisons needs.", min=0)] = 0,
-    max_rounds: Annotated[int, typer.Option(help="At most so many for a case.", min=1)] = 60,
+    rounds: Annotated[int, typer.Option(help="Minimum rounds; 0: chosen from the number of comparisons.", min=0)] = 0,
+    max_rounds: Annotated[int, typer.Option(help="Maximum rounds of a case.", min=1)] = 60,
     case_seconds: Annotated[float, typer.Option(help="Stop a case after so long, narrow enough or not.")] = 30.0,
     max_minutes: Annotated[float, typer.Option(help="Begin no case after so long.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Of weights, inputs and the order of turns.", min=0)] = 0,
@@ -77,7 +77,7 @@ def run(
 ) -> None:
     """Measure cases, or a model of yours, on one device of every kind: interleaved, checked, with intervals.
 
-    Exit code 1 when a cell failed, was lost, or computed something wrong.
+    Exit code 1 when a result is failed, lost or wrong.
     """
     request = _request(
         patterns or ["all"], sample_input=sample_input, batch_size=batch_size, train=train, workload=workload,
@@ -126,7 +126,7 @@ def _measure_fleet(
         try:
             ended = running.follow(client, begun["run"], update)
         except KeyboardInterrupt:
-            say(f"{begun['run']} goes on; `polyfleet benchmark cancel {begun['run']}` ends it")
+            say(f"Run {begun['run']} has not ended. `polyfleet benchmark cancel {begun['run']}` ends it")
             raise
         if ended["state"] != "SUCCEEDED":
             say(f"{ended['run']}: {ended['state'].lower()}: {ended['reason']}")

@@ -100,7 +100,7 @@ def compare(
     trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Two runs, cell by cell: what became faster, slower, wrong, and what else changed."""
+    """Two runs, result by result: what became faster, slower, wrong, and what else changed."""
     from orchestrator.benchmark import history
     from orchestrator.show.benchmark import compared
 

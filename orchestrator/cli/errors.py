@@ -17,7 +17,7 @@ BROKEN_PIPE = 141
 EXIT_CODES = {
     0: "done; a job that was waited for succeeded",
     1: "the job failed, `doctor` has a finding to act on, or an error nobody foresaw",
-    2: "something you can mend: the command line, a file, a name",
+    2: "something you can correct: the command line, a file, a name",
     3: "the server or the fleet cannot serve now",
     4: "the job that was waited for was cancelled",
     130: "interrupted with Ctrl-C; jobs go on",
@@ -53,7 +53,9 @@ def _of_this_machine(error: OSError) -> PolyfleetError | None:
 
     where = Path(os.fsdecode(error.filename or home()))
     if error.errno in NO_ROOM:
-        return FleetError(f"{where} cannot be written: {error.strerror}", "make room, or set POLYFLEET_HOME elsewhere")
+        return FleetError(
+            f"{where} cannot be written: {error.strerror}", "free space there, or set POLYFLEET_HOME elsewhere"
+        )
     wrong_home = where == home() or (where.is_relative_to(home()) and error.errno == errno.ENOTDIR)
     if wrong_home or (error.filename and error.errno in NO_RIGHT):
         mine = wrong_home or where.is_relative_to(home())

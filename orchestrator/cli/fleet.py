@@ -80,7 +80,7 @@ def _recorded_fleet() -> str:
 
 
 def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
-    """Every node and device: kind, memory, state, who leases it."""
+    """Every node and device: kind, memory, state, which job it is allocated to."""
     from orchestrator.show.fleet import devices
 
     if local or not _fleet_here():

@@ -74,7 +74,7 @@ def write(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(e, BrokenPipeError):
             raise typer.Exit(BROKEN_PIPE) from None
-        raise FleetError(f"the answer cannot be written: {e.strerror}", "write it to a place with room") from None
+        raise FleetError(f"the answer cannot be written: {e.strerror}", "write it where space is free") from None
 
 
 def say(message: str) -> None:

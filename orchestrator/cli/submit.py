@@ -160,7 +160,8 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
                 job_id, seen=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
             )
     except (KeyboardInterrupt, FleetError):
-        say(f"{job_id} goes on; `polyfleet logs -f {job_id}` follows it, `polyfleet cancel {job_id}` ends it")
+        follow_it, end_it = f"`polyfleet logs -f {job_id}`", f"`polyfleet cancel {job_id}`"
+        say(f"Job {job_id} has not ended. Follow it with {follow_it}, end it with {end_it}")
         raise
     if not follow:
         emit(view, output, job)

@@ -23,7 +23,7 @@ def validate(
 ) -> None:
     """Activations layer by layer, loss, gradients and training steps on several devices, from the same weights.
 
-    Exit code 1 when they part beyond rounding; the first layer and step that do are named.
+    Exit code 1 when they differ beyond rounding; the first layer and step that do are named.
     """
     from orchestrator.benchmark import validating
     from orchestrator.client import connect

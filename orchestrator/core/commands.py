@@ -95,7 +95,9 @@ class RestartAgent:
 
 @dataclass(frozen=True, slots=True)
 class RestartNode:
-    """End a node on which nothing runs, for it to be started again. No answer: Ray lists it under another id."""
+    """End a node on which nothing runs, for it to be started again, if Ray still reserves resources there for nobody.
+    Then Ray lists it under another id; else NotRestarted answers.
+    """
 
     node: str
     ray_id: str

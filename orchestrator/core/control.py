@@ -99,8 +99,7 @@ def tick(draft: Draft, told: m.Tick) -> None:
         following.look(draft)
         fencing.look(draft)
         overtaken.look(draft)
-        if told.repairs:
-            leaks.restart(draft)
+        leaks.look(draft, told)
     placing.place(draft, told)
     if draft.control.joined:
         ending.release(draft)
@@ -135,6 +134,7 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Fenced: fenced,
     m.Released: released,
     m.Reserved: reserved,
+    m.NotRestarted: leaks.not_restarted,
     m.Tick: tick,
 }
 

@@ -33,7 +33,7 @@ def right_kind(want: Candidate, have: Devices) -> str:
 def not_emulated_unasked(want: Candidate, have: Devices) -> str:
     if not have.emulated or asked_by_name(want, have):
         return ""
-    return f"computes on the CPU: is taken only by its full name {have.kind} or its pool {have.pool}"
+    return f"is emulated on the CPU; ask for {have.kind} or pool {have.pool} to use it"
 
 
 def right_pool(want: Candidate, have: Devices) -> str:

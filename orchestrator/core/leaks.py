@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from orchestrator.core.attempts import MARGIN_S
 from orchestrator.core.commands import RestartNode
 from orchestrator.core.draft import Control, Draft
-from orchestrator.core.messages import Now
+from orchestrator.core.messages import NotRestarted, Now, Tick
 from orchestrator.core.nodes import Node, Withheld
 from orchestrator.core.states import TERMINAL
 
@@ -45,20 +45,39 @@ def told(draft: Draft, names: Iterable[str]) -> None:
             draft.nodes[name] = replace(node, withheld=replace(known, since_s=since_s, told_s=draft.now.s))
 
 
-def restart(draft: Draft) -> None:
-    """Nodes that Ray has lost count of, once nothing runs there."""
+def look(draft: Draft, tick: Tick) -> None:
+    """Once per tick: nodes of which Ray has lost count are started again once nothing runs there."""
     for name, node in draft.nodes.items():
-        kept = _certain(node, draft.now.s)
-        if kept and _is_idle(draft, node) and not (node.restarts(draft.now.s) or node.lost):
-            draft.nodes[name] = replace(node, withheld=replace(kept, restarted_s=draft.now.s))
-            said = f"Ray reserved resources of node {name} for nobody: it was started again"
-            draft.command(RestartNode(name, node.ray_id, said))
-            draft.change(changed=True)
+        if node.withheld is None or node.restarts(draft.now.s):
+            continue
+        if draft.now.s - node.withheld.told_s >= APART_S:
+            draft.nodes[name] = replace(node, withheld=None)
+        elif _is_certain(node.withheld) and tick.repairs and not tick.trouble and name in tick.expected:
+            _restart(draft, node, node.withheld)
 
 
-def _certain(node: Node, now_s: float) -> Withheld | None:
-    kept = node.withheld
-    return kept if kept and kept.told_s - kept.since_s >= CERTAIN_S and now_s - kept.told_s < APART_S else None
+def not_restarted(draft: Draft, told: NotRestarted) -> None:
+    node = draft.nodes.get(told.node)
+    if node is not None and node.ray_id == told.ray_id:
+        draft.nodes[node.name] = replace(node, withheld=None)
+        draft.change(changed=True)
+
+
+def _restart(draft: Draft, node: Node, kept: Withheld) -> None:
+    """Launches that wait in vain there are none of its work, but others follow them unless the node is closed."""
+    if _is_idle(draft, node):
+        after = replace(kept, restarted_s=draft.now.s)
+        said = f"Ray reserved resources of node {node.name} for nobody: it was started again"
+        draft.command(RestartNode(node.name, node.ray_id, said))
+    else:
+        after = replace(kept, closing=all(draft.lives[job].launching for job in draft.on_node(node.name)))
+    if after != kept:
+        draft.nodes[node.name] = replace(node, withheld=after)
+        draft.change(changed=True)
+
+
+def _is_certain(kept: Withheld) -> bool:
+    return kept.told_s - kept.since_s >= CERTAIN_S
 
 
 def _is_idle(draft: Draft, node: Node) -> bool:
@@ -91,6 +110,7 @@ def _not_released(control: Control, now: Now) -> list[Leak]:
 
 
 def _withheld(control: Control, now: Now) -> list[Leak]:
-    kept = [(node.name, kept) for node in control.nodes.values() if (kept := _certain(node, now.s))]
+    nodes = [(node.name, node.withheld) for node in control.nodes.values() if not node.lost]
+    kept = [(name, kept) for name, kept in nodes if kept and _is_certain(kept) and now.s - kept.told_s < APART_S]
     why = "resources of the node have been reserved for nobody for {:.0f} s at least"
     return [Leak("Ray", why.format(now.s - known.since_s), node) for node, known in kept]

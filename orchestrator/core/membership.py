@@ -181,7 +181,7 @@ def agent_died(draft: Draft, told: AgentDied) -> None:
     node = draft.nodes.get(told.node)
     if node is None or node.ray_id != told.ray_id or node.lost:
         return
-    if draft.now.s - node.restarted_s > ENDED_BY_US_S:
+    if draft.now.s - node.restarted_s > ENDED_BY_US_S and not node.restarts(draft.now.s):
         draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
     if told.gone:
         _make(draft, node.name)

@@ -214,10 +214,18 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class NotRestarted:
+    """A node that was to be started again stays as it is: nothing is withheld there now, or it was too often."""
+
+    node: str
+    ray_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool.
     `expected` are nodes that live as far as the fleet's record knows: one that has not told yet is not absent.
-    `repairs`: nodes that end are started again by this server.
+    `repairs`: this server starts them again when they end.
     """
 
     throughput: Throughput = field(default_factory=Throughput)
@@ -247,5 +255,6 @@ Message = (
     | Fenced
     | Released
     | Reserved
+    | NotRestarted
     | Tick
 )

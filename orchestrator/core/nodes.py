@@ -43,12 +43,14 @@ class Stranger:
 @dataclass(frozen=True, slots=True)
 class Withheld:
     """Ray reserves resources of a node for nobody: since when that is known, when a launch was last refused for it, and
-    when the node was last to be started again. Monotonic seconds.
+    when the node was last to be started again. `closing`: launches there are waited for, and no more begin. Monotonic
+    seconds.
     """
 
     since_s: float
     told_s: float
     restarted_s: float = float("-inf")
+    closing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
             f"node {node.name} failed {len(node.failures)} times within 10 minutes (last: {node.failures[-1][1]}) and "
             f"takes no jobs for {left_s:.0f} s; `polyfleet node resume {node.name}` ends that"
         )
-    if node.restarts(now_s):
+    if node.withheld and (node.withheld.closing or node.restarts(now_s)):
         return f"node {node.name} is started again: Ray reserves resources of it for nobody"
     if (silent_s := node.silent_s(now_s)) > SILENT_S:
         return f"node {node.name} has not answered for {silent_s:.0f} s"

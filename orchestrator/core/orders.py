@@ -18,6 +18,9 @@ SINGLE_RANK = frozenset({"run", "prepare", "benchmark"})
 PATIENT_LEASE_S = 86_400.0
 """Of a job that waits for a node that is cut off (`on_disconnect: wait`): the longest that an order may give."""
 
+SHARES_PER_CPU = 10_000
+"""Ray counts in ten-thousandths."""
+
 Resources = dict[str, float]
 
 
@@ -106,8 +109,11 @@ def _common(record: Record) -> dict[str, Any]:
 
 
 def bundle(share: Share) -> Resources:
-    """What the devices cost in Ray's resources. A CPU device is its share of the node's CPUs."""
+    """What the devices cost in Ray's resources. A CPU device is its share of the node's CPUs, rounded down to what Ray
+    counts in, so that the shares of all devices fit together.
+    """
     resource, count = ray_resource(share.devices.backend, share.devices.emulated), len(share.numbers)
     if resource != "CPU":
         return {resource: float(count)}
-    return {"CPU": share.facts.cpu_count / max(share.devices.total, 1) * count}
+    each = SHARES_PER_CPU * share.facts.cpu_count // max(share.devices.total, 1)
+    return {"CPU": each * count / SHARES_PER_CPU}

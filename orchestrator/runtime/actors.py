@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import FleetError, PolyfleetError
-from cluster.identity import fleet_identity, namespace
+from cluster.identity import agent_name, fleet_identity, namespace
 from cluster.paths import home
 from cluster.processes import ProcessId, kill
 from cluster.vocabulary import NodeFacts
@@ -118,7 +118,7 @@ def make(ray_id: str) -> Any:
 
     identity = fleet_identity(home())
     options: dict[str, Any] = {
-        "name": f"agent-{ray_id}",
+        "name": agent_name(ray_id),
         "namespace": namespace(identity),
         "lifetime": "detached",
         "get_if_exists": True,

@@ -241,9 +241,14 @@ class Agents:
                 self._post(AgentFailed(handle.node, handle.ray_id, why))
         if isinstance(error, ray.exceptions.RayActorError):
             gone = isinstance(error, ray.exceptions.ActorDiedError)
-            if not handle.hung:
+            if not (handle.hung or self._restarts(handle.node)):
                 self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
             self._post(AgentDied(handle.node, handle.ray_id, gone))
+
+    def _restarts(self, name: str) -> bool:
+        """Whether all of the node was to be started again a moment ago, which is told in its own words."""
+        node = self.nodes.get(name)
+        return node is not None and node.restarts(time.monotonic())
 
     def _messages(self, handle: Handle, asked_s: float, answer: Data, hello: bool) -> list[Message]:
         """The answer as what the controller is told. A report that cannot be used concerns its attempt only."""

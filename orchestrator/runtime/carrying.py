@@ -14,9 +14,10 @@ from typing import Any
 from cluster.errors import FleetError, PolyfleetError
 from orchestrator.core import commands as c
 from orchestrator.core.commands import Command
-from orchestrator.core.messages import Fenced, LaunchFailed, Message, Released, Stopped
-from orchestrator.runtime import fences, reservations
+from orchestrator.core.messages import Fenced, LaunchFailed, Message, NotRestarted, Released, Stopped
+from orchestrator.runtime import fences, reservations, room
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.repair import RepairThread
@@ -127,9 +128,18 @@ class Carrier:
             lock.release()
 
     def _restart_node(self, restart: c.RestartNode) -> None:
+        """Ray is asked once more: what a launch was told may be a minute old."""
+        look = partial(room.withholds, restart.ray_id)
+        RAY.ask(f"list what {restart.node} holds", look, PLACE_S, partial(self._looked, restart))
+
+    def _looked(self, restart: c.RestartNode, withholds: Any) -> None:
         node = self._agents.get(restart.node)
-        if self._repair is not None and node is not None and node.ray_id == restart.ray_id:
-            self._repair.restart(restart.node, restart.reason)
+        same = node is not None and node.ray_id == restart.ray_id
+        if withholds is not True or self._repair is None or not same:
+            self._post(NotRestarted(restart.node, restart.ray_id))
+        elif not self._repair.restart(restart.node, restart.reason):
+            log.warning("node %s was started too often lately to be started again now", restart.node)
+            self._post(NotRestarted(restart.node, restart.ray_id))
 
     def _stop(self, stop: c.Stop) -> None:
         def told(error: BaseException | None) -> None:

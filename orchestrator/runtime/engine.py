@@ -73,6 +73,12 @@ class Engine:
         return bool(getattr(self._here, "generation", self._generation) != self._generation)
 
     @property
+    def late(self) -> bool:
+        """For a call, in its own thread: nobody waits for what it returns any more."""
+        call: _Call | None = getattr(self._here, "call", None)
+        return call is not None and call.over
+
+    @property
     def exhausted(self) -> bool:
         """Every thread is in a call: further calls are not made until one returns."""
         return self._threads - self._idle >= self.most
@@ -158,6 +164,7 @@ class Engine:
 
     def _answer(self, call: _Call) -> None:
         value, error = None, None
+        self._here.call = call
         if not call.over:
             try:
                 value = call.make()

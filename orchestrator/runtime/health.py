@@ -183,7 +183,7 @@ def _store(store: StoreSeen) -> Iterator[NoteOf]:
     if store.free_bytes is not None and store.free_bytes < LITTLE_ROOM_BYTES:
         size = f", which takes {(store.size_bytes or 0) / MIB:.0f} MiB"
         said = f"{store.free_bytes / MIB:.0f} MiB are free on the disk of {store.where}{size}"
-        yield "", Finding("warning", "store", said, "make room: jobs cannot be accepted on a full disk")
+        yield "", Finding("warning", "store", said, "free space there: jobs cannot be accepted on a full disk")
     for row in store.damaged[:NAMED]:
         remedy = "a job concerned was cancelled: submit it again, or restore the database from a backup"
         yield "", Finding("error", "store", f"{store.where}: {row}", remedy)

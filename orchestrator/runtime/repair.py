@@ -33,20 +33,27 @@ class RepairThread(threading.Thread):
     def __init__(self, repaired: Callable[[str, str], None]):
         super().__init__(name="repair", daemon=True)
         self._repaired = repaired
+        self._repairs = Repairs(log.warning)
         self._closing = threading.Event()
         self._asked: deque[tuple[float, str, str]] = deque()
+        self._ended: dict[str, str] = {}
         self.waiting: Mapping[str, str] = {}
 
-    def restart(self, node: str, why: str) -> None:
-        """End that node, on which nothing runs, and start it again. Does not wait."""
+    def restart(self, node: str, why: str) -> bool:
+        """End that node, on which nothing runs, and start it again. Does not wait. False where that was done too often
+        lately: ended, it would be away for minutes.
+        """
+        if self._repairs.is_held(node):
+            return False
         self._asked.append((time.monotonic(), node, why))
+        return True
 
     def run(self) -> None:
-        repairs, failed = Repairs(log.warning), 0
+        failed = 0
         while not self._closing.wait(REST_S if failed else LOOK_EVERY_S):
             try:
-                ended = self._end(repairs)
-                done = repairs.restart_lost()
+                self._end()
+                done = self._repairs.restart_lost()
             except Exception:
                 failed += 1
                 if failed & (failed - 1) == 0:  # the 1st, 2nd, 4th, 8th, … time
@@ -54,17 +61,14 @@ class RepairThread(threading.Thread):
                 continue
             failed, self.waiting = 0, done.waiting
             for node in done.started:
-                self._repaired(node, ended.get(node, f"node {node} had ended and was started again"))
+                self._repaired(node, self._ended.pop(node, f"node {node} had ended and was started again"))
 
-    def _end(self, repairs: Repairs) -> dict[str, str]:
-        """The nodes that were ended now, and why."""
-        ended = {}
+    def _end(self) -> None:
         while self._asked:
             asked_s, node, why = self._asked.popleft()
             if time.monotonic() - asked_s < ASKED_S:
-                repairs.end(node)
-                ended[node] = why
-        return ended
+                self._repairs.end(node)
+                self._ended[node] = why
 
     def close(self) -> None:
         self._closing.set()

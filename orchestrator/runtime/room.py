@@ -1,15 +1,17 @@
 """Whether Ray has room on its nodes for what is to be reserved, and who holds it where it has not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import FleetError
+from cluster.identity import agent_name, fleet_identity, namespace
+from cluster.paths import home
 
-SMALLEST = 1e-4
-"""Ray counts in ten-thousandths: shares of a CPU that do not come out even are rounded."""
+PLACES = 4
+SMALLEST = 10.0**-PLACES
+"""Ray counts in ten-thousandths: each amount is rounded to that."""
 
-AGENT = "agent-"
 Resources = dict[str, float]
 
 
@@ -56,12 +58,16 @@ def explained(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: He
     wanted = _sums(bundles, ray_node_ids)
     lacking = [node for node in wanted if not _covers(ray.free.get(node, {}), wanted[node])]
     unheld = [node for node in lacking if _is_unheld(node, wanted[node], ray)]
-    why = "another user of this Ray cluster holds them, or Ray missed that they were given back"
-    if lacking and len(unheld) == len(lacking):
-        why = "nobody whom Ray knows holds them: it missed that they were given back"
-    return NoRoom(
-        f"Ray does not report the resources {list(bundles)} as free: {why}", "they are tried again", lacking, unheld
-    )
+    said = f"Ray does not report the resources {list(bundles)} as free: {_why(lacking, unheld)}"
+    if not lacking:
+        said = f"Ray reports the resources {list(bundles)} as free, and did not reserve them in time"
+    return NoRoom(said, "they are tried again", lacking, unheld)
+
+
+def _why(lacking: Sequence[str], unheld: Sequence[str]) -> str:
+    if len(unheld) == len(lacking):
+        return "nobody whom Ray knows holds them: it missed that they were given back"
+    return "another user of this Ray cluster holds them, or Ray missed that they were given back"
 
 
 def _is_unheld(node: str, wanted: Resources, ray: Held) -> bool:
@@ -81,12 +87,28 @@ def _by_node(parts: Iterable[tuple[str, Resources]]) -> dict[str, Resources]:
     for node, bundle in parts:
         so_far = sums.setdefault(node, {})
         for resource, amount in bundle.items():
-            so_far[resource] = so_far.get(resource, 0.0) + amount
+            so_far[resource] = so_far.get(resource, 0.0) + round(amount, PLACES)
     return sums
 
 
 def _covers(free: Mapping[str, float], wanted: Resources) -> bool:
     return all(amount <= free.get(resource, 0.0) + SMALLEST for resource, amount in wanted.items())
+
+
+def withholds(ray_id: str) -> bool:
+    """Whether Ray reserves something there for nobody: no group lies there and nobody else runs there, yet not all is
+    free. Asks Ray.
+    """
+    return is_withheld(ray_id, _ask())
+
+
+def is_withheld(ray_id: str, ray: Held) -> bool:
+    """As `withholds`, from what Ray has told."""
+    known = ray_id in ray.has and ray_id in ray.free
+    if not known or ray_id in ray.shared or ray.held.get(ray_id):
+        return False
+    counted = {resource: amount for resource, amount in ray.has[ray_id].items() if "memory" not in resource}
+    return not _covers(ray.free[ray_id], counted)
 
 
 def _ask() -> Held:
@@ -107,7 +129,9 @@ def _ask() -> Held:
 def held(groups: Iterable[Mapping[str, Any]]) -> dict[str, Resources]:
     """By node, what placement groups hold there. `groups`: rows of Ray's table."""
     standing = [row for row in groups if row["state"] != "REMOVED"]
-    return _by_node((node, row["bundles"][n]) for row in standing for n, node in row["bundles_to_node_id"].items())
+    return _by_node(
+        (node, row["bundles"][n]) for row in standing for n, node in row["bundles_to_node_id"].items() if node
+    )
 
 
 def _has_other_drivers() -> bool:
@@ -122,7 +146,18 @@ def _has_other_drivers() -> bool:
 def _shared() -> frozenset[str]:
     """Nodes with an actor that is not our agent there: it may hold resources without a group."""
     from ray._private.state import state
+    from ray.util import list_named_actors
 
     actors: Any = state.actor_table(None, None, None)
-    living = [row for row in actors.values() if row["State"] not in ("DEAD", "PENDING_CREATION")]
-    return frozenset(row["Address"]["NodeID"] for row in living if not row["Name"].startswith(AGENT))
+    named: Any = list_named_actors(all_namespaces=True)
+    ours = namespace(fleet_identity(home()))
+    foreign = {row["name"] for row in named if row["namespace"] != ours}
+    return shared((row for row in actors.values() if row["State"] != "DEAD"), foreign)
+
+
+def shared(actors: Iterable[Mapping[str, Any]], foreign: Collection[str]) -> frozenset[str]:
+    """Nodes with a living actor that is not our agent there. `foreign`: names that actors bear in other namespaces:
+    agents of other fleets are called like ours.
+    """
+    rows = [(row["Address"]["NodeID"], row["Name"]) for row in actors]
+    return frozenset(node for node, name in rows if name != agent_name(node) or name in foreign)

@@ -203,5 +203,5 @@ def _did_not_start(home: Path, log: Path, offset: int) -> FleetError:
         remedy = "".join(f"{line.strip()}; " for line in lines[at + 1 : at + 2])
         return FleetError(f"the server did not start: {lines[at].removeprefix('error: ')}", f"{remedy}see {log}")
     if shutil.disk_usage(home).free < ROOM_BYTES:
-        return FleetError(f"the server did not start: the disk of {home} is full", "make room there")
+        return FleetError(f"the server did not start: the disk of {home} is full", "free space there")
     return FleetError(f"the server did not start: {lines[-1] if lines else 'it printed nothing'}", f"see {log}")

@@ -36,7 +36,7 @@ async def receive_package(request: Request, sha: str) -> None:
                 )
             await anyio.to_thread.run_sync(service.store_package, sha, path)
         except OSError as e:
-            raise FleetError(f"the package could not be stored: {e.strerror or e}", f"make room under {folder}") from e
+            raise FleetError(f"the package could not be stored: {e.strerror or e}", f"free space under {folder}") from e
         finally:
             path.unlink(missing_ok=True)
 

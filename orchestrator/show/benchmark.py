@@ -150,7 +150,7 @@ def runs(views: list[Data]) -> Grid:
         return ago(datetime.fromtimestamp(view["begun_s"], UTC).isoformat())
 
     return grid(
-        ("RUN", "STATE", "CELLS", "COLUMNS", "BEGAN", "REASON"),
+        ("RUN", "STATE", "RESULTS", "COLUMNS", "BEGAN", "REASON"),
         ((v["run"], v["state"], v["cells"], ", ".join(c["column"] for c in v["columns"]), began(v), v["reason"])
          for v in views),
         empty="no benchmark runs",
@@ -201,9 +201,9 @@ def compared(data: Data) -> Stack:
     order = {"SLOWER": 0, "FASTER": 1, "INCONCLUSIVE": 2, "SAME": 3}
     rows = sorted(data["cells"], key=lambda r: order.get(r["verdict"], -1))
     table = grid(
-        ("CASE", "WAY", "KIND", "BEFORE", "AFTER", "RATIO", "INTERVAL", "VERDICT", "NOTE"),
+        ("CASE", "CONFIGURATION", "KIND", "BEFORE", "AFTER", "RATIO", "INTERVAL", "VERDICT", "NOTE"),
         ((r["case"], _way(r), r["kind"], *_change(r)) for r in rows),
-        empty="the runs have no cell in common",
+        empty="the runs have no case and configuration in common",
     )
     environment = [f"{d['kind']}: {d['what']} was {d['before'] or 'absent'}, is {d['after'] or 'absent'}"
                    for d in data["environment"]]  # fmt: skip
@@ -226,7 +226,7 @@ def series(rows: list[Data]) -> Grid:
         return "; ".join(f"{s['ratio']:.2f}× from {row['points'][s['at']]['run']} on" for s in row["steps"])
 
     return grid(
-        ("CASE", "WAY", "KIND", "RUNS", "FIRST", "LAST", "STEPS"),
+        ("CASE", "CONFIGURATION", "KIND", "RUNS", "FIRST", "LAST", "STEPS"),
         ((r["case"], _way(r), r["kind"], len(r["points"]), duration(r["points"][0]["call_s"]),
           duration(r["points"][-1]["call_s"]), told(r)) for r in rows),
         empty="no run measured that",
@@ -242,7 +242,7 @@ def validation(data: Data) -> Stack:
             told.append(f"{one['target']}: {one['reason']}")
             continue
         places = [f"{what} {name}" for what, name in one["first"].items() if name]
-        verdict = f"parts from {first} first at {', '.join(places)}" if places else f"computes as {first} does"
+        verdict = f"differs from {first} first at {', '.join(places)}" if places else f"computes as {first} does"
         rows = [*one["layers"], *one["gradients"], *one["steps"]]
         worst = sorted(rows, key=lambda r: -(r["apart"] if r["apart"] is not None else math.inf) / r["limit"])[:8]
         table = grid(

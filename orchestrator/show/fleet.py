@@ -65,7 +65,7 @@ def _device_state(node: Data, device: Data) -> str:
         return str(node["state"])
     if device["unavailable_reason"]:
         return f"unavailable: {device['unavailable_reason']}"
-    return f"leased by {device['leased_by']}" if device["leased_by"] else "ready"
+    return f"allocated to {device['leased_by']}" if device["leased_by"] else "ready"
 
 
 def backends(rows: list[Data]) -> Grid:

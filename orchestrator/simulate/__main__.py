@@ -1,4 +1,4 @@
-"""`python -m orchestrator.simulate --seed N --events N [--worlds N] [--planted NAME]`"""
+"""`python -m orchestrator.simulate --seed N --events N [--per-world N] [--planted NAME] [--keep-going]`"""
 
 import argparse
 import sys

@@ -124,9 +124,15 @@ class Carrying:
             self.world.kill_agent(machine, gone=False)
 
     def restart_node(self, command: c.RestartNode) -> None:
-        """All of it ends: what runs there is lost."""
-        machine = self.world.ray.by_id.get(command.ray_id)
-        if machine is None or machine.ray_id != command.ray_id or not machine.powered:
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._restart_node, command)
+
+    def _restart_node(self, command: c.RestartNode) -> None:
+        """Ray is asked once more: all of the node ends."""
+        ray = self.world.ray
+        machine = ray.by_id.get(command.ray_id)
+        here = machine is not None and machine.ray_id == command.ray_id and machine.powered
+        if machine is None or not here or ray.away or not ray.withholds(command.ray_id):
+            self.server.tell(m.NotRestarted(command.node, command.ray_id))
             return
         self.world.checks.may_restart(machine)
         self.world.injector.raylet_out(machine)

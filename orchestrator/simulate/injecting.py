@@ -117,6 +117,9 @@ class Injector:
             self.raylet_out(machine)
 
     def raylet_out(self, machine: Machine) -> None:
+        """Its agent ends with it, which is often seen first."""
+        if machine.agent_up and not machine.frozen and self.world.rng.random() < 0.5:
+            self.world.server.watching.died(machine, machine.ray_id, gone=False)
         self.world.ray.left(machine)
         self.world.after(self.world.rng.choice((1.0, 5.0, 25.0)), self.raylet_back, machine)
 

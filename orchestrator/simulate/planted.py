@@ -31,6 +31,7 @@ from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.ray import Ray
 from orchestrator.simulate.server import Server
 
 Change = tuple[Any, str, Any]
@@ -164,8 +165,8 @@ def withheld_for_ever() -> list[Change]:
 
 
 def node_restarted_amid_work() -> list[Change]:
-    """A node of which Ray has lost count is started again at once, whatever runs there."""
-    return [(leaks, "_is_idle", lambda draft, node: True)]
+    """A node of which Ray has lost count is started again at once, whatever runs and is reserved there."""
+    return [(leaks, "_is_idle", lambda draft, node: True), (Ray, "withholds", lambda ray, ray_id: True)]
 
 
 PLANTED: dict[str, Callable[[], list[Change]]] = {

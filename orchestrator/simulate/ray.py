@@ -26,6 +26,11 @@ class Ray:
         self.fences_away = False
         self._numbered = 0
 
+    def withholds(self, ray_id: str) -> bool:
+        """Whether nobody has anything reserved there, and not all is free."""
+        held = any(node == ray_id for devices in self.reserved.values() for node, _ in devices)
+        return not held and any(node == ray_id for node, _ in self.withheld)
+
     def fence(self, job: str) -> int | None:
         """None while it cannot be read."""
         return None if self.away or self.fences_away else self.fences.get(job, 0)

@@ -141,7 +141,7 @@ def trouble(error: BaseException, path: Path) -> FleetError:
         mib = free.f_bavail * free.f_frsize / 2**20
         return FleetError(
             f"the job store {path} cannot be written ({error}; {mib:.0f} MiB are free there)",
-            "make room on that disk: what was acknowledged is safe, and the store goes on by itself",
+            "free space on that disk: what was acknowledged is safe, and the store goes on by itself",
         )
     if primary in NOT_OURS:
         return damaged(path, str(error))

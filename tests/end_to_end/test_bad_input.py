@@ -278,7 +278,7 @@ def test_a_full_disk_is_told_with_the_place_and_starts_nothing(own_home: Path, p
             for words in (("jobs",), ("server", "start")):
                 done = polyfleet(*words)
                 assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (3, "", False), done.stderr
-                assert "make room" in done.stderr and str(own_home) in done.stderr
+                assert "free space" in done.stderr and str(own_home) in done.stderr
     finally:
         subprocess.run(["umount", own_home], check=True)
 

@@ -61,7 +61,7 @@ def test_what_is_there_or_may_be_is_let_through(folder, there):
         ("package/absent.py:make", r"there is no file package/absent\.py"),
         ("train.py:tain", r"train\.py has no function 'tain'; did you mean 'train'\? valid: Net, train"),
         ("package.inner:mak", r"package\.inner has no function 'mak'; did you mean 'make'"),
-        ("broken.py", r"broken\.py:2: not Python: invalid syntax; mend the file"),
+        ("broken.py", r"broken\.py:2: not Python: invalid syntax; correct the file"),
         ("zero.py", r"zero\.py.*: not Python: "),
         ("latin.py", r"latin\.py.*: not Python: "),
     ],

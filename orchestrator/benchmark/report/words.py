@@ -48,7 +48,7 @@ def _sentence(versus: list[Data], counts: dict[str, int], results: Data) -> str:
     mean = geometric_mean(v["ratio"] for v in versus)
     told = [f"{counts[word]} {word.lower()}" for word in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE") if counts[word]]
     twins = "; the same kind and software: devices are compared, not back ends" if versus[0]["twins"] else ""
-    return f"{mean:.2f}× in the geometric mean of {len(versus)} cells: {', '.join(told)}{twins}"
+    return f"{mean:.2f}× in the geometric mean of {len(versus)} results: {', '.join(told)}{twins}"
 
 
 def command(cell: Data, results: Data) -> str:

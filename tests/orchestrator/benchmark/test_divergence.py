@@ -53,7 +53,7 @@ def test_the_first_layer_gradient_and_step_that_part_are_named():
     assert not divergence.same(compared)
     assert compared["first"]["layer"] == "third" and compared["first"]["step"] == "step 0"
     told = {"precision": "float32", "targets": [{"target": "cpu"}], "compared": [{"target": "xla", **compared}]}
-    assert "xla: parts from cpu first at layer third" in validation(told).html()
+    assert "xla: differs from cpu first at layer third" in validation(told).html()
     assert divergence.same(divergence.compare(recorded(Nested()), recorded(off), "float32", rtol=0.1))
 
 

@@ -133,7 +133,7 @@ def test_the_page_fetches_nothing_runs_nothing_and_escapes_everything(html):
 
 def test_the_page_has_every_part_and_its_figures_take_the_page_s_colours(html):
     for title in ("Cases", "Ratios", "Roofline", "Size curves", "Speed against error", "Cost", "Memory",
-                  "Break-even of compiling", "Drift", "Not measured", "Environment", "Every cell"):  # fmt: skip
+                  "Break-even of compiling", "Drift", "Not measured", "Environment", "Every result"):  # fmt: skip
         assert f"<h2>{title}</h2>" in html, title
     assert not re.search(r"#010[23][0-9a-f]{2}", html)
     assert "var(--ink)" in html and "prefers-color-scheme: dark" in html

@@ -270,5 +270,5 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(start, live, wait_f
     out, err = child.communicate(timeout=20)
     assert (child.returncode, out) == (130, b"")
     (job,) = live.service.jobs(JobsWanted()).rows
-    assert f"{job['id']} goes on; `polyfleet logs -f {job['id']}` follows it" in err.decode()
+    assert f"Job {job['id']} has not ended. Follow it with `polyfleet logs -f {job['id']}`" in err.decode()
     assert job["state"] == "RUNNING"

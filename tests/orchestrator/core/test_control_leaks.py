@@ -29,7 +29,8 @@ def refuse_again(c, job, *short, seconds, unheld=None, repairs=True, others=()):
             refuse(c, job, *short, unheld=unheld)
         for node in c.control.nodes.values():
             c.hear(node.name, *others, there=[f"{o.job}.{o.epoch}.0" for o in others] if others else None)
-        restarts = [x for x in c.tick(1.0, repairs=repairs)[1] if isinstance(x, RestartNode)]
+        told = c.tick(1.0, repairs=repairs, expected=frozenset(c.control.nodes))
+        restarts = [x for x in told[1] if isinstance(x, RestartNode)]
     return restarts
 
 
@@ -49,6 +50,7 @@ def test_a_node_whose_devices_nobody_holds_is_started_again_once_that_is_certain
 
 def test_a_node_that_was_started_again_has_not_failed_and_takes_the_job(waiting, t):
     refuse_again(waiting, "j", "a", seconds=55)
+    waiting.tell(m.AgentDied("a", "ray-a"))
     assert waiting.tell(m.NodesSeen(()))[1] == [DropAgent("a", "ray-a")]
     waiting.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"),)), 3.0)
     waiting.tell(m.AgentMade("a", "ray-a2"))
@@ -94,9 +96,48 @@ def test_a_node_is_not_started_again_while_something_runs_there(c, w, t):
 
 
 def test_a_node_is_not_started_again_while_an_attempt_that_does_not_count_runs_there(c, w, t):
-    c.node("a")
+    c.node("a", count=2)
+    c.run(w.job("runs", w.want("cpu")))
     c.place(w.job("j", w.want("cpu")))
-    assert refuse_again(c, "j", "a", seconds=120, others=(t.report("other", 3),)) == []
+    assert refuse_again(c, "j", "a", seconds=60) == []
+    c.hear("a", t.ended("runs", 1))
+    assert refuse_again(c, "j", "a", seconds=90, others=(t.report("other", 3),)) == []
+    c.hear("a", t.ended("other", 3))
+    assert refuse_again(c, "j", "a", seconds=10) == [RestartNode("a", "ray-a", SAID)]
+
+
+def test_launches_that_wait_in_vain_one_after_the_other_keep_no_node_from_its_restart(c, w):
+    """Each that fails would be followed by another."""
+    c.node("a", count=2)
+    for job in ("i", "j"):
+        c.place(w.job(job, w.want("cpu"), recovery=Recovery(backoff_s=0.1)))
+        c.hear("a")
+    restarts, now_s = [], c.s
+    while not restarts:
+        assert c.s < now_s + 120
+        for at, job in enumerate(("i", "j")):
+            if job in c.control.lives and int(c.s) % 10 == 5 * at:
+                refuse(c, job, "a", after_s=0.0)
+        c.hear("a")
+        told = c.tick(1.0, repairs=True, expected=frozenset("a"))
+        restarts = [x for x in told[1] if isinstance(x, RestartNode)]
+
+
+def test_nothing_is_started_again_while_ray_is_away_or_where_the_node_is_not_of_this_fleet(waiting):
+    assert refuse_again(waiting, "j", "a", seconds=60, repairs=False) == []
+    refuse(waiting, "j", "a", after_s=0.0)
+    away = m.Tick(trouble="Ray's head does not answer", expected=frozenset("a"), repairs=True)
+    for tick in (away, m.Tick(expected=frozenset("b"), repairs=True)):
+        assert not any(isinstance(x, RestartNode) for x in waiting.tell(tick)[1])
+    assert waiting.tick(expected=frozenset("a"), repairs=True)[1] == [RestartNode("a", "ray-a", SAID)]
+
+
+def test_a_node_that_is_not_to_be_started_again_after_all_takes_work(waiting):
+    assert refuse_again(waiting, "j", "a", seconds=60)
+    waiting.tell(m.NotRestarted("a", "another"))
+    assert "is started again" in nodes.closed(waiting.control.nodes["a"], {}, waiting.s)
+    waiting.tell(m.NotRestarted("a", "ray-a"))
+    assert nodes.closed(waiting.control.nodes["a"], {}, waiting.s) == ""
 
 
 def test_a_gang_that_finds_no_room_on_one_node_is_told_which_and_tries_that_last(c, w):

@@ -41,7 +41,7 @@ def test_a_gang_larger_than_any_island_can_never_run(w):
 
 def test_an_emulated_device_asked_for_by_its_backend_says_how_to_ask(w):
     assert never(w.job("j", w.want("tpu")), [w.xla()]) == (
-        "xla-0/tpu:emulated: computes on the CPU: is taken only by its full name tpu:emulated or its pool xla"
+        "xla-0/tpu:emulated: is emulated on the CPU; ask for tpu:emulated or pool xla to use it"
     )
 
 

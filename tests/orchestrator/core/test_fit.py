@@ -50,7 +50,7 @@ def test_every_rule_refuses_with_its_sentence(w):
     }
     assert sentences == {
         "is nvidia:H100-80GB, job accepts tpu:v5e": "right_kind",
-        "computes on the CPU: is taken only by its full name tpu:emulated or its pool xla": "not_emulated_unasked",
+        "is emulated on the CPU; ask for tpu:emulated or pool xla to use it": "not_emulated_unasked",
         "is in pool h100, job asks for pool other": "right_pool",
         "is node a, job asks for node b": "right_node",
         "80 GiB per device, job needs 100": "enough_memory",
@@ -67,7 +67,7 @@ def test_what_fits_is_refused_by_no_rule(w):
 
 @pytest.mark.parametrize("kinds", [("any",), ("tpu",), ("xla",), ("any", "tpu:v5e")])
 def test_an_emulated_device_is_never_chosen_behind_the_users_back(w, kinds):
-    assert "computes on the CPU" in refusal(w.want(*kinds), w.xla())
+    assert "is emulated on the CPU" in refusal(w.want(*kinds), w.xla())
 
 
 @pytest.mark.parametrize(("kinds", "pool"), [(("tpu:emulated",), ""), (("TPU:Emulated",), ""), (("any",), "xla")])

@@ -58,42 +58,60 @@ def test_of_looks_that_fail_again_and_again_some_are_logged(looks, after, monkey
 
 
 class Recorded:
-    """What the thread asks for."""
+    """What the thread asks for. `a` is lost from when it is ended, and held while `held` says so."""
 
     def __init__(self, _):
-        self.ended, self.looks = [], 0
-        made.append(self)
+        self.ended, self.lost, self.held = [], ["b"], False
+
+    def is_held(self, node):
+        return self.held
 
     def end(self, node):
         self.ended.append(node)
+        self.lost.append(node)
 
     def restart_lost(self):
-        self.looks += 1
-        return Repaired(("a", "b") if self.looks == 1 else ())
+        found, self.lost = tuple(self.lost), []
+        return Repaired(found)
 
 
-made: list[Recorded] = []
+@pytest.fixture
+def told():
+    return []
 
 
-def test_a_node_that_is_to_be_started_again_is_ended_and_told_of_with_its_reason(monkeypatch):
+@pytest.fixture
+def thread(monkeypatch, told):
     monkeypatch.setattr(repair, "Repairs", Recorded)
-    told: list[tuple[str, str]] = []
     thread = RepairThread(lambda *said: told.append(said))
-    thread.restart("a", "Ray has lost count of it")
+    yield thread
+    thread.close()
+    if thread.ident:
+        thread.join(HANG_S)
+
+
+def test_a_node_that_is_to_be_started_again_is_ended_and_told_of_with_its_reason(thread, told):
+    assert thread.restart("a", "Ray has lost count of it")
     thread.start()
     deadline = time.monotonic() + HANG_S
     while len(told) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    thread.close()
-    thread.join(HANG_S)
-    assert made.pop().ended == ["a"]
-    assert told == [("a", "Ray has lost count of it"), ("b", "node b had ended and was started again")]
+    assert thread._repairs.ended == ["a"]
+    assert sorted(told) == [("a", "Ray has lost count of it"), ("b", "node b had ended and was started again")]
 
 
-def test_a_restart_that_was_asked_for_long_ago_is_dropped(monkeypatch):
+def test_a_restart_that_was_asked_for_long_ago_is_dropped(thread, monkeypatch):
     """The node may run something by now."""
     monkeypatch.setattr(repair, "ASKED_S", -1.0)
-    thread, repairs = RepairThread(lambda *_: None), Recorded(None)
     thread.restart("a", "Ray has lost count of it")
-    assert thread._end(repairs) == {} and made.pop().ended == [] and thread._end(repairs) == {}
+    thread._end()
+    assert thread._repairs.ended == []
+
+
+def test_a_node_that_was_started_too_often_lately_stays_as_it_is(thread):
+    """Ended, it would be away for minutes."""
+    thread._repairs.held = True
+    assert not thread.restart("a", "Ray has lost count of it")
+    thread._end()
+    assert thread._repairs.ended == []

@@ -1,4 +1,4 @@
-from orchestrator.runtime.room import Held, explained, fits, held
+from orchestrator.runtime.room import Held, explained, fits, held, is_withheld, shared
 
 FREE = {"a": {"CPU": 2.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
 
@@ -57,3 +57,38 @@ def test_groups_that_are_removed_or_lie_nowhere_hold_nothing():
         {"state": "PENDING", "bundles": bundles, "bundles_to_node_id": {0: "", 1: ""}},
     ]
     assert {node: amounts for node, amounts in held(rows).items() if node} == {"a": {"CPU": 2.5}, "b": {"CPU": 0.5}}
+
+
+def test_what_is_withheld_is_neither_free_nor_held_where_nobody_else_may_run():
+    assert is_withheld("a", ray({"a": {"CPU": 1.0}}))
+    assert not is_withheld("a", ray({"a": {"CPU": 2.0}})), "all is free"
+    assert not is_withheld("a", ray({"a": {}}, {"a": {"CPU": 1.0}})), "a group lies there"
+    assert not is_withheld("a", ray({"a": {}}, shared=("a",)))
+    assert not is_withheld("c", ray({"a": {}})) and not is_withheld("b", ray({"a": {}})), "Ray knows nothing of it"
+
+
+def test_memory_of_objects_is_not_counted():
+    told = Held({"a": {"CPU": 2.0, "object_store_memory": 9.0}}, {"a": {"CPU": 2.0, "object_store_memory": 1.0}}, {})
+    assert not is_withheld("a", told)
+
+
+def test_a_node_is_shared_where_an_actor_lives_that_is_not_our_agent_there():
+    def actor(name, node="a"):
+        return {"Name": name, "Address": {"NodeID": node}}
+
+    assert shared([actor("agent-a"), actor("agent-b", "b")], ()) == frozenset()
+    assert shared([actor("agent-a"), actor("")], ()) == {"a"}
+    assert shared([actor("agent-0")], ()) == {"a"}
+    assert shared([actor("agent-a")], {"agent-a"}) == {"a"}, "or that of another fleet"
+
+
+def test_shares_of_all_devices_that_do_not_come_out_even_are_not_taken_for_lost():
+    """Ray holds five times 0.6667 of four CPUs."""
+    rows = [{"state": "CREATED", "bundles": {0: {"CPU": 4 / 6}}, "bundles_to_node_id": {0: "a"}}] * 5
+    told = Held({"a": {"CPU": 4.0}}, {"a": {"CPU": 0.6665}}, held(rows))
+    assert explained([{"CPU": 4 / 6}], ["a"], told).unheld == ()
+
+
+def test_what_ray_reports_as_free_and_does_not_reserve_is_said_so():
+    error = explained([{"CPU": 2.0}], ["a"], ray({"a": {"CPU": 2.0}}))
+    assert error.short == () and "as free, and did not reserve them in time" in str(error)

@@ -94,7 +94,8 @@ def _into_folder(
             return travelled, False
     except OSError as e:
         raise CheckpointError(
-            f"cannot copy {name} into {root}: {e.strerror or e}", "make room, and copy again: what arrived is kept"
+            f"cannot copy {name} into {root}: {e.strerror or e}",
+            "free space there, and copy again: what arrived is kept",
         ) from e
 
 

@@ -1,0 +1,130 @@
+"""Reservations whose answer comes too late. Ray is recorded: groups are objects, and the head answers when told."""
+
+import importlib
+import threading
+import time
+
+import pytest
+
+from cluster.errors import FleetError
+from orchestrator.runtime import reservations
+from orchestrator.runtime.engine import RAY
+
+PATIENCE_S = 20.0
+SOON_S = 0.1
+
+
+class RecordedGroup:
+    def __init__(self, head):
+        self.head = head
+
+    def wait(self, timeout_seconds):
+        assert self.head.created.wait(PATIENCE_S)
+        return True
+
+
+class RecordedHead:
+    """`standing` are groups by name. `answers` and `created` are what a frozen head keeps back."""
+
+    def __init__(self):
+        self.answers, self.created = threading.Event(), threading.Event()
+        self.standing, self.made, self.asked = {}, [], 0
+
+    def find(self, place):
+        self.asked += 1
+        assert self.answers.wait(PATIENCE_S)
+        return RecordedGroup(self) if place in self.standing else None
+
+    def make(self, bundles, *, name, **_):
+        self.made.append(name)
+        self.standing[name.rpartition("-")[2]] = group = RecordedGroup(self)
+        return group
+
+    def remove(self, group):
+        self.standing.clear()
+
+
+@pytest.fixture
+def head(monkeypatch):
+    head = RecordedHead()
+    monkeypatch.setattr(reservations, "_find", head.find)
+    monkeypatch.setattr(reservations, "_state", lambda group: "CREATED")
+    monkeypatch.setattr(reservations, "_lies_on", lambda group, ids: True)
+    monkeypatch.setattr(reservations, "_await_room", lambda bundles, ids: None)
+    monkeypatch.setattr(reservations, "_remove", head.remove)
+    monkeypatch.setattr(importlib.import_module("ray.util.placement_group"), "placement_group", head.make)
+    yield head
+    head.answers.set()
+    head.created.set()
+    until(lambda: not RAY._calls)
+
+
+def until(truth):
+    deadline = time.monotonic() + PATIENCE_S
+    while not truth():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def reserve(timeout_s=PATIENCE_S):
+    """As `reservations.reserve`, within another time."""
+    make = reservations.reserve.__wrapped__
+    return RAY.run("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), timeout_s, reservations._PLACES.came_late)
+
+
+def release(timeout_s=PATIENCE_S):
+    return RAY.run("release", lambda: reservations.give_back("place"), timeout_s)
+
+
+def idle():
+    return not RAY._calls and RAY._threads == RAY._idle
+
+
+def test_nothing_is_reserved_for_a_launch_that_was_given_up_before_the_head_answered(head):
+    with pytest.raises(FleetError, match="gave no answer to reserve"):
+        reserve(SOON_S)
+    head.answers.set()
+    until(idle)
+    assert head.made == []
+
+
+def test_what_was_reserved_too_late_goes_back(head):
+    head.answers.set()
+    with pytest.raises(FleetError):
+        reserve(SOON_S)
+    assert head.made
+    head.created.set()
+    until(lambda: not head.standing)
+
+
+def test_what_was_reserved_too_late_stays_where_the_next_launch_has_it(head):
+    """Or it goes back before the next launch looks, which makes another."""
+    head.answers.set()
+    with pytest.raises(FleetError):
+        reserve(SOON_S)
+    following = threading.Thread(target=reserve)
+    following.start()
+    head.created.set()
+    following.join(PATIENCE_S)
+    until(idle)
+    assert "place" in head.standing
+
+
+def test_a_release_that_was_given_up_takes_nothing_from_the_next_launch(head):
+    head.standing["place"] = RecordedGroup(head)
+    with pytest.raises(FleetError, match="gave no answer to release"):
+        release(SOON_S)
+    following = threading.Thread(target=reserve)
+    following.start()
+    head.answers.set()
+    head.created.set()
+    following.join(PATIENCE_S)
+    until(idle)
+    assert "place" in head.standing and head.made == []
+
+
+def test_a_release_in_time_gives_back(head):
+    head.answers.set()
+    head.standing["place"] = RecordedGroup(head)
+    release()
+    assert head.standing == {}
