@@ -134,7 +134,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank failed. `traceback` holds the user's own frames only; `kind` is one of FAILURES."""
+    """Why a rank failed. `rank` is its global number; where all of a node's part ended, the first there. `traceback`
+    holds the user's own frames only; `kind` is one of FAILURES.
+    """
 
     rank: int
     node: str

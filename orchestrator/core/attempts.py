@@ -13,6 +13,14 @@ from workers.messages import Outcome
 MARGIN_S = 2.0
 """Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""
 
+SINGLE_RANK = frozenset({"run", "prepare", "benchmark"})
+"""A training rank drives one device; the other tasks are one process per node that sees all its devices."""
+
+
+def ranks_of(task: str, devices: int) -> int:
+    """On one node with so many devices of it."""
+    return 1 if task in SINGLE_RANK else devices
+
 
 def node_of(devices_id: str) -> str:
     """`xla-0/tpu:emulated` lies on node `xla-0`."""
@@ -27,10 +35,10 @@ def place_of(leases: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One node's share. `outcome` is set once it ended, or once nothing of it can run; `ended_s` is when we learned it,
-    and `heard_s` when its node was asked for the newest list that has it, 0 where its newest list has not: neither a
-    node that appears again nor one with an empty disk says anything of it. `told`: by its own node, not concluded from
-    its silence.
+    """One node's share; `first_rank` is the lowest of its global ranks. `outcome` is set once it ended, or once nothing
+    of it can run; `ended_s` is when we learned it, and `heard_s` when its node was asked for the newest list that has
+    it, 0 where its newest list has not: neither a node that appears again nor one with an empty disk says anything of
+    it. `told`: by its own node, not concluded from its silence.
 
     `unsure` is "" or why its node may not have it: it ends as lost once that is certain. `spoiled` is "" or why what
     its agent told of it cannot be used: it is stopped, and ends as failed.
@@ -39,6 +47,7 @@ class Part:
     node: str
     devices_id: str
     numbers: tuple[int, ...]
+    first_rank: int = 0
     phase: str = ""
     cursor: int = 0
     outcome: Outcome | None = None
@@ -117,5 +126,9 @@ def live_of(record: Record, now_s: float, *, launching: bool = False, told_at: i
     attempt = record.live
     if attempt is None:
         return None
-    parts = tuple(Part(node_of(devices_id), devices_id, numbers) for devices_id, numbers in attempt.leases)
-    return Live(record.job.id, attempt.epoch, parts, now_s, launching, told_at)
+    parts: list[Part] = []
+    first_rank = 0
+    for devices_id, numbers in attempt.leases:
+        parts.append(Part(node_of(devices_id), devices_id, numbers, first_rank))
+        first_rank += ranks_of(record.job.task, len(numbers))
+    return Live(record.job.id, attempt.epoch, tuple(parts), now_s, launching, told_at)

@@ -111,7 +111,8 @@ def _lived_through(draft: Draft) -> None:
     draft.change(ticked_s=draft.now.s)
     if gap_s > AWAY_S and draft.control.ticked_s:
         for node in draft.nodes.values():
-            draft.nodes[node.name] = replace(node, heard_s=min(draft.now.s, node.heard_s + gap_s))
+            heard_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.heard_s, node.lost_s))
+            draft.nodes[node.name] = replace(node, heard_s=heard_s, lost_s=lost_s)
 
 
 HANDLERS: dict[type, Callable[[Draft, Any], None]] = {

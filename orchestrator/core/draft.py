@@ -46,7 +46,7 @@ class Control:
     `drained`: node -> reason. `paused_until_s`: by job. `releasing`: places whose reservation is to go back.
     `raised`: by job, where we last raised its fence above an attempt. `overtaken`: jobs of which attempts have run that
     the log does not know. `trouble` is why nothing can be placed, "" when it can; `joined` is whether we are in the
-    fleet's cluster. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
+    fleet's cluster, `joined_s` since when. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
     Monotonic seconds.
     """
 
@@ -65,6 +65,7 @@ class Control:
     ticked_s: float = 0.0
     changed: bool = True
     joined: bool = False
+    joined_s: float = 0.0
     trouble: str = ""
 
 

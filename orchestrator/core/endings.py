@@ -81,9 +81,9 @@ def peak_of(live: Live) -> int:
     return max(part.outcome.peak_memory_bytes if part.outcome else 0 for part in live.parts)
 
 
-def lost(live: Live, rank: int, message: str, kind: str = "lost") -> Outcome:
+def lost(live: Live, node_rank: int, message: str, kind: str = "lost") -> Outcome:
     """Of a part whose agent tells none, or none that can be used."""
-    part = live.parts[rank]
+    part = live.parts[node_rank]
     state = "lost" if kind in ("lost", "launch") else "failed"
-    failure = Failure(rank, part.node, kind, message)
-    return Outcome(live.job, live.epoch, rank, state, {}, failure)
+    failure = Failure(part.first_rank, part.node, kind, message)
+    return Outcome(live.job, live.epoch, node_rank, state, {}, failure)

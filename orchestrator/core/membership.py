@@ -43,10 +43,12 @@ FORGOTTEN_S = 3600.0
 def joined(draft: Draft, told: Joined) -> None:
     """Nodes have a whole lease, from now on, to tell what runs there, after a lost head beside the time they take to
     find it again. Their fences are asked for: one that stands above an attempt was raised by a controller before us,
-    or by one whose log is newer.
+    or by one whose log is newer. Lost nodes can come back only from now on.
     """
     since_s = draft.now.s + (HEAD_REGAINED_S if draft.nodes.now else 0.0)
-    draft.change(joined=True, changed=True)
+    draft.change(joined=True, joined_s=draft.now.s, changed=True)
+    for node in draft.nodes.values():
+        draft.nodes[node.name] = replace(node, lost_s=since_s)
     for live in draft.lives.values():
         draft.lives[live.job] = replace(live, since_s=since_s, asked={}, fence_asked_s=None, fenced_s=None)
         draft.command(Fence(live.job, live.epoch))
@@ -115,7 +117,9 @@ def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None
 
 def _lost(draft: Draft, node: Node) -> None:
     gone = node if node.restarts(draft.now.s) else nodes.failed(node, "Ray reported it dead", draft.now.s)
-    draft.nodes[node.name] = replace(gone, lost="Ray reports the node dead", has_agent=False, making_s=None)
+    draft.nodes[node.name] = replace(
+        gone, lost="Ray reports the node dead", lost_s=draft.now.s, has_agent=False, making_s=None
+    )
     draft.command(DropAgent(node.name, node.ray_id))
     draft.change(changed=True)
 

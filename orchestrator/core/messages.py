@@ -224,14 +224,15 @@ class NotRestarted:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool.
-    `expected` are nodes that live as far as the fleet's record knows: one that has not told yet is not absent.
-    `repairs`: this server starts them again when they end.
+    `recorded` are the nodes of the fleet's record, `expected` those of them that live as far as is known there: one
+    that has not told yet is not absent. `repairs`: this server starts them again when they end.
     """
 
     throughput: Throughput = field(default_factory=Throughput)
     trouble: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
     expected: frozenset[str] = frozenset()
+    recorded: frozenset[str] = frozenset()
     repairs: bool = False
 
 

@@ -56,10 +56,11 @@ class Withheld:
 @dataclass(frozen=True, slots=True)
 class Node:
     """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
-    its attempts, None before the first. `lost` is "" while Ray says it lives, `refused` why it cannot be used at all
-    (another protocol), `broken` why its agent cannot tell what runs there, `drains` what Ray says of its end.
-    `same_as`: the name that it was given and that another living node bears. `failures`: the newest, as (when, what).
-    `failing`: a failure was told since it was last heard. `withheld`: see core/leaks.py. Monotonic seconds.
+    its attempts, None before the first. `lost` is "" while Ray says it lives; `lost_s` is since when a lost one could
+    have come back. `refused` is why it cannot be used at all (another protocol), `broken` why its agent cannot tell
+    what runs there, `drains` what Ray says of its end. `same_as`: the name that it was given and that another living
+    node bears. `failures`: the newest, as (when, what). `failing`: a failure was told since it was last heard.
+    `withheld`: see core/leaks.py. Monotonic seconds.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Node:
     listed_s: float | None = None
     listed: frozenset[str] = frozenset()
     lost: str = ""
+    lost_s: float = 0.0
     refused: str = ""
     broken: str = ""
     drains: str = ""

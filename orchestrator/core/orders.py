@@ -6,14 +6,11 @@ from typing import Any
 
 from cluster.catalogue import ray_resource
 from cluster.vocabulary import NodeFacts
-from orchestrator.core.attempts import place_of
+from orchestrator.core.attempts import place_of, ranks_of
 from orchestrator.core.commands import Launch
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
 from workers.messages import Order
-
-SINGLE_RANK = frozenset({"run", "prepare", "benchmark"})
-"""A training rank drives one device; the other tasks are one process per node that sees all its devices."""
 
 PATIENT_LEASE_S = 86_400.0
 """Of a job that waits for a node that is cut off (`on_disconnect: wait`): the longest that an order may give."""
@@ -52,10 +49,6 @@ def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Laun
         record.checkpoint,
         job.resume_from,
     )
-
-
-def ranks_of(task: str, devices: int) -> int:
-    return 1 if task in SINGLE_RANK else devices
 
 
 def orders(record: Record, shares: list[Share]) -> tuple[Order, ...]:

@@ -1,5 +1,6 @@
 """From the controller's state to the next placements: the snapshot, the plan, and what follows from it. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.core import ending, fold, nodes, overtaken
@@ -7,6 +8,7 @@ from orchestrator.core.attempts import MARGIN_S, live_of, node_of
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.explain import never
 from orchestrator.core.fencing import lease_s
+from orchestrator.core.fit import EVER, other_vendor, refusal
 from orchestrator.core.messages import Now, Tick
 from orchestrator.core.model import Devices, Job, Plan, Snapshot
 from orchestrator.core.orders import Share, launch
@@ -23,6 +25,11 @@ PLAN_EVERY_S = 2.0
 FEW = 200
 REST_PER_JOB_S = 50e-6
 """Between two plans, for each open job beyond a few: planning takes microseconds of each, and others wait meanwhile."""
+
+RETURNS_S = 300.0
+"""So long a lost node may come back: this server starts one of its own again within seconds, an autoscaler or whoever
+owns the machine in minutes.
+"""
 
 
 def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
@@ -94,7 +101,7 @@ def place(draft: Draft, tick: Tick) -> None:
     draft.change(plan=decided, planned_s=now.s, changed=False)
     if not tick.trouble:
         _apply(draft, decided, {d.id: d for d in seen.devices})
-        _refuse(draft, seen, tick.expected)
+        _refuse(draft, seen, tick)
         draft.change(plan=decided, planned_s=now.s)
 
 
@@ -142,16 +149,33 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     draft.command(launch(record, shares, fenced=draft.raised.get(job) == record.job.epoch))
 
 
-def _refuse(draft: Draft, seen: Snapshot, expected: frozenset[str]) -> None:
+def _refuse(draft: Draft, seen: Snapshot, tick: Tick) -> None:
     """A waiting job that nothing here could ever run waits on, and says for what, unless its user wants it to end.
-    Nothing is known of that while a node of the fleet has not told what it has.
+    Nothing is known of that while a node that is there, or that may come back, has not told what it has.
     """
-    here = [node for node in draft.nodes.values() if not node.lost]
-    untold = any(node.facts is None for node in here) or expected - {node.name for node in here}
-    if untold or not seen.devices:
+    now_s, known = draft.now.s, draft.nodes.values()
+    gone = {node.name for node in known if node.lost and now_s - node.lost_s > RETURNS_S}
+    untold = any(node.facts is None and node.name not in gone for node in known)
+    joins = tick.recorded if now_s - draft.control.joined_s <= RETURNS_S else frozenset()
+    if untold or (tick.expected | joins) - {node.name for node in known if not node.lost} or not known:
         return
+    here = [have for have in seen.devices if have.node not in gone]
+    left = [have for have in seen.devices if have.node in gone]
     for job in seen.jobs:
-        if job.recovery.on_disconnect != "stop" or job.id in draft.lives:
-            continue
-        if impossible := never(job, seen.devices):
-            draft.event(job.id, "refused", job.epoch, reason=f"{impossible}; recovery.on_disconnect is stop")
+        if job.recovery.on_disconnect == "stop" and job.id not in draft.lives and (why := _impossible(job, here)):
+            why = "; ".join(filter(None, (why, _could_use(job, left), "recovery.on_disconnect is stop")))
+            draft.event(job.id, "refused", job.epoch, reason=why)
+
+
+def _impossible(job: Job, here: list[Devices]) -> str:
+    if why := never(job, here):
+        return why
+    if never(job, [have for have in here if not other_vendor(job, have)]):
+        return f"no {job.backend} devices are left for it; it last ran on {job.backend}, recovery.cross_vendor is false"
+    return ""
+
+
+def _could_use(job: Job, left: Iterable[Devices]) -> str:
+    able = {have.node for have in left if not all(refusal(want, have, EVER) for want in job.candidates)}
+    nodes_lost = ", ".join(sorted(able)[:3])
+    return f"it could use {nodes_lost}, lost for more than {RETURNS_S / 60:.0f} minutes" if able else ""

@@ -12,6 +12,8 @@ from orchestrator.core.throughput import Rates
 
 Reasons = dict[tuple[int, str], str]
 
+NO_DEVICES = "no node of the fleet has told its devices yet"
+
 
 def plan(snapshot: Snapshot, policy: Policy = fifo, most: int | None = None) -> Plan:
     """What to start and whom to ask to stop, and why not the rest. Jobs are served in the policy's order.
@@ -55,6 +57,8 @@ def plan(snapshot: Snapshot, policy: Policy = fifo, most: int | None = None) -> 
 
 def survey(job: Job, room: Room) -> tuple[list[Option], Reasons]:
     """All places where `job` could start now, the best of each candidate and island, and why the others are none."""
+    if not room.devices:
+        return [], {(index, ""): NO_DEVICES for index in range(len(job.candidates))}
     options: list[Option] = []
     reasons: Reasons = {}
     for index, want in enumerate(job.candidates):

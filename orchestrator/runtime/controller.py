@@ -12,13 +12,14 @@ from cluster import fleet_record
 from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home
-from orchestrator.core import control, placing
+from orchestrator.core import control
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.messages import Message
 from orchestrator.core.model import Devices, Plan, Snapshot
 from orchestrator.core.nodes import OWNER, drained
+from orchestrator.core.placing import snapshot
 from orchestrator.core.throughput import Throughput
 from orchestrator.runtime import crash, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
@@ -132,7 +133,7 @@ class Runtime(threading.Thread):
         return self._repair is not None and (self.fleet is None or self.fleet.embedded)
 
     def snapshot(self) -> Snapshot:
-        return placing.snapshot(self.control, now(), self._throughput())
+        return snapshot(self.control, now(), self._throughput())
 
     def close(self) -> None:
         self._closing.set()
@@ -217,9 +218,17 @@ class Runtime(threading.Thread):
         self._ticked = time.monotonic() >= self._steps.tick_due_s
         if not self._ticked:
             return []
-        workers = [p.node for p in self.fleet.living() if p.role == "worker"] if self.fleet else []
+        living, recorded = self._workers()
         trouble = self.trouble or self.holding
-        return [m.Tick(self._throughput(), trouble, self._prices(), frozenset(workers), self.repairs)]
+        return [m.Tick(self._throughput(), trouble, self._prices(), living, recorded, self.repairs)]
+
+    def _workers(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Nodes of the fleet's record: those that live as far as is known here, and all."""
+        if self.fleet is None:
+            return frozenset(), frozenset()
+        found = self.fleet.living(), self.fleet.processes
+        living, recorded = (frozenset(p.node for p in processes if p.role == "worker") for processes in found)
+        return living, recorded
 
     def _tell_devices(self) -> None:
         there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())

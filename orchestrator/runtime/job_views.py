@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.core import fencing
+from orchestrator.core.fencing import waits_for
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.core.states import WAITING
@@ -33,7 +33,7 @@ class JobViews:
         """
         if record.live is not None:
             doing = self._launching.get(f"{record.job.id}.{record.live.epoch}", "")
-            return fencing.waits_for(self._runtime.control, record.job.id, now(), doing)
+            return waits_for(self._runtime.control, record.job.id, now(), doing)
         if record.job.state not in WAITING:
             return ""
         if waits := self._runtime.trouble or self._runtime.holding:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import NotFound, PolyfleetError
-from orchestrator.core.attempts import node_of
+from orchestrator.core.attempts import node_of, ranks_of
 from orchestrator.core.fold import Attempt, Record
-from orchestrator.core.orders import ranks_of
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
 

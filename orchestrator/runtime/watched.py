@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.plain import to_plain
 from cluster.vocabulary import Finding
-from orchestrator.core import leaks
+from orchestrator.core.leaks import found as leaks
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import health, poison
 from orchestrator.runtime.agents import Agents
@@ -37,7 +37,7 @@ class Watched:
                 NodeSeen(name, _down(node), node.ready, node.silent_s(at.s), tuple(node.unknown))
                 for name, node in runtime.control.nodes.items()
             ),
-            tuple(leaks.found(runtime.control, at)),
+            tuple(leaks(runtime.control, at)),
             tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
             tuple(self._repair.waiting.values()) if self._repair else (),
             runtime.replaced,

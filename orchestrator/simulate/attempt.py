@@ -24,11 +24,13 @@ class Attempt:
     __slots__ = (
         *("key", "job", "epoch", "rank", "machine", "devices", "lease_s", "deadline_s", "grace_s", "phase", "step"),
         *("stop", "ended", "outcome", "events", "at", "frozen", "thawed_s", "work_s", "script", "nodes", "number"),
+        "first_rank",
     )
 
     def __init__(self, machine: "Machine", order: Order, now_s: float, step: int, number: int):
         self.key = f"{order.job}.{order.epoch}.{order.node_rank}"
         self.job, self.epoch, self.rank = order.job, order.epoch, order.node_rank
+        self.first_rank = order.first_rank
         self.machine, self.devices, self.nodes = machine, order.devices, order.nodes
         self.lease_s, self.grace_s = order.lease_s, order.grace_s
         self.deadline_s = now_s + order.lease_s
@@ -150,7 +152,7 @@ class Attempt:
         self.end(ENDED_BY[how])
 
     def failure(self, kind: str, message: str) -> Failure:
-        return Failure(self.rank, self.machine.label, kind, message)
+        return Failure(self.first_rank, self.machine.label, kind, message)
 
     def end(self, state: str, failure: Failure | None = None, code: int | None = -15) -> None:
         """`code` is that of its rank; None where its supervisor can tell none."""
@@ -158,7 +160,7 @@ class Attempt:
             return
         self.ended = True
         self.phase = "ended"
-        codes = {} if code is None else {self.rank: code}
+        codes = {} if code is None else {self.first_rank: code}
         self.outcome = Outcome(self.job, self.epoch, self.rank, state, codes, failure)
         world = self.machine.world
         world.processes[self.job].remove(self)

@@ -224,8 +224,9 @@ class Server:
         if not self.joined:
             return m.Tick(trouble="no fleet is up")
         living = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
+        recorded = frozenset(machine.label for machine in self.world.machines)
         trouble = "Ray's head does not answer" if self.world.ray.away else ""
-        return m.Tick(trouble=trouble, expected=living, repairs=True)
+        return m.Tick(trouble=trouble, expected=living, recorded=recorded, repairs=True)
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)

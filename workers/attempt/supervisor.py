@@ -188,7 +188,7 @@ class Supervisor:
         failure = self._failure(ended_as)
         result, unreadable = self.left.result()
         if ended_as == "succeeded" and unreadable:
-            ended_as, failure = "failed", Failure(0, self.launch["node"], "unreadable", unreadable)
+            ended_as, failure = "failed", self._of_all("unreadable", unreadable)
         peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.ranks.peaks.values())
         self.left.remove(self.ranks.codes)
         with suppress(OSError):  # unless it holds something; before anybody can know that we ended, and start the next
@@ -199,9 +199,12 @@ class Supervisor:
 
     def _failure(self, ended_as: str) -> Failure | None:
         if ended_as == "lost":
-            message = "its lease passed: neither the server nor a fence could be reached"
-            return Failure(self.launch["ranks"][0]["rank"], self.launch["node"], "lost", message)
+            return self._of_all("lost", "its lease passed: neither the server nor a fence could be reached")
         return (self.failure or self._first_failure()) if ended_as == "failed" else None
+
+    def _of_all(self, kind: str, message: str) -> Failure:
+        """Of this node's whole part, told by its first rank."""
+        return Failure(self.launch["ranks"][0]["rank"], self.launch["node"], kind, message)
 
     def _first_failure(self) -> Failure:
         """Of the rank that failed first."""

@@ -1,5 +1,7 @@
 """How attempts end: the first cause decides, whoever tells first."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.core import messages as m
@@ -192,3 +194,38 @@ def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
     gang.hear("a", t.ended("g", 1, 0, "fenced"))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert [e.event for e in gang.events] == ["interrupted"]
+
+
+def lose(c, t, node, others):
+    """It is silent until nothing of it can run any more."""
+    c.hear_all(*others, seconds=8)
+    c.tell(m.Fenced("g", 2, stands=2))
+    for other in others:
+        live = c.control.lives["g"]
+        rank = next(rank for rank, part in enumerate(live.parts) if part.node == other)
+        c.hear(other, t.ended("g", 1, rank, "fenced"))
+    c.hear_all(*others, seconds=14)
+    failure = c.control.records["g"].failure
+    assert (failure["kind"], failure["node"]) == ("lost", node)
+    return failure["rank"]
+
+
+@pytest.mark.parametrize(("task", "ranks"), [("train", [0, 2, 4]), ("run", [0, 1, 2])])
+def test_a_lost_part_is_told_by_its_node_and_the_first_rank_that_ran_there(c, w, t, task, ranks):
+    """A training has a rank per device, all others one per node: see core/attempts.py."""
+    for name in ("a", "b", "c"):
+        c.node(name, 2, "nvidia:H100")
+    launch = c.run(replace(w.job("g", w.want("nvidia:H100", count=2, nodes=3)), task=task))
+    assert [order.first_rank for order in launch.orders] == ranks
+    node = launch.nodes[1]
+    assert lose(c, t, node, [other for other in launch.nodes if other != node]) == ranks[1]
+
+
+def test_a_part_that_was_not_started_is_told_by_its_first_rank(c, w):
+    for name in ("a", "b"):
+        c.node(name, 2, "nvidia:H100")
+    launch = c.place(w.job("g", w.want("nvidia:H100", count=2, nodes=2)))
+    c.tell(m.LaunchFailed("g", 1, "launch", "no room", short=(launch.nodes[1],)))
+    failure = c.control.records["g"].failure
+    assert (failure["node"], failure["rank"]) == (launch.nodes[1], 2)
+    assert f"node {launch.nodes[1]} (node rank 1): no room" in c.control.records["g"].reason

@@ -98,6 +98,32 @@ def test_a_controller_that_restarts_during_a_launch_gives_its_node_a_word_before
     assert c.hear("a", t.report("j", 1, 0, "running"))[0] == [("j", "started", 1)], "it had arrived: it is adopted"
 
 
+def test_a_launch_that_never_arrived_before_the_controller_restarted_costs_its_job_nothing(c, w, t):
+    """Its node says that nothing runs there, and its preferred candidate is tried again."""
+    c.node("a")
+    c.node("v", kind="tpu:v5e")
+    launch = c.place(w.job("j", w.want("cpu"), w.want("tpu:v5e"), ordered=True))
+    assert launch.nodes == ("a",)
+    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    assert c.tell(m.Joined())[1] == [Fence("j", 1)]
+    c.tell(m.Fenced("j", 1, stands=1))
+    c.node("v", kind="tpu:v5e")
+    c.tell(m.NodesSeen((m.NodeSeen("ray-v", "v"), m.NodeSeen("ray-a", "a"))))
+    c.tell(m.AgentMade("a", "ray-a"))
+    c.hear("a", facts=t.facts("a"), attempts=None)
+    c.hear("a", there=(), after_s=1.0)
+    assert c.tick() == ([], [Fence("j", 2), Stop("a", "j", 1, "fence")]), "its start may still arrive"
+    c.tell(m.Fenced("j", 2, stands=2))
+    c.tell(m.Stopped("a", "j", 1, "fence"))
+    c.hear("a", there=(), after_s=1.0)
+    assert c.tick()[0] == [("j", "interrupted", 1)]
+    events, commands = c.hear_all("a", "v", seconds=4)
+    [again] = [x for x in commands if isinstance(x, Launch)]
+    record = c.control.records["j"]
+    assert (events, again.nodes, record.attempts[-1].candidate) == ([("j", "placed", 2)], ("a",), 0)
+    assert (record.job.interruptions, record.job.restarts, record.job.first_candidate) == (0, 0, 0)
+
+
 def test_an_epoch_that_a_node_or_the_fence_knows_is_never_used(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))

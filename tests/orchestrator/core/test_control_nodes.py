@@ -144,7 +144,7 @@ def test_the_next_attempt_on_the_same_devices_takes_its_reservation_over(c, w, t
 
 @pytest.mark.parametrize("back_s", [-3.2e8, -3600.0, 3600.0, 3.2e8])
 def test_a_wall_clock_that_is_set_changes_no_decision(c, w, t, back_s):
-    """Pauses end by the monotonic clock, jobs are served in the order of submission, events are known by position."""
+    """Pauses end by the monotonic clock, and events are known by their position."""
     from workers.messages import RankEvent
 
     c.node("a")
@@ -158,7 +158,18 @@ def test_a_wall_clock_that_is_set_changes_no_decision(c, w, t, back_s):
     c.submit(w.job("second", w.want("cpu")))
     assert c.tick(0.5)[0] == [("second", "placed", 1)], "the first pauses for a second"
     c.tell(m.LaunchFailed("second", 1, "launch", "no devices"))
-    assert c.tick(0.6)[0] == [("j", "placed", 2)], "its pause has ended, and it was submitted first"
+    assert c.tick(0.6)[0] == [("j", "placed", 2)], "its pause has ended"
+
+
+def test_of_two_waiting_jobs_the_one_that_was_submitted_first_goes_first_whatever_clock_and_name_say(c, w):
+    c.node("a")
+    c.tell(m.DrainAsked("a"))
+    c.submit(w.job("zebra", w.want("cpu"), submitted_s=9e8))
+    c.submit(w.job("ant", w.want("cpu"), submitted_s=1e8))
+    numbers = {name: record.job.number for name, record in c.control.records.items()}
+    assert numbers == {"zebra": 1, "ant": 2}
+    c.tell(m.ResumeAsked("a"))
+    assert c.tick()[0] == [("zebra", "placed", 1)]
 
 
 def test_an_agent_that_answers_with_errors_is_named_and_takes_no_work_until_it_tells_what_runs(c, w):

@@ -1,9 +1,14 @@
 """Attempts that are asked to save: for a job of higher priority, for a node that goes, for a move."""
 
+from dataclasses import replace
+
 import pytest
 
+from cluster.vocabulary import Notice
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Forget, Launch, Stop
+from orchestrator.core.control import resumed
+from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
 
 
@@ -42,6 +47,61 @@ def test_a_failure_while_one_part_saves_has_the_other_stopped_at_once(gang, t):
     gang.tell(m.DrainAsked("a", now=True))
     told = t.ended("g", 1, 0, "failed", "storage", "the disk is full", {0: 1})
     assert gang.hear("a", told)[1] == [Stop("b", "g", 1, "cancel")]
+
+
+def told_to_go(t, name, reason=""):
+    """What its agent tells of the node: with a notice, or without."""
+    return replace(t.facts(name), notice=Notice(reason, 25.0) if reason else None)
+
+
+def test_a_notice_that_an_agent_tells_of_has_its_attempts_save_and_keeps_new_ones_away(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    going = told_to_go(t, "a", "its machine is shut down")
+    events, commands = c.hear("a", facts=going)
+    assert (events, commands) == ([("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
+    assert c.state("j") == "SAVING"
+    why = "node a is about to go: its machine is shut down (25 s were left)"
+    assert c.events[0].data["reason"] == why
+    assert c.hear("a", facts=going, after_s=1.0) == ([], []), "it is told with each answer"
+    c.tell(m.Stopped("a", "j", 1, "preempt"))
+    assert c.hear("a", t.ended("j", 1, 0, "preempted"))[0] == [("j", "interrupted", 1)]
+    assert c.hear_all("a", seconds=10)[0] == []
+    assert c.control.plan.why_not["j"] == {(0, "a/cpu"): why}
+
+
+def test_a_node_whose_notice_was_withdrawn_takes_work_again_and_what_saves_is_not_lost(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.hear("a", facts=told_to_go(t, "a", "its machine is shut down"))
+    assert c.hear("a", facts=told_to_go(t, "a")) == ([], [])
+    assert c.state("j") == "SAVING", "its ranks have been told to end"
+    c.submit(w.job("next", w.want("cpu")))
+    c.tell(m.Stopped("a", "j", 1, "preempt"))
+    c.hear("a", t.ended("j", 1, 0, "preempted"))
+    assert c.tick()[0] == [("j", "placed", 2)], "it keeps its place in line"
+    assert c.control.records["j"].job.interruptions == 1
+
+
+def test_an_attempt_that_is_being_launched_when_its_node_has_a_notice_saves_once_it_was_started(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu")))
+    events, commands = c.hear("a", facts=told_to_go(t, "a", "its machine is shut down"))
+    assert (events, commands) == ([("j", "preempted", 1)], [])
+    assert c.tell(m.Launched("j", 1))[1] == [Stop("a", "j", 1, "preempt")]
+
+
+def test_a_notice_that_came_while_no_server_ran_is_acted_on_by_the_next(c, w, t):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.tell(m.Joined())
+    c.tell(m.Fenced("j", 1, stands=1))
+    c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
+    c.tell(m.AgentMade("a", "ray-a"))
+    going = told_to_go(t, "a", "its machine is shut down")
+    events, commands = c.hear("a", t.report("j", 1, 0, "running"), facts=going)
+    assert (events, commands) == ([("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
 
 
 def test_a_move_replaces_where_the_job_may_run_and_it_saves_first(c, w, t):

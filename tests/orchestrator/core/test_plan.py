@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from orchestrator.core.model import Plan, Preempt, Recovery, Start
-from orchestrator.core.plan import plan
+from orchestrator.core.plan import NO_DEVICES, plan
 from orchestrator.core.states import State
 
 
@@ -25,7 +25,7 @@ def test_a_job_nothing_can_run_says_why_for_all_devices(w):
 def test_an_empty_fleet_and_an_empty_queue_make_an_empty_plan(w):
     assert plan(w.snapshot([], [])) == Plan()
     assert plan(w.snapshot([w.cpu()], [])) == Plan()
-    assert plan(w.snapshot([], [w.job("a")])) == Plan(why_not={"a": {}})
+    assert plan(w.snapshot([], [w.job("a")])) == Plan(why_not={"a": {(0, ""): NO_DEVICES}})
 
 
 def test_the_tightest_node_that_fits_is_taken(w):

@@ -73,6 +73,33 @@ def test_a_followed_log_ends_with_its_job(live, running, talking):
     assert rest[-1] == ("end", {"state": "SUCCEEDED"})
 
 
+def test_a_followed_log_ends_with_a_job_that_is_cancelled_while_it_runs(live, running, talking):
+    """With all that it printed; its devices are free then, and the next job runs on them."""
+    talking.say("one\n")
+    with live.http as client, client.stream("GET", f"/v1/jobs/{running}/logs/stream") as response:
+        got = (event for event in events(response) if event[1].get("lines") != [])
+        assert texts(next(got)[1]["lines"]) == ["one"]
+        talking.say("two\n")
+        assert texts(next(got)[1]["lines"]) == ["two"]
+        with live.http as other:
+            assert other.post(f"/v1/jobs/{running}/cancel", json={}).json()["state"] == "CANCELLED"
+        assert list(got)[-1] == ("end", {"state": "CANCELLED"})
+    assert live.service.job(running)["attempts"][-1]["outcome"] == "cancelled"
+    live.ran(RUN | {"name": "next"})
+
+
+def test_a_followed_log_ends_with_a_job_that_is_cancelled_while_it_waits(live):
+    live.fleet.hold(live.service)
+    with live.http as client:
+        job = client.post("/v1/jobs", json={"spec": RUN}).json()["id"]
+        with client.stream("GET", f"/v1/jobs/{job}/logs/stream") as response:
+            got = events(response)
+            assert next(got)[1]["lines"] == []
+            with live.http as other:
+                assert other.post(f"/v1/jobs/{job}/cancel", json={}).json()["state"] == "CANCELLED"
+            assert list(got)[-1] == ("end", {"state": "CANCELLED"})
+
+
 def test_following_may_begin_with_the_tail(live):
     submit(live, ["one", "two", "three"])
     with live.http as client, client.stream("GET", "/v1/jobs/hello/logs/stream", params={"tail": 1}) as response:

@@ -75,10 +75,11 @@ class Node:
     def folder(self, job="j", epoch=1, node_rank=0):
         return Folder(self.root / "attempts" / f"{job}.{epoch}.{node_rank}")
 
-    def outcome(self, job="j", epoch=1):
+    def outcome(self, job="j", epoch=1, node_rank=0):
         """Waits for the end, as a controller would: by looking at the news."""
-        self.until(lambda: self.attempts.news({}, {}, 0.0) and self.folder(job, epoch).outcome.exists(), f"{job} ended")
-        return read_json(self.folder(job, epoch).outcome)
+        path = self.folder(job, epoch, node_rank).outcome
+        self.until(lambda: self.attempts.news({}, {}, 0.0) and path.exists(), f"{job} ended")
+        return read_json(path)
 
     def text(self, job="j", rank=0):
         """A rank's log without time stamps."""

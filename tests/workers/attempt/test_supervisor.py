@@ -314,3 +314,11 @@ def test_a_result_that_is_no_object_fails_the_attempt(node, content):
     ended = node.outcome()
     assert (ended["state"], ended["result"], ended["failure"]["kind"]) == ("failed", {}, "unreadable")
     assert ended["failure"]["message"].startswith("result.json ")
+
+
+def test_what_befell_a_whole_part_is_told_by_the_first_rank_that_ran_there(node):
+    """On the second of two nodes that is not rank 0, which runs elsewhere."""
+    code = "import os; open(os.environ['POLYFLEET_ATTEMPT_DIR'] + '/result.json', 'w').write('[1]')"
+    node.python("j", code, nodes=2, node_rank=1, first_rank=2, world_size=3)
+    failure = node.outcome(node_rank=1)["failure"]
+    assert (failure["kind"], failure["rank"], failure["node"]) == ("unreadable", 2, "n0")
