@@ -45,6 +45,20 @@ def toy_vendor():
     return install
 
 
+@pytest.fixture(scope="session")
+def absent() -> Callable[[str, str], None]:
+    """`absent("strace", why)`: what a test needs cannot be used here. It is skipped, unless POLYFLEET_TESTS_NEED names
+    that: then it fails. A check that installs a program must not pass without its tests.
+    """
+
+    def told(name: str, why: str) -> None:
+        if name in os.environ.get("POLYFLEET_TESTS_NEED", "").split():
+            pytest.fail(f"{why}; POLYFLEET_TESTS_NEED says that this machine has {name}", pytrace=False)
+        pytest.skip(why)
+
+    return told
+
+
 @pytest.fixture
 def needs_native():
     """`needs_native("bfloat16")` skips a test where this process's CPU, or the device named, has no units for it."""
@@ -209,11 +223,11 @@ class PostgreSQL:
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgreSQL]:
+def postgresql(absent: Callable[[str, str], None]) -> Iterator[PostgreSQL]:
     """A running PostgreSQL for these tests alone."""
     found = shutil.which("initdb") or next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))), None)
     if found is None:
-        pytest.skip("PostgreSQL is not installed here (Debian: apt install postgresql)")
+        absent("postgresql", "PostgreSQL is not installed here (Debian: apt install postgresql)")
     folder = Path(tempfile.mkdtemp(prefix="pf-pg-", dir="/tmp"))  # a socket's path has at most 107 bytes
     cluster = PostgreSQL(folder, Path(found).parent)
     cluster.start()

@@ -28,6 +28,7 @@ from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.engine import RAY
+from workers.errors import TakenOver
 from workers.messages import AttemptReport, Unusable
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,10 @@ class Handle:
 class Agents:
     """By node name. Safe to use from many threads; nothing waits, but `call`. Answers go to `post` as messages.
 
-    `generation` is the controller's: agents refuse one that is older than one they have seen. `repaired` gets a node
-    and what was done for it.
+    `generation` is the controller's: agents refuse one that is older than one they have seen, and `floor` is the newest
+    that was told of by nodes that we have just found: we have to count above it. A newer one that is told by a node
+    which has obeyed us already is of a server that was started after this one: `overtaken` says so, and we do not count
+    above that. `repaired` gets a node and what was done for it.
     """
 
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
@@ -82,7 +85,9 @@ class Agents:
         self._nodes_seen_s = 0.0
         self.nodes: Mapping[str, Node] = {}
         self.generation = 0
-        self.superseded = 0
+        self.floor = 0
+        self.overtaken = ""
+        self._obeyed: set[str] = set()
 
     def __getitem__(self, node: str) -> Node:
         if node not in self.nodes:
@@ -205,8 +210,23 @@ class Agents:
         handle.hung = False
         handle.greeted, handle.listed, answer = True, not hello, future.result()
         handle.clock_s = answer["clock_s"]
+        if hello:
+            self._told_of(handle.node, int(answer.get("generation", 0)))
+        else:
+            self._obeyed.add(handle.node)
         for message in self._messages(handle, asked_s, answer, hello):
             self._post(message)
+
+    def _told_of(self, node: str, generation: int) -> None:
+        """The newest controller that a node knows."""
+        if generation <= self.generation:
+            return
+        if node not in self._obeyed:
+            self.floor = max(self.floor, generation)
+        elif not self.overtaken:
+            why = f"another server, started after this one, has taken over the fleet (node {node} obeys it)"
+            self.overtaken = f"{why}; `polyfleet server stop` ends this one"
+            log.error("%s: its generation is %d, ours %d", why, generation, self.generation)
 
     def _failed(self, handle: Handle, error: BaseException) -> None:
         import ray
@@ -214,7 +234,9 @@ class Agents:
         handle.rest_until_s, handle.greeted = time.monotonic() + REST_S, False
         if isinstance(error, ray.exceptions.RayTaskError):
             log.error("node %s: %s", handle.node, error.cause)
-            if not isinstance(error.cause, Conflict):
+            if isinstance(error.cause, TakenOver):
+                self._told_of(handle.node, error.cause.seen)
+            elif not isinstance(error.cause, Conflict):
                 why = f"its agent fails: {error.cause!r}; is it of the same Polyfleet version as the server?"
                 self._post(AgentFailed(handle.node, handle.ray_id, why))
         if isinstance(error, ray.exceptions.RayActorError):
@@ -231,7 +253,6 @@ class Agents:
     def _messages(self, handle: Handle, asked_s: float, answer: Data, hello: bool) -> list[Message]:
         """The answer as what the controller is told. A report that cannot be used concerns its attempt only."""
         if hello:
-            self.superseded = max(self.superseded, int(answer.get("generation", 0)))
             epochs = {str(job): int(epoch) for job, epoch in answer.get("epochs", {}).items()}
             return [Heartbeat(handle.node, handle.ray_id, asked_s, _facts(answer["facts"]), epochs=epochs)]
         self._poisoned(handle, answer["poison"])

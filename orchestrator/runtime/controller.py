@@ -88,7 +88,8 @@ class Runtime(threading.Thread):
         self._link = Link(agents, self._inbox.put)
         self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, repair)
         known = drained(e for e in store.events_below(OWNER))
-        self._steps = Steps(jobs, control.resumed(jobs.open(), known, store.told_at, now()), self._stored)
+        begun = control.resumed(jobs.open(), known, store.told_at, now())
+        self._steps = Steps(jobs, begun, self._stored, self._storing)
         for job_id, why in jobs.damaged.items():
             # Jobs whose history cannot be trusted do not go on: one of them might run twice.
             self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {why}"))
@@ -209,6 +210,9 @@ class Runtime(threading.Thread):
     def _stored(self, state: Control) -> None:
         self._agents.nodes = state.nodes
 
+    def _storing(self) -> None:
+        self.pulse.doing = "writing to the job store"
+
     def _tick(self) -> list[m.Tick]:
         """None where the last was long, and a moment ago."""
         self._ticked = time.monotonic() >= self._steps.tick_due_s
@@ -239,6 +243,8 @@ class Runtime(threading.Thread):
             told(*rest)
         trouble = self._link.trouble(recorded, lambda: give_back(self._agents, list(self.control.lives.values())))
         self._troubled((trouble and self._unread) or trouble)
+        if self._agents.overtaken and self._repair:
+            self._repair.close()
         fleet, kept = self._link.fleet, [i for i in self._inbox.kept if isinstance(i, m.Joined | m.Parted)]
         joined = isinstance(kept[-1], m.Joined) if kept else self.control.joined
         if fleet is None and joined:
@@ -275,8 +281,8 @@ class Runtime(threading.Thread):
         if self.fleet and self.fleet.address != self._compared and time.monotonic() >= self._compare_at_s:
             self._compare_origin(self.fleet)
         self._agents.refresh()
-        if self._agents.superseded >= self._agents.generation:
-            self._agents.generation = self._store.next_generation(self._agents.superseded)
+        if self._agents.floor > self._agents.generation:
+            self._agents.generation = self._store.next_generation(self._agents.floor)
         for node in self._agents.unwatched():
             cursors, known = control.watch_of(self.control, node)
             self._agents.watch(node, cursors, known, WATCH_S)

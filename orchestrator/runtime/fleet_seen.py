@@ -57,7 +57,7 @@ class FleetSeen:
             fleet = fleet_record.read()
             if fleet is None or fleet.state != "up" or fleet.headless:
                 return
-            if RAY.blocked():
+            if RAY.blocked() or self._agents.overtaken:
                 return  # what has not shown itself by now does not within a moment
             if self._complete(fleet):
                 self._known.look(self._runtime.snapshot().devices)

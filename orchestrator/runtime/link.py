@@ -40,7 +40,8 @@ class Link:
         self._failed = ""
 
     def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
-        """ "" when we are in the recorded fleet's cluster, else why not; what leads there is begun.
+        """ "" when we are in the recorded fleet's cluster, else why not; what leads there is begun. A fleet that
+        another server has taken over is left to it.
 
         A head that is gone is no trouble but `holding`: agents are asked without it, and it comes back to the same
         cluster. When it is back, the cluster is joined anew: the head's own node, which we used, is another.
@@ -53,7 +54,7 @@ class Link:
         if recorded is not None and recorded.state == "leaving":
             self._leave(recorded, give_back)
             return "the fleet is leaving"
-        if (reason := _no_cluster(recorded)) or recorded is None:
+        if (reason := self._agents.overtaken or _no_cluster(recorded)) or recorded is None:
             self._part()
             return reason
         if self.fleet is None:

@@ -35,10 +35,14 @@ def now() -> Now:
 
 
 class Steps:
-    """`control` is the newest state, and `stored` is told it; the next tick is due at `tick_due_s`."""
+    """`control` is the newest state, and `stored` is told it; the next tick is due at `tick_due_s`. `storing` is called
+    before the job store is waited for.
+    """
 
-    def __init__(self, jobs: Jobs, begun: Control, stored: Callable[[Control], None]):
-        self._jobs, self._stored = jobs, stored
+    def __init__(
+        self, jobs: Jobs, begun: Control, stored: Callable[[Control], None], storing: Callable[[], None] = lambda: None
+    ):
+        self._jobs, self._stored, self._storing = jobs, stored, storing
         self.control = begun
         self.tick_due_s = 0.0
 
@@ -121,6 +125,7 @@ class Steps:
         for event in events:
             crash.point(f"event:{event.event}:before")
         if events:
+            self._storing()
             self._jobs.commit(events)
         for event in events:
             crash.point(f"event:{event.event}:after")

@@ -1,6 +1,8 @@
 """EventStore: append and be sure, ask again and get the same answer."""
 
+import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,15 @@ from orchestrator.store.schema import LAST, counters, events, jobs, reports
 from orchestrator.store.work import LARGEST, LONGEST_JOB, Stored, Work, storable, work_of
 from orchestrator.store.writer import Writer
 
+log = logging.getLogger(__name__)
+
 Data = dict[str, Any]
+
+WRITING_LATE_S = 6.0
+"""Longer than SQLite waits for a lock of another program."""
+
+GENERATION_STEP = 1_000_000
+"""A counter of 63 bits lasts for millions of millions of starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,9 @@ class EventStore:
 
     def close(self) -> None:
         """Write what waits and let go of the database."""
-        self._writer.close()
+        if not self._writer.close():
+            log.error("a write to %s does not end: it is left to the end of this process", self._database.name)
+            return
         self._database.close_readers()
         self._writer.disconnect()
         self._database.close()
@@ -143,6 +155,8 @@ class EventStore:
         size_bytes, free_bytes = self._database.room()
         error, failed_s = self._writer.trouble
         ago_s = time.monotonic() - failed_s if error else 0.0
+        if (writing_s := self._writer.writing_s) > WRITING_LATE_S:
+            error, ago_s = f"a write has not ended for {writing_s:.0f} s", 0.0
         try:
             self._database.check_place()
         except FleetError as e:
@@ -191,8 +205,11 @@ class EventStore:
         return max(int(reported), _at(checkpoint))
 
     def next_generation(self, floor: int = 0) -> int:
-        """A number above `floor` and above all that were given before; durable."""
-        generation: int = self._writer.submit(Work(action=partial(_next, name="generation", floor=floor)))
+        """A number above `floor` and above all that were given before; durable. How far above is left to chance: two
+        copies of one database give different ones.
+        """
+        step = 1 + secrets.randbelow(GENERATION_STEP)
+        generation: int = self._writer.submit(Work(action=partial(_next, name="generation", floor=floor, step=step)))
         return generation
 
     @property
@@ -253,11 +270,11 @@ def _at(checkpoint: str | None) -> int:
     return at if isinstance(at, int) else 0
 
 
-def _next(connection: Connection, name: str, floor: int) -> int:
-    """The next value of a counter."""
+def _next(connection: Connection, name: str, floor: int, step: int) -> int:
+    """The next value of a counter: `step` above the last one, and above `floor`."""
     mine = counters.c.name == name
     value = connection.scalar(select(counters.c.value).where(mine))
-    after = max(value or 0, floor) + 1
+    after = max(value or 0, floor) + step
     changed = counters.insert().values(name=name, value=after)
     connection.execute(changed if value is None else counters.update().where(mine).values(value=after))
     return after

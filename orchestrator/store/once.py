@@ -18,10 +18,12 @@ from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of
 from orchestrator.store.database import Database
 from orchestrator.store.ledger import NotCounted
 from orchestrator.store.schema import requests
-from orchestrator.store.work import Stored, Work, storable, work_of
+from orchestrator.store.work import Stored, Unanswered, Work, storable, work_of
 from orchestrator.store.writer import Writer
 
 LONGEST_KEY = 255
+LIMIT_S = 20.0
+"""No request waits longer for the store than that; a client waits for a minute."""
 DRAWS = 5
 """How often new ids are drawn."""
 
@@ -52,12 +54,16 @@ class Asked:
 
 
 class Once:
-    """Safe to use from many threads: of two requests with one key the second waits until the first is answered."""
+    """Safe to use from many threads: of two requests with one key the second waits until the first is answered, and is
+    refused where that takes long. Keys of requests that were told Unanswered are in use until it is known what came of
+    them.
+    """
 
     def __init__(self, database: Database, writer: Writer, damage: Damage):
         self._database, self._writer, self._damage = database, writer, damage
         self._changed = threading.Condition()
         self._in_use: set[str] = set()
+        self._late: set[str] = set()
 
     def each(self, asked: Sequence[Asked], stored: Stored) -> list[Told]:
         """The answer or the error of each, in order."""
@@ -77,16 +83,30 @@ class Once:
 
     @contextmanager
     def _using(self, keys: Collection[str]) -> Iterator[None]:
-        """All at once, so that nobody who holds some waits for others."""
+        """All at once, so that nobody who holds some waits for others. Raises FleetError after LIMIT_S."""
         with self._changed:
-            self._changed.wait_for(lambda: self._in_use.isdisjoint(keys))
+            if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), LIMIT_S):
+                raise Unanswered(
+                    f"a request with the same key has waited for the job store for {LIMIT_S:.0f} s",
+                    "ask again: the same key has one effect",
+                )
             self._in_use.update(keys)
         try:
             yield
         finally:
-            with self._changed:
-                self._in_use.difference_update(keys)
-                self._changed.notify_all()
+            self._free(set(keys) - self._late)
+
+    def _free(self, keys: Collection[str]) -> None:
+        with self._changed:
+            self._in_use.difference_update(keys)
+            self._late.difference_update(keys)
+            self._changed.notify_all()
+
+    def _keep(self, key: str, unit: Work) -> None:
+        """In use until it is done: nobody can look up yet whether that key has an answer."""
+        with self._changed:
+            self._late.add(key)
+        unit.done.add_done_callback(lambda _: self._free({key}))
 
     def _known(self, keys: Collection[str]) -> Sequence[Row[Any]]:
         wanted = [key for key in keys if key not in self._writer.doubtful]
@@ -126,8 +146,12 @@ class Once:
                 continue
             if work.events or work.request:
                 units[n] = work
-        results = zip(units, self._writer.submit_all(list(units.values())), strict=True)
-        return told | {n: result for n, result in results if isinstance(result, Exception)}
+        for n, result in zip(units, self._writer.submit_all(list(units.values()), LIMIT_S), strict=True):
+            if isinstance(result, Exception):
+                told[n] = result
+            if isinstance(result, Unanswered) and asked[n].key:
+                self._keep(asked[n].key, units[n])
+        return told
 
 
 def _kept(asked: Asked, answer: Answer, stored: Stored) -> tuple[Data, Work]:

@@ -3,6 +3,7 @@ are written with it.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from cluster.errors import UserError
+from cluster.errors import FleetError, UserError
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.store.codec import decode, encode
@@ -38,6 +39,35 @@ class Work:
     action: Callable[[Connection], Any] | None = None
     stored: Stored | None = None
     done: "Future[Any]" = field(default_factory=Future)
+
+
+class StoreBusy(FleetError):
+    """Nothing of it is stored: its turn did not come in time."""
+
+    retry_after_s = 5
+
+
+class Unanswered(FleetError):
+    """It is being written, and may be stored yet."""
+
+    retry_after_s = 5
+
+
+def answered(units: Sequence[Work], deadline_s: float) -> bool:
+    """Whether all are done, waiting for them until then (monotonic; infinite: however long it takes)."""
+    for unit in units:
+        try:
+            unit.done.exception(None if math.isinf(deadline_s) else max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            return False
+    return True
+
+
+def told_of(unit: Work) -> Any:
+    """What came of it, or the error."""
+    if not unit.done.done():
+        return Unanswered("the job store has not answered yet", "it may be stored; ask again with the same key")
+    return unit.done.exception() or unit.done.result()
 
 
 def work_of(new: Sequence[Event], strict: bool) -> Work:

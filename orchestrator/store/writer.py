@@ -1,6 +1,7 @@
 """The one thread that writes. Whatever waits when it is ready goes into one transaction: a group pays for one fsync."""
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -20,7 +21,7 @@ from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
 from orchestrator.store.rows import insert_rows
 from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
-from orchestrator.store.work import Row, Work
+from orchestrator.store.work import Row, StoreBusy, Work, answered, told_of
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ REPORTS_PAUSE_S = 0.2
 """Reports are not waited for, so they wait themselves: for others, or for something durable to ride with."""
 
 OUTAGE_S = 1.0
+WAIT_S = 15.0
+"""For the turn of a unit of work. Longer than a database may take to refuse those before it (5 s SQLite, 10 s
+PostgreSQL).
+"""
+CLOSE_S = 30.0
 KEYS_AT_ONCE = 500
 
 
@@ -57,6 +63,7 @@ class Writer(threading.Thread):
         self._connection: Connection | None = None
         self.trouble: tuple[str, float] = ("", 0.0)
         self._lost_s = 0.0
+        self._begun_s: float | None = None
         self.doubtful: set[str] = set()
         self._doubtful_jobs: set[str] = set()
         self._token = secrets.token_hex(16)
@@ -71,19 +78,35 @@ class Writer(threading.Thread):
 
     def submit(self, work: Work) -> Any:
         """Blocks until durable. Raises FleetError when it is not, and then nothing of it is stored."""
-        (told,) = self.submit_all([work])
+        (told,) = self.submit_all([work], math.inf)
         if isinstance(told, Exception):
             raise told
         return told
 
-    def submit_all(self, units: Sequence[Work]) -> list[Any]:
-        """As `submit` with each, at once: what that returns or raises."""
+    def submit_all(self, units: Sequence[Work], limit_s: float) -> list[Any]:
+        """As `submit` with each, at once: what that returns or raises. What is not begun after WAIT_S is taken back.
+        What is being written is waited for: the database's own limits end that, unless a disk never answers. For who
+        need not know, it is Unanswered after `limit_s`.
+        """
+        begun_s = time.monotonic()
         with self._wake:
             if self._closing:
                 return [FleetError("the job store is closed", "start the server again") for _ in units]
             self._work.extend(units)
             self._wake.notify()
-        return [unit.done.exception() or unit.done.result() for unit in units]
+        if not answered(units, begun_s + WAIT_S):
+            self._take_back(units)
+            answered(units, begun_s + limit_s)
+        return [told_of(unit) for unit in units]
+
+    def _take_back(self, units: Sequence[Work]) -> None:
+        """Nothing is stored of those that still wait for their turn."""
+        mine = {id(unit) for unit in units}
+        with self._wake:
+            late = [unit for unit in self._work if id(unit) in mine]
+            self._work = deque(unit for unit in self._work if id(unit) not in mine)
+        message = f"the job store is still at what it was asked to write before, after {WAIT_S:.0f} s"
+        _refuse(late, StoreBusy(message, "nothing of this is stored: ask again; `polyfleet doctor` tells more"))
 
     def submit_report(self, row: Row) -> None:
         """Returns at once; the oldest is dropped when too many wait."""
@@ -94,12 +117,21 @@ class Writer(threading.Thread):
             self._reports.append(row)
             self._wake.notify()
 
-    def close(self) -> None:
-        """Write what waits, then stop; the connection stays open until `disconnect`."""
+    @property
+    def writing_s(self) -> float:
+        """For how long the write under way has been made; 0 where there is none."""
+        begun_s = self._begun_s
+        return 0.0 if begun_s is None else time.monotonic() - begun_s
+
+    def close(self) -> bool:
+        """Write what waits, then stop; the connection stays open until `disconnect`. False where that takes longer
+        than CLOSE_S: the thread ends with the process.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()
-        self.join()
+        self.join(CLOSE_S)
+        return not self.is_alive()
 
     def disconnect(self) -> None:
         if self._connection is not None:
@@ -109,7 +141,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         while batch := self._next():
             work, lines = batch
-            begun_s = time.monotonic()
+            self._begun_s = begun_s = time.monotonic()
             try:
                 self._written(work, lines)
             except FleetError as e:
@@ -118,6 +150,8 @@ class Writer(threading.Thread):
             except BaseException as e:
                 self._broke(work, lines, e)
                 raise
+            finally:
+                self._begun_s = None
 
     def _next(self) -> tuple[list[Work], list[Row]] | None:
         """What to write next; None once closed and empty."""

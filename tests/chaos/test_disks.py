@@ -1,5 +1,6 @@
 """Disks that are slow, fail or are full, under the job store and under checkpoints, and then are well again."""
 
+import shutil
 import subprocess
 import time
 from contextlib import contextmanager
@@ -20,15 +21,17 @@ WAYS = {
 
 
 @contextmanager
-def injected(now, server, act):
+def injected(now, server, act, absent):
     """strace acts on the server's system calls; how many is in the record."""
     told = now.folder / "strace"
+    if shutil.which("strace") is None:
+        absent("strace", "strace is not here")
     words = ["strace", "-f", "-q", "-p", str(server.pid), "-o", str(told), "-e", f"trace={act.partition(':')[0]}"]
     strace = subprocess.Popen([*words, "-e", f"inject={act}"], stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: strace.poll() is not None or (told.exists() and "(" in told.read_text()))
         if strace.poll() is not None:
-            pytest.skip(f"strace cannot act on another process here: {strace.stderr.read()[-200:]}")
+            absent("strace", f"strace cannot act on another process here: {strace.stderr.read()[-200:]}")
         yield
     finally:
         strace.terminate()
@@ -37,12 +40,12 @@ def injected(now, server, act):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_disk_of_the_job_store_that_is_not_well_stops_no_training(case, fleet, seed, way, monkeypatch):
+def test_a_disk_of_the_job_store_that_is_not_well_stops_no_training(case, fleet, seed, way, monkeypatch, absent):
     fault, what, act = WAYS[way]
     with case(fault, f"{what}, for {LASTS_S:.0f} s", seed) as now:
         gang = now.gang()
         now.inject(lambda: None)
-        with injected(now, fleet.server(), act):
+        with injected(now, fleet.server(), act, absent):
             if way == "slow":
                 now.run("true", resources={"pool": "left"})
                 now.took("accepted_s", time.monotonic() - now.at_s)

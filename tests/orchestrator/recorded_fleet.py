@@ -15,17 +15,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ray.experimental import internal_kv
+
 from cluster import connect, fleet_record
-from cluster import fences as cluster_fences
 from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord
+from cluster.identity import fleet_identity
 from cluster.paths import private_dir
 from cluster.plain import from_plain
 from cluster.version import VERSION
 from cluster.vocabulary import NodeFacts
 from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Event
-from orchestrator.runtime import actors, fences, reservations
+from orchestrator.runtime import actors, reservations
 from orchestrator.runtime.engine import RAY
 from orchestrator.service import Service
 from workers.agent import Agent
@@ -46,14 +48,33 @@ def starter() -> Starter:
     return Starter.begun()
 
 
+class KeyValueStore:
+    """Ray's: text or bytes in, bytes out."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        return self.values.get(key)
+
+    def put(self, key: str, value: str, overwrite: bool = True) -> None:
+        if overwrite or key not in self.values:
+            self.values[key] = value.encode()
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+
 class RecordedAgent(Agent):
     """An agent in folders of a test; what it finds on its node is recorded."""
 
-    def __init__(self, facts: dict[str, Any], home: Path):
+    def __init__(self, facts: dict[str, Any], home: Path, store: KeyValueStore):
         storage = home / "storage"
         self.facts = facts | {"storage": str(storage / facts["pool"]), "protocol": PROTOCOL}
         where = (home / "nodes" / facts["node"], storage / facts["pool"], facts["node"], facts["pool"])
-        super().__init__(*where, facts["backend"], fences=private_dir(home / "fences"), starter=starter())
+        identity, shared = fleet_identity(home), private_dir(home / "fences")
+        super().__init__(*where, facts["backend"], identity, shared, starter())
+        self._fences._stored = store.get
         self._place = replace(self._place, neighbours={pool: storage / pool for pool in facts["neighbours"]})
 
     def _discover(self) -> None:
@@ -139,7 +160,7 @@ class RecordedFleet:
         self._home = home
         self._lock = threading.Lock()
         self._by_id: dict[str, Actor] = {}
-        self._fences: dict[str, int] = {}
+        self.store = KeyValueStore()
         self.facts = {facts["ray_node_id"]: dict(facts) for facts in RECORDED}
         patch.setenv("POLYFLEET_REPAIR", "off")
         for module, name, stand_in in (
@@ -156,8 +177,9 @@ class RecordedFleet:
             (reservations, "give_back", lambda attempt: None),
             (reservations, "held", frozenset),
             (reservations, "list_held", frozenset),
-            (fences, "_read", lambda job: self._fences.get(job, 0)),
-            (fences, "_write", self._write_fence),
+            (internal_kv, "_internal_kv_get", self.store.get),
+            (internal_kv, "_internal_kv_put", self.store.put),
+            (internal_kv, "_internal_kv_del", self.store.delete),
         ):
             patch.setattr(module, name, stand_in)
 
@@ -167,14 +189,10 @@ class RecordedFleet:
             for i, f in self.facts.items()
         ]
 
-    def _write_fence(self, job: str, epoch: int) -> None:
-        self._fences[job] = epoch
-        cluster_fences.write(cluster_fences.folder_here(), job, epoch)
-
     def _make(self, node_id: str) -> Actor:
         with self._lock:
             if node_id not in self._by_id:
-                self._by_id[node_id] = Actor(RecordedAgent(self.facts[node_id], self._home))
+                self._by_id[node_id] = Actor(RecordedAgent(self.facts[node_id], self._home, self.store))
             return self._by_id[node_id]
 
     def agent(self, node: str) -> RecordedAgent:

@@ -63,3 +63,16 @@ def test_the_command_says_what_became_of_a_node(here, live):
     done = here("node", "resume", "cpu-0")
     assert (done.returncode, done.stdout) == (0, "cpu-0: ready\n")
     assert here("node", "drain", "absent").returncode == 2
+
+
+def test_the_command_moves_a_running_job(here, live, talking, wait_for):
+    job = live.service.submit({**talking.spec, "resources": {"pool": "cpu"}, "recovery": {"grace": "1s"}}, "", "")["id"]
+    wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
+    done = here("migrate", job, "--to", "ipex")
+    assert (done.returncode, done.stderr) == (0, "")
+    told, _, state = done.stdout.rstrip("\n").partition(": ")
+    assert told == job and state in ("SAVING", "RECOVERING", "STARTING", "RUNNING")
+    wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "ipex")
+    refused = here("migrate", job, "--to", "ipex")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: job {job} runs there already, on ")

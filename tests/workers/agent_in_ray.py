@@ -1,8 +1,9 @@
-"""Run by test_agent.py: an agent as a detached actor, killed by signal 9 while its attempt runs. Prints JSON."""
+"""Run by test_agent.py: an agent as the server makes it, killed by signal 9 while its attempt runs. Prints JSON."""
 
 import dataclasses
 import json
 import os
+import queue
 import shutil
 import signal
 import tempfile
@@ -10,14 +11,15 @@ import time
 from pathlib import Path
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_put
 
-from orchestrator.runtime import actors
+from cluster.identity import fleet_identity
+from cluster.paths import home
+from orchestrator.runtime import actors, fences
 from workers.agent import Agent
-from workers.messages import FENCE_KEY, Order
+from workers.messages import Order
 
 DEADLINE_S = 60.0
-ATTEMPTS = Path(os.environ["POLYFLEET_NODE_DIR"]) / "attempts"
+ATTEMPTS = Path(os.environ["POLYFLEET_NODE_DIR"]) / "fleets" / fleet_identity(home()) / "attempts"
 COMMAND = "mkfifo gate; env; cat /proc/$PPID/environ; echo ready; cat gate"
 
 
@@ -66,8 +68,7 @@ ray.init(
     _temp_dir=temporary, log_to_driver=False,
 )  # fmt: skip
 node_id = ray.get_runtime_context().get_node_id()
-options = {"name": f"agent-{node_id}", "lifetime": "detached", "max_restarts": -1, "num_cpus": 0, "max_concurrency": 16}
-agent = actors.grouped(Agent).options(**options).remote()
+agent = actors.make(node_id)
 
 facts = call("hello", 1)["facts"]
 assert facts["ray_node_id"] == node_id
@@ -87,13 +88,15 @@ outcome = until(lambda: ended("j"), "the adopted attempt ends")
 log = call("logs", "j", 1, 0, 0, 1 << 20)["data"]
 
 call("start", 1, order("k", "sleep 600", lease_s=6.0), {})
-_internal_kv_put(FENCE_KEY.format(fleet="", job="k"), b"1")
+assert fences.take("k", 1, ours=False) == 0
 until((ATTEMPTS / "k.1.0/started").exists, "k runs")
 silent_until = time.monotonic() + 8
 while time.monotonic() < silent_until:
     assert not (ATTEMPTS / "k.1.0/outcome.json").exists(), "the store said that nobody took over"
     time.sleep(0.1)
-_internal_kv_put(FENCE_KEY.format(fleet="", job="k"), b"2", overwrite=True)
+answers = queue.SimpleQueue()
+fences.raise_to("k", 2, answers.put)
+assert answers.get(timeout=DEADLINE_S) == 2
 until((ATTEMPTS / "k.1.0/outcome.json").exists, "k is fenced off")
 
 

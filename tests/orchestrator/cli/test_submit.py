@@ -168,6 +168,21 @@ def test_a_key_makes_a_submission_count_once(here, live):
     assert "the idempotency key 'mine' was used with another request" in other.stderr
 
 
+def test_a_key_makes_work_on_a_checkpoint_count_once(here, live, checkpoint):
+    def copied(name, key):
+        return here("checkpoint", "copy", checkpoint, f"ipex:{name}", "--key", key, "-o", "json")
+
+    first, again, other = copied("kept", "k"), copied("kept", "k"), copied("kept", "another")
+    assert (first.returncode, again.returncode, other.returncode) == (0, 0, 0)
+    assert first.stdout == again.stdout != other.stdout
+    refused = copied("elsewhere", "k")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "the idempotency key 'k' was used with another request" in refused.stderr
+    assert not (live.home / "storage" / "ipex" / "elsewhere").exists()
+    assert here("checkpoint", "pin", checkpoint, "--key", "p").returncode == 0
+    assert "was used with another request" in here("checkpoint", "pin", checkpoint, "--remove", "--key", "p").stderr
+
+
 def test_without_a_fleet_a_job_is_accepted_and_says_that_it_waits(here, live):
     live.fleet.down(live.service)
     done = here("submit", "-n", "waits", "--", "true")

@@ -10,6 +10,7 @@ import time
 import pytest
 import sqlalchemy
 
+from cluster import fences
 from cluster.errors import FleetError, NotFound, UserError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
@@ -371,3 +372,28 @@ def test_a_row_of_another_version_stays_where_its_events_cannot_tell_it_anew(url
     other.close()
     ended = "CANCELLED"
     assert told == [("whole", 0, ended, ""), ("bad", 1, ended, ""), ("marked", 0, ended, "seen before")]
+
+
+@pytest.fixture
+def kept_for_no_time(monkeypatch):
+    monkeypatch.setenv(housekeeping.SETTING, "0s")
+
+
+def test_of_a_removed_job_its_node_keeps_no_folder_and_the_fleet_no_fence(kept_for_no_time, live, wait_for):
+    """The real way there: the service asks the node's agent, and what that removed has no fence any more."""
+    service, attempts = live.service, live.home / "nodes" / "cpu-0" / "attempts"
+    ended = live.ran({"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}})["id"]
+    wait_for(lambda: ended not in service.runtime.control.records)
+    (folder,) = attempts.glob(f"{ended}.1.0")
+    assert (folder / "outcome.json").exists()
+    assert [key.rpartition("/")[2] for key in live.fleet.store.values] == [ended]
+    assert fences.read(fences.folder_here(), ended) == 1
+
+    def removed():
+        service._housekeeping.prune()
+        return ended not in service.jobs_table and service.store.retention.nodes() == []
+
+    wait_for(removed)
+    assert [*attempts.parent.rglob(f"{ended}.*")] == [] and live.fleet.store.values == {}
+    assert fences.read(fences.folder_here(), ended) is None
+    assert ended not in live.fleet.agent("cpu-0").hello(service.agents.generation)["epochs"]

@@ -77,7 +77,7 @@ def together():
 
 
 @pytest.fixture
-def kill_at():
+def kill_at(absent):
     """`kill_at(call, number, command)`: kill -9 as the process makes that system call for the number-th time. Whether
     it was killed; without strace there is nothing to see.
     """
@@ -88,9 +88,9 @@ def kill_at():
         try:
             ran = subprocess.run(words, cwd=Path(__file__).parents[3], capture_output=True, check=False)
         except FileNotFoundError:
-            pytest.skip("strace is not here")
+            absent("strace", "strace is not here")
         if ran.returncode not in (0, -9, 137):
-            pytest.skip(f"strace cannot act here: {ran.stderr.decode()[-200:]}")
+            absent("strace", f"strace cannot act here: {ran.stderr.decode()[-200:]}")
         return ran.returncode != 0
 
     return run

@@ -121,21 +121,23 @@ def test_whatever_was_acknowledged_before_kill_9_is_there_once_and_can_be_asked_
     assert len({job for job, _, _ in together}) == len(together)
 
 
-STRACE = ["strace", "-f", "-q", "-o", "/dev/null"]
+@pytest.fixture
+def injecting(absent):
+    """`injecting(call, what)`: the words before a command whose system call is to be slow or to fail."""
 
+    def words(call: str, what: str) -> list[str]:
+        before = ["strace", "-f", "-q", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}"]
+        try:
+            subprocess.run([*before, "true"], capture_output=True, check=True)
+        except (FileNotFoundError, subprocess.CalledProcessError) as e:
+            absent("strace", f"strace cannot act here: {e}")
+        return before
 
-def needs_strace(call: str, inject: str) -> list[str]:
-    """The words before a command whose system call is to be slow or to fail."""
-    words = [*STRACE, "-e", f"trace={call}", "-e", f"inject={call}:{inject}"]
-    try:
-        subprocess.run([*words, "true"], capture_output=True, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError) as e:
-        pytest.skip(f"strace cannot act here: {e}")
     return words
 
 
 @pytest.mark.chaos
-def test_a_slow_disk_makes_acknowledgements_late_but_none_of_them_untrue(tmp_path):
+def test_a_slow_disk_makes_acknowledgements_late_but_none_of_them_untrue(tmp_path, injecting):
     """Each sync takes 0.3 s more; the process is killed by itself in the middle of one."""
     url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
     dies = "acked_ = 0\n" + SUBMITTER.replace(
@@ -143,7 +145,7 @@ def test_a_slow_disk_makes_acknowledgements_late_but_none_of_them_untrue(tmp_pat
         'os.write(1, f"acked {key}\\n".encode()); globals().__setitem__("acked_", acked_ + 1); '
         "acked_ < 60 or os.kill(os.getpid(), 9)",
     )
-    slow = needs_strace("fdatasync", "delay_enter=300000")
+    slow = injecting("fdatasync", "delay_enter=300000")
     ran = subprocess.run([*slow, sys.executable, "-c", dies, url, "0"], capture_output=True, text=True, check=False)
     words = [line.split() for line in ran.stdout.splitlines() if len(line.split()) == 2]
     acked, asked = ({key for word, key in words if word == wanted} for wanted in ("acked", "asked"))
@@ -160,10 +162,10 @@ def test_a_slow_disk_makes_acknowledgements_late_but_none_of_them_untrue(tmp_pat
     [("pwrite64", "ENOSPC"), ("pwrite64", "EIO"), ("pwrite64", "EDQUOT"), ("fdatasync", "ENOSPC"), ("fsync", "EIO")],
 )
 @pytest.mark.parametrize("first", [160, 190, 230])
-def test_a_disk_that_fails_for_a_while_refuses_with_words_and_then_goes_on(tmp_path, call, error, first):
+def test_a_disk_that_fails_for_a_while_refuses_with_words_and_then_goes_on(tmp_path, injecting, call, error, first):
     url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
     first -= 80 if call == "fdatasync" else 0  # one a commit, while pages are several
-    failing = needs_strace(call, f"error={error}:when={first}..{first + 6}")
+    failing = injecting(call, f"error={error}:when={first}..{first + 6}")
     command = [*failing, sys.executable, "-c", FILLER.replace("2000", "200"), url, "0", "", "keys"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -265,16 +267,11 @@ def test_a_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_room(tmp_pa
 
 
 @pytest.mark.parametrize("keys", [(), ("keys",)])
-def test_a_disk_that_fails_to_sync_is_not_believed(tmp_path, keys):
+def test_a_disk_that_fails_to_sync_is_not_believed(tmp_path, injecting, keys):
     """The write went through, its sync did not: told as an error, and taken out again before anything else goes in."""
     url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
-    strace = ["strace", "-f", "-q", "-o", "/dev/null", "-e", "trace=fdatasync", "-e"]
-    inject = "inject=fdatasync:error=EIO:when=40..44"
-    try:
-        subprocess.run([*strace, inject, "true"], capture_output=True, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError) as e:
-        pytest.skip(f"strace cannot make a sync fail here: {e}")
-    command = [*strace, inject, sys.executable, "-c", FILLER.replace("2000", "60"), url, "0", "", *keys]
+    failing = injecting("fdatasync", "error=EIO:when=40..44")
+    command = [*failing, sys.executable, "-c", FILLER.replace("2000", "60"), url, "0", "", *keys]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     told = json.loads(ran.stdout)
     refused = [number for number, _ in told["refused"]]

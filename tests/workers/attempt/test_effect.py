@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from workers.attempt import child, effect, lease
+from workers.attempt import child, effect, fence, lease
 from workers.attempt.environment import CODE
 from workers.attempt.fence import Fences
 from workers.attempt.records import read_json
@@ -118,6 +118,23 @@ def test_an_attempt_counts_until_its_lease_has_passed_or_its_fence_was_raised(no
     assert effect.replaced(folder.shared).startswith("its lease ended 1.")
     folder.lease.unlink()
     assert effect.replaced(folder.shared) == "it has no lease"
+
+
+def test_on_a_node_of_another_machine_an_attempt_counts_until_its_agent_ends_it_or_its_lease_has_passed(node):
+    """There is no folder of fences there, and ranks never ask Ray's store: the agent does."""
+    store = {"polyfleet/f1/fence/j": b"2"}
+    node.fences = Fences("f1", None, store.get)
+    node.reopen()
+    node.start(command=("sleep", "600"), epoch=2)
+    folder = node.folder(epoch=2)
+    node.until(folder.started.exists, "it runs")
+    assert read_json(folder.launch)["fences"] == ""
+    store["polyfleet/f1/fence/j"] = b"3"
+    assert effect.replaced(folder.shared) == "", "no newer attempt starts before this lease has passed"
+    fence.check(node.attempts.live(), node.fences)
+    assert node.outcome(epoch=2)["state"] == "fenced"
+    lease.write(folder.lease, -1.0)
+    assert effect.replaced(folder.shared).startswith("its lease ended 1.")
 
 
 def test_only_what_is_unfinished_is_withdrawn(tmp_path):

@@ -1,0 +1,56 @@
+"""What the server writes about the fences of jobs, and where agents read it: both build the key alone."""
+
+import queue
+
+import pytest
+
+from cluster import fences as folders
+from cluster.identity import fleet_identity
+from orchestrator.runtime import fences
+
+HANG_S = 20.0
+
+
+@pytest.fixture
+def homes(tmp_path, recorded, monkeypatch):
+    """`homes(name)` makes that one this process's home, in a Ray cluster that all share: (its identity, its agent)."""
+    fleet = recorded.RecordedFleet(tmp_path, monkeypatch)
+    facts = recorded.RECORDED[0]
+
+    def enter(name):
+        home = tmp_path / name
+        home.mkdir(mode=0o700, exist_ok=True)
+        monkeypatch.setenv("POLYFLEET_HOME", str(home))
+        return fleet_identity(home), recorded.RecordedAgent(facts, home, fleet.store)
+
+    enter.store = fleet.store
+    return enter
+
+
+def raised(job, epoch):
+    """What stands, once the server has raised it."""
+    answers = queue.SimpleQueue()
+    fences.raise_to(job, epoch, answers.put)
+    return answers.get(timeout=HANG_S)
+
+
+def test_a_fence_is_written_where_agents_of_its_fleet_read_it(homes):
+    identity, agent = homes("home")
+    assert agent._fences.epoch("job") == 0
+    assert raised("job", 3) == 3
+    assert homes.store.values == {f"polyfleet/{identity}/fence/job": b"3"}
+    assert folders.read(folders.folder_here(), "job") == 3
+    folders.forget(folders.folder_here(), "job")  # as on a node of another machine, which sees the store alone
+    assert agent._fences.epoch("job") == 3
+
+
+def test_fences_of_two_fleets_for_a_job_of_one_name_are_apart(homes):
+    (mine, my_agent), (other, other_agent) = homes("mine"), homes("other")
+    assert mine != other
+    assert raised("job", 9) == 9
+    homes("mine")
+    assert raised("job", 3) == 3, "the other's is higher, and says nothing of this job"
+    assert (my_agent._fences.epoch("job"), other_agent._fences.epoch("job")) == (3, 9)
+    fences.forget("job")
+    assert (my_agent._fences.epoch("job"), other_agent._fences.epoch("job")) == (0, 9)
+    assert list(homes.store.values) == [f"polyfleet/{other}/fence/job"]

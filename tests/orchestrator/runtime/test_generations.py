@@ -1,0 +1,95 @@
+"""Which of several servers controls a fleet: the one that was started last, whatever store each of them has."""
+
+import shutil
+
+import pytest
+
+from orchestrator.runtime.repair import RepairThread
+from orchestrator.service import Service
+
+TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
+
+
+@pytest.fixture
+def servers(tmp_path, recorded, monkeypatch):
+    """`start(folder)`: a server with the job store in that folder; all are of one fleet. (start, the fleet)"""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("POLYFLEET_HOME", str(home))
+    fleet, services = recorded.RecordedFleet(home, monkeypatch), []
+    fleet.up()
+
+    def start(folder="home"):
+        (tmp_path / folder).mkdir(mode=0o700, exist_ok=True)
+        services.append(Service(tmp_path / folder))
+        return services[-1]
+
+    yield start, fleet
+    for service in services:
+        service.close()
+    for service in services:
+        fleet.close(service)
+
+
+@pytest.fixture
+def copied(servers, tmp_path):
+    """Two homes with the same store, of which neither has a server."""
+    start, _ = servers
+    start().close()
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+
+
+def obeyed(fleet):
+    """The newest controller that each node knows."""
+    return {actor.agent._generation.seen for actor in fleet._by_id.values()}
+
+
+def ran(service, wait_for):
+    job = service.submit(TRUE, "", "")["id"]
+    wait_for(lambda: service.job(job)["state"] == "SUCCEEDED")
+
+
+def test_a_server_counts_itself_above_what_nodes_know_of_a_store_that_is_gone(servers, wait_for):
+    start, fleet = servers
+    first = start()
+    fleet.wait_until_known(first)
+    first.close()
+    for actor in fleet._by_id.values():
+        actor.agent.hello(10**9)
+    second = start("restored")
+    fleet.wait_until_known(second)
+    (generation,) = obeyed(fleet)
+    assert generation == second.agents.generation > 10**9
+    ran(second, wait_for)
+    assert obeyed(fleet) == {generation}, "it counts no further"
+
+
+def test_a_server_that_is_taken_over_does_nothing_more_and_says_why(servers, copied, wait_for):
+    start, fleet = servers
+    older = start()
+    fleet.wait_until_known(older)
+    ran(older, wait_for)
+    older.runtime._repair = repair = RepairThread(lambda *_: None)
+    newer = start("copy")
+    wait_for(lambda: "another server, started after this one, has taken over" in older.runtime.trouble)
+    fleet.wait_until_known(newer)
+    counted = older.agents.generation
+    (generation,) = obeyed(fleet)
+    assert generation == newer.agents.generation > counted
+    waiting = older.submit(TRUE, "", "")["id"]
+    ran(newer, wait_for)
+    assert older.job(waiting)["state"] == "PENDING"
+    assert "has taken over" in older.job(waiting)["reason"]
+    assert not newer.runtime.trouble and obeyed(fleet) == {generation} and older.agents.generation == counted
+    assert older.agents.unwatched() == [], "it asks no node for anything"
+    assert repair._closing.is_set(), "nor does it start nodes again"
+
+
+def test_of_two_servers_that_start_together_one_is_left(servers, copied, wait_for):
+    start, fleet = servers
+    both = [start("home"), start("copy")]
+    wait_for(lambda: any("has taken over" in service.runtime.trouble for service in both))
+    (left,) = [service for service in both if not service.agents.overtaken]
+    fleet.wait_until_known(left)
+    ran(left, wait_for)
+    assert obeyed(fleet) == {left.agents.generation}

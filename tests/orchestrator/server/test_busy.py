@@ -1,0 +1,99 @@
+"""While the controller or the job store is stuck, whoever asks for something is told so within seconds, over HTTP."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cluster import fleet_record
+from orchestrator.store import writer
+from orchestrator.store.work import Work
+
+HANG_S = 20.0
+
+
+@pytest.fixture
+def stuck(live, monkeypatch):
+    """The controller's thread does not come back from reading the fleet's record until this event is set."""
+    go_on, read, reached = threading.Event(), fleet_record.read, threading.Event()
+
+    def slow():
+        if threading.current_thread().name == "controller" and not go_on.is_set():
+            reached.set()
+            assert go_on.wait(HANG_S)
+        return read()
+
+    monkeypatch.setattr(fleet_record, "read", slow)
+    assert reached.wait(HANG_S)
+    yield go_on
+    go_on.set()
+
+
+@pytest.fixture
+def running(live, wait_for):
+    """The id of a job that runs on cpu."""
+    job = live.service.submit({"task": "run", "name": "sleeps", "command": ["sleep", "600"]}, "", "")["id"]
+    wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
+    return job
+
+
+def asked(live, path, body):
+    begun_s = time.monotonic()
+    with live.http as client:
+        answer = client.post(path, json=body)
+    return answer, time.monotonic() - begun_s
+
+
+def test_what_a_stuck_controller_is_asked_for_is_refused_in_time_and_works_afterwards(live, running, stuck, wait_for):
+    waiting = live.service.submit({"task": "run", "name": "waits", "command": ["true"]}, "", "")["id"]
+    orders = [
+        (f"/v1/jobs/{waiting}/cancel", {}),
+        (f"/v1/jobs/{running}/migrate", {"to": "xla"}),
+        ("/v1/nodes/ipex-0/drain", {"reason": "new fans"}),
+    ]
+    with ThreadPoolExecutor(len(orders)) as threads:
+        told = list(threads.map(lambda order: asked(live, *order), orders))
+    for answer, took_s in told:
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+        error = answer.json()["error"]
+        assert error["type"] == "Busy" and error["message"].endswith("within 5 s: it is reading the fleet's record")
+        assert 4.9 < took_s < HANG_S
+    stuck.set()
+    (cancelled, _), (migrated, _), (drained, _) = [asked(live, *order) for order in orders]
+    assert (cancelled.status_code, cancelled.json()["state"]) == (200, "CANCELLED")
+    assert (drained.status_code, drained.json()["state"]) == (200, "drained")
+    assert migrated.status_code == 200 or "runs there already" in migrated.json()["error"]["message"]
+    wait_for(lambda: (job := live.service.job(running))["pool"] == "xla" and job["state"] == "RUNNING")
+    told = [event["event"] for event in live.service.history(running)]
+    assert told.count("placed") == 2, "asked for twice, it was moved once"
+    assert [e["event"] for e in live.service.history(waiting)].count("cancelled") == 1
+
+
+def test_while_a_write_of_the_job_store_does_not_end_requests_are_refused_with_what_is_waited_for(
+    live, running, monkeypatch
+):
+    monkeypatch.setattr(writer, "WAIT_S", 0.2)
+    answers, reached = threading.Event(), threading.Event()
+
+    def disk(_):
+        reached.set()
+        assert answers.wait(HANG_S)
+
+    spec = {"spec": {"task": "run", "name": "j", "command": ["true"]}}
+    with ThreadPoolExecutor(2) as threads:
+        write = threads.submit(live.service.store._writer.submit, Work(action=disk))
+        assert reached.wait(HANG_S)
+        stopped = threads.submit(asked, live, f"/v1/jobs/{running}/cancel", {})
+        with live.http as client:
+            refused = client.post("/v1/jobs", json=spec, headers={"Idempotency-Key": "k"})
+            busy, _ = stopped.result(HANG_S)
+            answers.set()
+            write.result(HANG_S)
+            again = client.post("/v1/jobs", json=spec, headers={"Idempotency-Key": "k"})
+        cancelled, _ = asked(live, f"/v1/jobs/{running}/cancel", {})
+    for answer in (refused, busy):
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert "is still at what it was asked to write before" in answer.json()["error"]["message"]
+    assert again.status_code == 201 and len(live.specs) == 2
+    assert cancelled.json()["state"] == "CANCELLED"

@@ -1,0 +1,96 @@
+"""Nobody waits for the store for ever: what a write that does not end keeps waiting is told so, and stays true."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.store import events, once, writer
+from orchestrator.store.once import Answer, Asked
+from orchestrator.store.work import StoreBusy, Unanswered, Work
+
+HANG_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(writer, "WAIT_S", 0.1)
+    monkeypatch.setattr(once, "LIMIT_S", 0.2)
+    monkeypatch.setattr(events, "WRITING_LATE_S", 0.0)
+
+
+class Disk:
+    """Makes the write under way wait, as a disk that does not answer."""
+
+    def __init__(self):
+        self.reached, self.answers = threading.Event(), threading.Event()
+
+    def __call__(self, *_):
+        self.reached.set()
+        assert self.answers.wait(HANG_S)
+
+
+@pytest.fixture
+def disk():
+    disk = Disk()
+    yield disk
+    disk.answers.set()
+
+
+@pytest.fixture
+def threads(disk):
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+        disk.answers.set()
+
+
+def accepted(job):
+    return Answer({"id": job}, [submitted(Job(job, job, "run", (Candidate(("cpu",)),), submitted_s=1.0), {}, 1.0)])
+
+
+def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored(store, disk, threads):
+    blocked = threads.submit(store._writer.submit, Work(action=disk))
+    assert disk.reached.wait(HANG_S)
+    with pytest.raises(StoreBusy, match=r"is still at what it was asked to write before, after 0 s; nothing of this"):
+        store.append([Event("j", "started", 1, 1.0, {})])
+    assert store.state().error.startswith("a write has not ended for ")
+    disk.answers.set()
+    blocked.result(HANG_S)
+    store.append([Event("k", "started", 1, 1.0, {})])
+    assert [e.job for e in store.read(0)] == ["k"]
+
+
+def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effect(store, disk, monkeypatch):
+    (told,) = store.once_each([Asked("key", "digest", lambda: accepted("j"))], disk)
+    assert isinstance(told, Unanswered) and "it may be stored" in str(told)
+    with pytest.raises(Unanswered, match="the same key has one effect"):
+        store.once_each([Asked("key", "digest", lambda: accepted("k"))], disk)
+    disk.answers.set()
+    monkeypatch.setattr(once, "LIMIT_S", HANG_S)
+    assert store.once("key", "digest", lambda: accepted("l")) == {"id": "j"}
+    assert [e.job for e in store.read(0)] == ["j"]
+
+
+def test_whoever_has_to_know_waits_until_it_is_known(store, disk, threads):
+    """The controller: with an error in place of an answer it would do the same thing again."""
+    told = threads.submit(store._writer.submit, Work(action=disk))
+    assert disk.reached.wait(HANG_S)
+    with pytest.raises(TimeoutError):
+        told.result(0.5)
+    disk.answers.set()
+    assert told.result(HANG_S) is None
+
+
+def test_a_store_is_closed_in_time_although_a_write_does_not_end(open_store, disk, threads, monkeypatch, caplog):
+    monkeypatch.setattr(writer, "CLOSE_S", 0.2)
+    store = open_store()
+    blocked = threads.submit(store._writer.submit, Work(action=disk))
+    assert disk.reached.wait(HANG_S)
+    store.close()
+    assert "does not end: it is left to the end of this process" in caplog.text
+    disk.answers.set()
+    blocked.result(HANG_S)
+    monkeypatch.setattr(writer, "CLOSE_S", HANG_S)
+    store.close()
