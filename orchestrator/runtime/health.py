@@ -26,7 +26,7 @@ NoteOf = tuple[str, Finding]
 @dataclass(frozen=True, slots=True)
 class ControllerSeen:
     """`trouble` is why no fleet is served, for `trouble_s`; `holding` why nothing is placed; `failing` the last turn's
-    error.
+    error. `overtaken`: another server controls the fleet, and `trouble` says what to do.
     """
 
     turn_age_s: float
@@ -36,6 +36,7 @@ class ControllerSeen:
     trouble: str = ""
     trouble_s: float = 0.0
     holding: str = ""
+    overtaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def _head(seen: Seen) -> Iterator[NoteOf]:
     own = seen.controller
     if own.trouble and own.trouble != NO_FLEET and own.trouble_s > TROUBLE_S:
         remedy = "`polyfleet up`" if not seen.repairing else "wait, or run `polyfleet up`"
-        yield "", Finding("error", "fleet", own.trouble, remedy)
+        yield "", Finding("error", "fleet", own.trouble, "" if own.overtaken else remedy)
     if own.holding:
         said = f"{own.holding}: running jobs go on, nothing new is started"
         yield "", Finding("error", "head", said, _remedy(own.holding, seen.repairing))

@@ -47,7 +47,14 @@ class Watched:
     def _controller(self) -> ControllerSeen:
         runtime, pulse = self._runtime, self._runtime.pulse
         return ControllerSeen(
-            pulse.age_s, pulse.doing, pulse.failing, pulse.failures, runtime.trouble, runtime.trouble_s, runtime.holding
+            pulse.age_s,
+            pulse.doing,
+            pulse.failing,
+            pulse.failures,
+            runtime.trouble,
+            runtime.trouble_s,
+            runtime.holding,
+            bool(self._agents.overtaken),
         )
 
     def _database(self) -> StoreSeen:

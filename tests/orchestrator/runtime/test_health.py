@@ -30,6 +30,13 @@ def test_no_fleet_and_a_fleet_just_being_joined_are_nothing_wrong():
         assert findings(replace(WELL, controller=own)) == []
 
 
+def test_a_server_whose_fleet_has_another_is_told_nothing_but_that():
+    trouble = "another server has taken over the fleet; `polyfleet server stop` ends this one"
+    own = replace(WELL.controller, trouble=trouble, trouble_s=900.0, overtaken=True)
+    [(_, finding)] = findings(replace(WELL, controller=own))
+    assert (finding.level, finding.message, finding.remedy) == ("error", trouble, "")
+
+
 def test_a_controller_that_stands_still_is_told_with_its_age_and_what_it_does():
     stuck = replace(WELL, controller=ControllerSeen(42.0, "placing jobs"))
     assert said(stuck) == [("", "error", "controller", "last turn 42 s ago: placing jobs")]
