@@ -114,7 +114,8 @@ def fenced(draft: Draft, told: Fenced) -> None:
         return
     if told.stands <= live.epoch:
         if not live.fence_known and told.epoch == live.epoch:
-            draft.lives[live.job] = known = replace(live, fence_known=True, fence_asked_s=None)
+            asked_s = live.fence_asked_s if live.overruled else None  # by a fence that stood there before
+            draft.lives[live.job] = known = replace(live, fence_known=True, fence_asked_s=asked_s)
             if draft.control.joined and not known.launching:
                 _look(draft, known)
         return

@@ -95,6 +95,17 @@ def leased(node: dict[str, Any]) -> list[str]:
     return [device["leased_by"] for device in node["devices"] if device["leased_by"]]
 
 
+@pytest.fixture
+def unrepaired(fleet: Orchestrator, cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orchestrator]:
+    """The fleet with a server that leaves lost nodes as they are."""
+    monkeypatch.setenv("POLYFLEET_REPAIR", "off")
+    assert [cli("server", verb).returncode for verb in ("stop", "start")] == [0, 0]
+    with Orchestrator.connect() as o:
+        yield o
+    monkeypatch.delenv("POLYFLEET_REPAIR")
+    assert [cli("server", verb).returncode for verb in ("stop", "start")] == [0, 0]
+
+
 def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     """Wait for a truth and return it; fail with what was seen last."""
     deadline = time.monotonic() + timeout_s

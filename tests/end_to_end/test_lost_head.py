@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,17 +65,6 @@ def counting(fleet: Orchestrator, tmp_path: Path, until) -> Callable[..., tuple[
         return job, end
 
     return submit
-
-
-@pytest.fixture
-def unrepaired(fleet: Orchestrator, cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orchestrator]:
-    """The fleet with a server that leaves lost nodes as they are."""
-    monkeypatch.setenv("POLYFLEET_REPAIR", "off")
-    assert [cli("server", verb).returncode for verb in ("stop", "start")] == [0, 0]
-    with Orchestrator.connect() as o:
-        yield o
-    monkeypatch.delenv("POLYFLEET_REPAIR")
-    assert [cli("server", verb).returncode for verb in ("stop", "start")] == [0, 0]
 
 
 def counted(job: object) -> int:

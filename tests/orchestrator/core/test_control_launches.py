@@ -184,6 +184,20 @@ def test_a_fence_is_raised_only_once_it_is_known_where_it_stood(c, w, t):
     assert c.control.records["j"].job.next_epoch == 3
 
 
+def test_a_fence_of_others_that_is_read_lower_later_still_ended_the_attempt(c, w):
+    """The server before us had taken it down, and that came late: nothing counts again once it was overruled."""
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
+    c.tell(m.Joined())
+    c.hear("a", there=["j.1.0"])
+    assert c.tell(m.Fenced("j", 1, stands=2))[0] == [("j", "overtaken", 1)]
+    asked_s = c.control.lives["j"].fence_asked_s
+    assert c.tell(m.Fenced("j", 1, stands=1)) == ([], [])
+    live = c.control.lives["j"]
+    assert live.fence_asked_s == asked_s is not None and live.overruled and live.fence_known
+
+
 def test_a_launch_that_takes_long_says_what_it_does(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
