@@ -71,14 +71,19 @@ class Fences:
         self.server.later(0.005, self._told, job, change, before, 0 if error else after, error)
 
     def _arrive(self, job: str, change: Change, before: int, after: int, head: int) -> None:
-        """What the head has got it does, also when the server has ended meanwhile, or left."""
-        ray = self.world.ray
+        """What the head has got it does, also when the server has ended meanwhile, or left. A call to one that is gone
+        for good ends with an error.
+        """
+        ray, error = self.world.ray, ""
         if ray.away or ray.fences_away:
             self.world.after(0.1, self._arrive, job, change, before, after, head)
-        elif ray.head == head:
+            return
+        if ray.head == head:
             ray.fences[job] = after
-            if self.counts():
-                self.server.later(0.005, self._told, job, change, before, after, "")
+        else:
+            before, after, error = 0, 0, "the head is gone"
+        if self.counts():
+            self.server.later(0.005, self._told, job, change, before, after, error)
 
     def _told(self, job: str, change: Change, before: int, after: int, error: str) -> None:
         queue = self._waiting.get(job, [])
