@@ -104,7 +104,8 @@ def test_without_a_head_jobs_run_longer_than_their_lease_and_new_ones_wait(
     until(lambda: waiting.view["reason"] == "the fleet's head is gone")
     before = counted(job)
     until(lambda: counted(job) >= before + 25)  # 5 s at least
-    assert job.state == "RUNNING" and waiting.state == "PENDING"
+    assert job.state == "RUNNING"
+    assert waiting.state in ("PENDING", "RECOVERING"), "the latter where it was placed before the end was noticed"
     assert "the fleet's head is gone: running jobs go on, nothing new is started" in cli("status").stdout
     assert cli("up", "-f", str(fleet_file)).returncode == 0
     assert waiting.wait(60).state == "SUCCEEDED"
