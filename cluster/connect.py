@@ -14,8 +14,14 @@ from cluster.identity import fleet_identity, namespace
 from cluster.paths import home
 from cluster.ray_node import SETTINGS, token_environment
 
-OF_A_DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
-"""Without end. Ray ends a process that waited so long for a head that is gone, even if it has joined another since.
+NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Else Ray starts a cluster on this machine, open to everybody here, for a call that finds none, as one that comes just
+after a cluster was left, and ends this process when that cluster ends. Ray reads it when it is imported.
+"""
+
+OF_A_DRIVER = NO_CLUSTER_OF_ITS_OWN | {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
+"""The time is without end: Ray ends a process that waited so long for a head that is gone, even if it has joined
+another since.
 
 RAY_RAYLET_PID: Ray also ends a process whose message to its raylet fails while "the raylet" is dead, and takes the
 parent for it where none is named (raylet_ipc_client.cc, ShutdownIfLocalRayletDisconnected). A server's parent is gone

@@ -17,6 +17,8 @@ import pytest
 # Importing torch-xla or IPEX starts a pool of compilers, each of which imports torch, waited for when the process ends:
 # six CPU seconds a process, and the suite starts a hundred. Ranks of those back ends are started without it too.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# A call of Ray's that finds no cluster would start one in the process of the tests, which ends with that cluster.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # What inductor keeps of a compiled program does not tell what ATEN_CPU_CAPABILITY allowed when it was made: a process
 # that may use less takes code it cannot build (torch 2.13). Each has a folder of its own.
 if "ATEN_CPU_CAPABILITY" in os.environ:

@@ -4,6 +4,7 @@ Calls of an actor's methods are not among them: they go to the actor's process, 
 """
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -13,9 +14,12 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from cluster.connect import NO_CLUSTER_OF_ITS_OWN
 from cluster.errors import FleetError
 
 log = logging.getLogger(__name__)
+
+os.environ.update(NO_CLUSTER_OF_ITS_OWN)  # before anything here imports Ray
 
 MOST_THREADS = 64
 """More than all launches and releases can hold at once (runtime/carrying.py): nodes are listed and fences raised also

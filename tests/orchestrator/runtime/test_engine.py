@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -111,3 +114,27 @@ def test_a_call_knows_that_its_cluster_was_left(head):
     assert until(lambda: len(left) == 2) and left == [False, True]
     engine.run("raise a fence", lambda: left.append(engine.left), PATIENCE_S)
     assert left[-1] is False
+
+
+UNCONNECTED = """
+import sys
+from orchestrator.runtime.engine import RAY
+assert "ray" not in sys.modules
+def find():
+    import ray
+    return ray.get_actor("agent")
+try:
+    print(RAY.run("find an agent", find, 60))
+except Exception as e:
+    print("refused", type(e).__name__)
+import ray
+print(ray.is_initialized())
+"""
+
+
+def test_a_call_that_finds_no_cluster_starts_none():
+    """As one that is made just after a cluster was left. Ray would start one of its own on this machine."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    words = [sys.executable, "-c", UNCONNECTED]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120, env=environment)
+    assert done.stdout.split("\n")[0].startswith("refused") and done.stdout.split("\n")[1] == "False"
