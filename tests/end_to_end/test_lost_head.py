@@ -123,7 +123,7 @@ def test_a_head_lost_with_its_storage_is_replaced_and_nodes_adopt_what_runs(
         process.kill()
     until(lambda: fleet.fleet()["address"] != record.address and not Path(record.temp_dir).exists())
     until(lambda: fleet.fleet()["state"] == "up" and {n["state"] for n in fleet.inventory()} == {"ready"})
-    assert not psutil.pid_exists(agent) and not Path(record.token_path).exists()
+    until(lambda: not psutil.pid_exists(agent) and not Path(record.token_path).exists())
     assert fleet.submit(RunJob(command="true", resources={"pool": "left"})).wait(60).state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
 
