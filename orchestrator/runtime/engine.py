@@ -72,9 +72,14 @@ class Engine:
         self._here = threading.local()
 
     @property
+    def cluster(self) -> int:
+        """For a call, in its own thread: the number of the cluster of which it was asked; elsewhere, of the present."""
+        return int(getattr(self._here, "generation", self._generation))
+
+    @property
     def left(self) -> bool:
         """For a call, in its own thread: the cluster of which it was asked was left meanwhile."""
-        return bool(getattr(self._here, "generation", self._generation) != self._generation)
+        return self.cluster != self._generation
 
     @property
     def late(self) -> bool:

@@ -22,16 +22,17 @@ PENDING_S = 2.0
 
 
 class _Places:
-    """Who may change the reservation of a place: one call at a time, also those that are late, as after a head that did
-    not answer. A reservation that came too late goes back, unless the next launch has taken it over.
+    """Who may change the reservation of a place: of one cluster, one call at a time, also those that are late, as after
+    a head that did not answer. A reservation that came too late goes back, unless the next launch has taken it over.
     """
 
     def __init__(self) -> None:
-        self._locks: dict[str, threading.Lock] = {}
+        self._locks: dict[tuple[int, str], threading.Lock] = {}
         self._newest: dict[str, Any] = {}
 
     def alone(self, place: str) -> threading.Lock:
-        return self._locks.setdefault(place, threading.Lock())
+        """A call to a cluster that was left may never return, and keeps nobody in the next one waiting."""
+        return self._locks.setdefault((RAY.cluster, place), threading.Lock())
 
     def handed_out(self, place: str, group: Any) -> None:
         self._newest[place] = group
@@ -41,7 +42,7 @@ class _Places:
 
     def came_late(self, group: Any) -> None:
         place = next((place for place, newest in list(self._newest.items()) if newest is group), None)
-        if place is not None:
+        if place is not None and not RAY.left:
             with self.alone(place):
                 if self._newest.get(place) is group:
                     _remove(self._newest.pop(place))
@@ -73,7 +74,10 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
     """
     from ray.util.placement_group import placement_group
 
-    if (held := _find(place)) is not None:
+    held = _find(place)
+    if RAY.late:
+        return None
+    if held is not None:
         if _settled(held) and _lies_on(held, ray_node_ids):
             return held
         _remove(held)

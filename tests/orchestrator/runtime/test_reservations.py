@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import FleetError
 from orchestrator.runtime import reservations
-from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.engine import RAY, ClusterLeft
 
 PATIENCE_S = 20.0
 SOON_S = 0.1
@@ -24,15 +24,18 @@ class RecordedGroup:
 
 
 class RecordedHead:
-    """`standing` are groups by name. `answers` and `created` are what a frozen head keeps back."""
+    """`standing` are groups by name. `answers` and `created` are what a frozen head keeps back; `gone`: a head that the
+    first call is asked of never answers.
+    """
 
     def __init__(self):
         self.answers, self.created = threading.Event(), threading.Event()
-        self.standing, self.made, self.asked = {}, [], 0
+        self.standing, self.made, self.asked, self.gone = {}, [], 0, False
 
     def find(self, place):
         self.asked += 1
-        assert self.answers.wait(PATIENCE_S)
+        if not (self.gone and self.asked > 1):
+            assert self.answers.wait(PATIENCE_S)
         return RecordedGroup(self) if place in self.standing else None
 
     def make(self, bundles, *, name, **_):
@@ -128,3 +131,19 @@ def test_a_release_in_time_gives_back(head):
     head.standing["place"] = RecordedGroup(head)
     release()
     assert head.standing == {}
+
+
+def test_a_call_to_a_cluster_that_was_left_keeps_nobody_in_the_next_one_waiting(head):
+    """A head that is gone for good may never answer; the same devices are reserved in the cluster of its successor."""
+    head.gone = True
+    head.created.set()
+    told = []
+    make = reservations.reserve.__wrapped__
+    RAY.ask("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), PATIENCE_S, told.append)
+    until(lambda: head.asked)
+    RAY.forget()
+    assert isinstance(told[0], ClusterLeft)
+    assert reserve(PATIENCE_S / 2) is not None and len(head.made) == 1
+    head.answers.set()
+    until(lambda: not reservations._PLACES.alone("place").locked())
+    assert "place" in head.standing
