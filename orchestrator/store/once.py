@@ -63,7 +63,6 @@ class Once:
         self._database, self._writer, self._damage = database, writer, damage
         self._changed = threading.Condition()
         self._in_use: set[str] = set()
-        self._late: set[str] = set()
 
     def each(self, asked: Sequence[Asked], stored: Stored) -> list[Told]:
         """The answer or the error of each, in order."""
@@ -77,13 +76,15 @@ class Once:
         """By number; no two have the same key."""
         told: dict[int, Told] = {n: error for n, one in asked.items() if (error := _wrong(one.key))}
         keys = {one.key: n for n, one in asked.items() if one.key and n not in told}
-        with self._using(keys):
+        with self._using(keys) as late:
             told |= {keys[row.key]: self._repeated(asked[keys[row.key]], row) for row in self._known(keys)}
-            return told | self._answered({n: one for n, one in asked.items() if n not in told}, stored)
+            return told | self._answered({n: one for n, one in asked.items() if n not in told}, stored, late)
 
     @contextmanager
-    def _using(self, keys: Collection[str]) -> Iterator[None]:
-        """All at once, so that nobody who holds some waits for others. Raises FleetError after LIMIT_S."""
+    def _using(self, keys: Collection[str]) -> Iterator[set[str]]:
+        """All at once, so that nobody who holds some waits for others. Raises FleetError after LIMIT_S. Those that are
+        put into what it yields stay in use (see `_keep`).
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), LIMIT_S):
                 raise Unanswered(
@@ -91,21 +92,20 @@ class Once:
                     "ask again: the same key has one effect",
                 )
             self._in_use.update(keys)
+        late: set[str] = set()
         try:
-            yield
+            yield late
         finally:
-            self._free(set(keys) - self._late)
+            self._free(set(keys) - late)
 
     def _free(self, keys: Collection[str]) -> None:
         with self._changed:
             self._in_use.difference_update(keys)
-            self._late.difference_update(keys)
             self._changed.notify_all()
 
-    def _keep(self, key: str, unit: Work) -> None:
+    def _keep(self, key: str, unit: Work, late: set[str]) -> None:
         """In use until it is done: nobody can look up yet whether that key has an answer."""
-        with self._changed:
-            self._late.add(key)
+        late.add(key)
         unit.done.add_done_callback(lambda _: self._free({key}))
 
     def _known(self, keys: Collection[str]) -> Sequence[Row[Any]]:
@@ -124,18 +124,18 @@ class Once:
                 "look for its job with `polyfleet jobs`; restore the database from a backup",
             )
 
-    def _answered(self, asked: dict[int, Asked], stored: Stored) -> dict[int, Told]:
+    def _answered(self, asked: dict[int, Asked], stored: Stored, late: set[str]) -> dict[int, Told]:
         """Made and stored; made again where an id was taken."""
         told: dict[int, Told] = {}
         for left in reversed(range(DRAWS)):
             waiting = {n: one for n, one in asked.items() if n not in told}
             if not waiting:
                 break
-            drawn = self._drawn(waiting, stored)
+            drawn = self._drawn(waiting, stored, late)
             told |= {n: one for n, one in drawn.items() if not (left and isinstance(one, NotCounted))}
         return told
 
-    def _drawn(self, asked: dict[int, Asked], stored: Stored) -> dict[int, Told]:
+    def _drawn(self, asked: dict[int, Asked], stored: Stored, late: set[str]) -> dict[int, Told]:
         told: dict[int, Told] = {}
         units: dict[int, Work] = {}
         for n, one in asked.items():
@@ -150,7 +150,7 @@ class Once:
             if isinstance(result, Exception):
                 told[n] = result
             if isinstance(result, Unanswered) and asked[n].key:
-                self._keep(asked[n].key, units[n])
+                self._keep(asked[n].key, units[n], late)
         return told
 
 
