@@ -1,5 +1,5 @@
 """The thread that starts again what the embedded fleet has lost, and nodes that are to be. A cluster that others run is
-theirs to mend.
+theirs to repair.
 """
 
 import logging

@@ -364,11 +364,12 @@ def case_name() -> str:
 
 
 def keep(record: Data) -> None:
-    """A line of the file that the campaign makes its results of."""
-    print(json.dumps(record))
+    """A line of the file that the campaign makes its results of. Messages name the home by its variable."""
+    line = json.dumps(record).replace(os.environ["POLYFLEET_HOME"], "$POLYFLEET_HOME")
+    print(line)
     if kept := os.environ.get("POLYFLEET_CHAOS_RESULTS"):
         with Path(kept).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(line + "\n")
 
 
 def _tell(now: Case, began_s: int) -> None:

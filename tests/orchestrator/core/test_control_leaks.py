@@ -86,24 +86,26 @@ def test_what_waits_in_vain_once_in_a_while_is_no_leak(waiting):
     assert refuse_again(waiting, "j", "a", seconds=25) == []
 
 
-def test_a_node_is_not_started_again_while_something_runs_there(c, w, t):
+@pytest.fixture
+def busy(c, w):
+    """A node of which Ray has lost count for certain, and on which a job runs."""
     c.node("a", count=2)
     c.run(w.job("runs", w.want("cpu")))
     c.place(w.job("j", w.want("cpu")))
     assert refuse_again(c, "j", "a", seconds=120) == []
-    c.hear("a", t.ended("runs", 1))
-    assert refuse_again(c, "j", "a", seconds=90) == [RestartNode("a", "ray-a", SAID)]
+    return c
 
 
-def test_a_node_is_not_started_again_while_an_attempt_that_does_not_count_runs_there(c, w, t):
-    c.node("a", count=2)
-    c.run(w.job("runs", w.want("cpu")))
-    c.place(w.job("j", w.want("cpu")))
-    assert refuse_again(c, "j", "a", seconds=60) == []
-    c.hear("a", t.ended("runs", 1))
-    assert refuse_again(c, "j", "a", seconds=90, others=(t.report("other", 3),)) == []
-    c.hear("a", t.ended("other", 3))
-    assert refuse_again(c, "j", "a", seconds=10) == [RestartNode("a", "ray-a", SAID)]
+def test_a_node_is_not_started_again_while_something_runs_there(busy, t):
+    busy.hear("a", t.ended("runs", 1))
+    assert refuse_again(busy, "j", "a", seconds=90) == [RestartNode("a", "ray-a", SAID)]
+
+
+def test_a_node_is_not_started_again_while_an_attempt_that_does_not_count_runs_there(busy, t):
+    busy.hear("a", t.ended("runs", 1))
+    assert refuse_again(busy, "j", "a", seconds=90, others=(t.report("other", 3),)) == []
+    busy.hear("a", t.ended("other", 3))
+    assert refuse_again(busy, "j", "a", seconds=10) == [RestartNode("a", "ray-a", SAID)]
 
 
 def test_launches_that_wait_in_vain_one_after_the_other_keep_no_node_from_its_restart(c, w):

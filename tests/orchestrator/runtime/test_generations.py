@@ -5,30 +5,8 @@ import shutil
 import pytest
 
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.service import Service
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
-
-
-@pytest.fixture
-def servers(tmp_path, recorded, monkeypatch):
-    """`start(folder)`: a server with the job store in that folder; all are of one fleet. (start, the fleet)"""
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    monkeypatch.setenv("POLYFLEET_HOME", str(home))
-    fleet, services = recorded.RecordedFleet(home, monkeypatch), []
-    fleet.up()
-
-    def start(folder="home"):
-        (tmp_path / folder).mkdir(mode=0o700, exist_ok=True)
-        services.append(Service(tmp_path / folder))
-        return services[-1]
-
-    yield start, fleet
-    for service in services:
-        service.close()
-    for service in services:
-        fleet.close(service)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from orchestrator.runtime import actors, reservations
 from orchestrator.runtime.asks import Ask
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.steps import Steps, now
-from orchestrator.service import Service
 from orchestrator.store import origin
 from orchestrator.store.events import EventStore
 
@@ -88,27 +87,8 @@ def test_a_record_that_cannot_be_read_is_told_and_what_was_read_last_counts(live
     live.ran(TRUE)
 
 
-@pytest.fixture
-def joining(tmp_path, recorded, monkeypatch):
-    """A home whose fleet was brought up; (what starts its service, the fleet)."""
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    monkeypatch.setenv("POLYFLEET_HOME", str(home))
-    fleet, services = recorded.RecordedFleet(home, monkeypatch), []
-    fleet.up()
-
-    def start():
-        services.append(Service(home))
-        return services[0]
-
-    yield start, fleet
-    for service in services:
-        service.close()
-        fleet.close(service)
-
-
-def test_a_full_disk_at_the_first_join_keeps_no_job_waiting(joining, monkeypatch, wait_for):
-    start, fleet = joining
+def test_a_full_disk_at_the_first_join_keeps_no_job_waiting(servers, monkeypatch, wait_for):
+    start, fleet = servers
     monkeypatch.setattr(origin, "write_private", failing(origin.write_private, lambda: True, errno.ENOSPC))
     service = start()
     fleet.wait_until_known(service)
