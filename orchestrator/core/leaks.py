@@ -67,7 +67,7 @@ def _restart(draft: Draft, node: Node, kept: Withheld) -> None:
     """Launches that wait in vain there are none of its work, but others follow them unless the node is closed."""
     if _is_idle(draft, node):
         after = replace(kept, restarted_s=draft.now.s)
-        said = f"Ray reserved resources of node {node.name} for nobody: it was started again"
+        said = f"node {node.name} was restarted: Ray kept its devices reserved although nothing used them"
         draft.command(RestartNode(node.name, node.ray_id, said))
     else:
         after = replace(kept, closing=all(draft.lives[job].launching for job in draft.on_node(node.name)))
@@ -112,5 +112,5 @@ def _not_released(control: Control, now: Now) -> list[Leak]:
 def _withheld(control: Control, now: Now) -> list[Leak]:
     nodes = [(node.name, node.withheld) for node in control.nodes.values() if not node.lost]
     kept = [(name, kept) for name, kept in nodes if kept and _is_certain(kept) and now.s - kept.told_s < APART_S]
-    why = "resources of the node have been reserved for nobody for {:.0f} s at least"
+    why = "devices of the node have been reserved for at least {:.0f} s although nothing uses them"
     return [Leak("Ray", why.format(now.s - known.since_s), node) for node, known in kept]

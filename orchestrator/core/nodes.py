@@ -158,7 +158,7 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
             f"takes no jobs for {left_s:.0f} s; `polyfleet node resume {node.name}` ends that"
         )
     if node.withheld and (node.withheld.closing or node.restarts(now_s)):
-        return f"node {node.name} is started again: Ray reserves resources of it for nobody"
+        return f"node {node.name} is being restarted: Ray keeps its devices reserved although nothing uses them"
     if (silent_s := node.silent_s(now_s)) > SILENT_S:
         return f"node {node.name} has not answered for {silent_s:.0f} s"
     return ""

@@ -12,6 +12,7 @@ PLACES = 4
 SMALLEST = 10.0**-PLACES
 """Ray counts in ten-thousandths: each amount is rounded to that."""
 
+UNUSED = "nothing that Ray lists uses them"
 Resources = dict[str, float]
 
 
@@ -66,7 +67,7 @@ def explained(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: He
 
 def _why(lacking: Sequence[str], unheld: Sequence[str]) -> str:
     if len(unheld) == len(lacking):
-        return "nobody whom Ray knows holds them: it missed that they were given back"
+        return f"{UNUSED}: it missed that they were given back"
     return "another user of this Ray cluster holds them, or Ray missed that they were given back"
 
 

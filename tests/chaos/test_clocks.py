@@ -117,7 +117,7 @@ def test_a_job_runs_soon_where_ray_has_lost_count_since_all_clocks_were_set_back
         waits = now.run("true", resources={"node": "left-0"})
         until(lambda: now.view(waits)["state"] == "SUCCEEDED")
         now.took("ended_s", time.monotonic() - now.at_s)
-        assert "as free: nobody whom Ray knows holds them" in now.view(waits)["attempts"][0]["reason"]
+        assert "as free: nothing that Ray lists uses them" in now.view(waits)["attempts"][0]["reason"]
 
 
 def test_ray_alone_misses_what_was_given_back_and_a_dead_node_once_its_clock_was_set_back(clock):

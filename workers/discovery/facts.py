@@ -118,6 +118,6 @@ def _disk(storage: Path, free_bytes: int) -> tuple[Finding, ...]:
         return ()
     return (
         Finding(
-            "warning", "disk", f"{free_bytes / 2**30:.1f} GiB free at {storage}", "checkpoints need room: free some"
+            "warning", "disk", f"{free_bytes / 2**30:.1f} GiB free at {storage}", "checkpoints need space: free some"
         ),
     )

@@ -9,7 +9,7 @@ from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
 
 WHY = "Ray does not report the resources [{'CPU': 1.0}] as free"
-SAID = "Ray reserved resources of node a for nobody: it was started again"
+SAID = "node a was restarted: Ray kept its devices reserved although nothing used them"
 
 
 def refuse(c, job, *short, unheld=None, after_s=10.0):
@@ -45,7 +45,7 @@ def test_a_node_whose_devices_nobody_holds_is_started_again_once_that_is_certain
     assert refuse_again(waiting, "j", "a", seconds=25) == []
     assert refuse_again(waiting, "j", "a", seconds=30) == [RestartNode("a", "ray-a", SAID)]
     why = nodes.closed(waiting.control.nodes["a"], {}, waiting.s)
-    assert why == "node a is started again: Ray reserves resources of it for nobody"
+    assert why == "node a is being restarted: Ray keeps its devices reserved although nothing uses them"
 
 
 def test_a_node_that_was_started_again_has_not_failed_and_takes_the_job(waiting, t):
@@ -74,7 +74,7 @@ def test_what_somebody_holds_and_what_is_elsewhere_restarts_no_node(waiting, unh
 def test_nothing_is_started_again_where_others_run_the_cluster(waiting):
     assert refuse_again(waiting, "j", "a", seconds=120, repairs=False) == []
     [leak] = [found for found in leaks.found(waiting.control, Now(waiting.s)) if found.node]
-    assert (leak.holder, leak.node) == ("Ray", "a") and "reserved for nobody for" in leak.reason
+    assert (leak.holder, leak.node) == ("Ray", "a") and "although nothing uses them" in leak.reason
 
 
 def test_what_waits_in_vain_once_in_a_while_is_no_leak(waiting):
@@ -137,7 +137,7 @@ def test_nothing_is_started_again_while_ray_is_away_or_where_the_node_is_not_of_
 def test_a_node_that_is_not_to_be_started_again_after_all_takes_work(waiting):
     assert refuse_again(waiting, "j", "a", seconds=60)
     waiting.tell(m.NotRestarted("a", "another"))
-    assert "is started again" in nodes.closed(waiting.control.nodes["a"], {}, waiting.s)
+    assert "is being restarted" in nodes.closed(waiting.control.nodes["a"], {}, waiting.s)
     waiting.tell(m.NotRestarted("a", "ray-a"))
     assert nodes.closed(waiting.control.nodes["a"], {}, waiting.s) == ""
 

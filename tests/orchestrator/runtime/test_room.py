@@ -35,7 +35,7 @@ def test_a_node_of_which_a_group_holds_what_is_missing_is_short_of_it():
 def test_what_is_missing_and_nobody_holds_is_told():
     short, unheld, said = explain({"a": {}, "b": {"CPU": 0.5}})
     assert (short, unheld) == (("a", "b"), ("a", "b"))
-    assert "nobody whom Ray knows holds them: it missed that they were given back" in said
+    assert "nothing that Ray lists uses them: it missed that they were given back" in said
 
 
 def test_where_others_run_something_or_ray_knows_no_node_nobody_knows_who_holds_it():
