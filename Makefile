@@ -1,7 +1,7 @@
 # Everything needs only Python >= 3.11 and the internet; a second run is quick.
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
 #   make test    the whole test suite, with the second environment where this machine can have it
-#   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; about 40 minutes,
+#   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; about 35 minutes,
 #                CHAOS="-o FILE" keeps its figures, "-o FILE --resume" goes on; see docs/reliability.md
 #   make simulate  the controller in virtual time under faults; SEED=0 EVENTS=10000000
 #   make fuzz    a million mutated inputs for the readers of untrusted bytes, at low priority; FUZZ="--seconds 60"

@@ -150,7 +150,7 @@ def table(records: list[Data]) -> Iterator[str]:
         load = f"{min(loads):.0f}-{max(loads):.0f}" if len(loads) > 1 else f"{loads[0]:.0f}"
         for name, values in _figures(of_case) or [("", [])]:
             shown = (
-                f"{median(values):.1f} s | {max(values):.1f} s | {len(values)}" if values else f" | | {len(of_case)}"
+                f"{median(values):z.1f} s | {max(values):z.1f} s | {len(values)}" if values else f" | | {len(of_case)}"
             )
             yield f"| {fault} | {what} | {outcome} | {name} | {shown} | {load} |"
 
