@@ -16,7 +16,7 @@ def trust(results: Data) -> Data:
     middle = noises[len(noises) // 2] if noises else None
     sentence = {
         "quiet": "nothing else ran on the hosts to speak of",
-        "shared": "other work ran on a host: small differences are not told from noise",
+        "shared": "the processors of a host were contended: small differences are not told from noise",
         "unusable": "a host was too busy to compare anything on it",
     }.get(worst, "nobody told how busy the hosts were")
     return {"class": worst, "noise": middle, "sentence": sentence}
