@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
 OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'polyfleet%'"
 HOLDER = f"{OURS} AND application_name LIKE 'polyfleet on %'"
-KILL_OURS = OURS.replace("SELECT pid", "SELECT pg_terminate_backend(pid)")
-KILL_HOLDER = HOLDER.replace("SELECT pid", "SELECT pg_terminate_backend(pid)")
+KILL_OURS = OURS.replace("SELECT pid", "SELECT pg_terminate_backend(pid, 5000)")
+KILL_HOLDER = HOLDER.replace("SELECT pid", "SELECT pg_terminate_backend(pid, 5000)")
 
 
 @pytest.fixture
