@@ -230,7 +230,14 @@ def test_a_failure_told_by_user_code_has_a_kind_and_a_length_of_ours(node):
 
 
 OUTCOME = "{'job': 'culprit', 'epoch': 1, 'node_rank': 0, 'state': 'weird', 'exit_codes': {}}"
-WEIRD = f"json.dump({OUTCOME}, open('outcome.json', 'w'))"
+
+
+def put(text):
+    """Whole at once: the agent may read the file at any moment. `text` is an expression."""
+    return f"open('new', 'w').write({text}); os.rename('new', 'outcome.json')"
+
+
+WEIRD = put(f"json.dumps({OUTCOME})")
 
 
 @pytest.mark.parametrize("code", ["os.mkfifo('outcome.json')", "os.mkdir('outcome.json')", WEIRD])
@@ -249,7 +256,7 @@ def test_an_outcome_put_where_ranks_write_has_no_effect_and_is_told(node, code):
         ("os.mkfifo('outcome.json')", "not a regular file"),
         ("os.mkdir('outcome.json')", "not a regular file"),
         (WEIRD, "has the state 'weird'"),
-        (f"open('outcome.json', 'w').write({DEEP})", "is nested"),
+        (put(DEEP), "is nested"),
         (WEIRD.replace("'weird', 'exit_codes': {}", "'failed', 'exit_codes': {'0': 'x'}"), "exit codes"),
         (WEIRD.replace("culprit", "probe"), "is no outcome of culprit.1.0"),
     ],
