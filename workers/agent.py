@@ -38,7 +38,6 @@ from workers.notices import Notices
 FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
 FENCE_EVERY_S = 1.0
-KV_TIMEOUT_S = 3.0
 LOG = logging.getLogger(__name__)
 
 
@@ -225,7 +224,7 @@ def _ray() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def _stored(key: str) -> bytes | None:
+def _stored(key: str, limit_s: float) -> bytes | None:
     """What Ray's key-value store holds. Raises Unreadable when it does not answer in time."""
     from ray.exceptions import RayError
     from ray.experimental import internal_kv
@@ -233,7 +232,7 @@ def _stored(key: str) -> bytes | None:
     store: Any = internal_kv
     try:
         client = store.internal_kv_get_gcs_client()
-        value: bytes | None = client.internal_kv_get(key.encode(), None, timeout=KV_TIMEOUT_S)
+        value: bytes | None = client.internal_kv_get(key.encode(), None, timeout=limit_s)
         return value
     except (RayError, RuntimeError, OSError, ValueError) as e:
         raise fence.Unreadable(str(e)) from e

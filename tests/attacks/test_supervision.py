@@ -189,7 +189,7 @@ def test_what_goes_wrong_with_one_attempt_at_the_fence_does_not_concern_the_next
     broken.folder.lease.mkdir()
     broken.folder.stop.unlink(missing_ok=True)
     broken.folder.stop.mkdir()
-    fences = fence.Fences(stored=lambda key: b"9" if key.endswith("/a") else None)
+    fences = fence.Fences(stored=lambda key, _limit_s: b"9" if key.endswith("/a") else None)
     watching = threading.Thread(target=fence.check, args=([broken, sound], fences))
     watching.start()
     watching.join(20)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cluster import fences
 from cluster.errors import UserError
@@ -22,21 +22,36 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 LONGEST_BYTES = 32
+STORE_LIMIT_S = 3.0
+"""How long the store may take to answer, unless a lease passes sooner."""
 STORE_REST_S = 2.0
 """After the store did not answer: asking takes seconds, and every attempt of the node is asked for in turn."""
+SHARE_OF_LEASE = 1 / 3
+SHARE_BESIDE_FOLDER = 1 / 10
+"""A head that is just being started accepts connections and does not answer. Leases that the folder renews must not
+pass while the store is asked: the server may have been silent for a third of one, and a second more.
+"""
 
 
 class Unreadable(Exception):
     """No place can be asked now: nothing is known, so nothing is started or renewed."""
 
 
+class Known(NamedTuple):
+    """A fence as it was read. `asked_s`: when the earliest place that answered was asked."""
+
+    epoch: int
+    asked_s: float
+
+
 class Fences:
-    """`stored` gets a key from Ray's store and may raise Unreadable; `folder` is where the server writes them for nodes
-    of its own machine. The higher of the two counts. Without any place, as without Ray, there is no fence.
+    """`stored` gets a key from Ray's store within so many seconds and may raise Unreadable; `folder` is where the
+    server writes them for nodes of its own machine. The higher of the two counts. Without any place, as without Ray,
+    there is no fence.
     """
 
     def __init__(
-        self, fleet: str = "", folder: Path | None = None, stored: Callable[[str], bytes | None] | None = None
+        self, fleet: str = "", folder: Path | None = None, stored: Callable[[str, float], bytes | None] | None = None
     ):
         self.folder = folder
         self._fleet, self._stored = fleet, stored
@@ -44,30 +59,36 @@ class Fences:
 
     def epoch(self, job: str) -> int:
         """0 where none was raised. Raises Unreadable when no place answers."""
-        found, why = [], ""
+        return self.known(job, float("inf")).epoch
+
+    def known(self, job: str, lease_s: float) -> Known:
+        """As `epoch`, soon enough to renew a lease of that length."""
+        found, why, begun_s = [], "", lease.now_s()
         for read in (self._in_store, self._in_folder):
+            asked_s = lease.now_s()
             try:
-                found.append(read(job))
+                found.append((read(job, lease_s), asked_s))
             except Unreadable as e:
                 why = why or str(e)
-        epochs = [epoch for epoch in found if epoch is not None]
-        if why and not epochs:
+        known = [Known(epoch, asked_s) for epoch, asked_s in found if epoch is not None]
+        if why and not known:
             raise Unreadable(why)
-        return max(epochs, default=0)
+        return Known(max((k.epoch for k in known), default=0), min((k.asked_s for k in known), default=begun_s))
 
-    def _in_store(self, job: str) -> int | None:
+    def _in_store(self, job: str, lease_s: float) -> int | None:
         """None without a store."""
         if self._stored is None:
             return None
         if self.folder is not None and time.monotonic() < self._rest_until_s:
             raise Unreadable("Ray's head did not answer just now")
+        limit_s = min(STORE_LIMIT_S, lease_s * (SHARE_BESIDE_FOLDER if self.folder else SHARE_OF_LEASE))
         try:
-            return _number(self._stored(FENCE_KEY.format(fleet=self._fleet, job=job)))
+            return _number(self._stored(FENCE_KEY.format(fleet=self._fleet, job=job), limit_s))
         except Unreadable:
             self._rest_until_s = time.monotonic() + STORE_REST_S
             raise
 
-    def _in_folder(self, job: str) -> int | None:
+    def _in_folder(self, job: str, _lease_s: float) -> int | None:
         return None if self.folder is None else of_folder(self.folder, job)
 
 
@@ -94,17 +115,18 @@ def check(attempts: "Iterable[Attempt]", known: Fences) -> None:
     """Renew each attempt that is not fenced off, end each that is. What goes wrong with one is logged, and concerns
     that one alone. An answer counts from when it was asked for, so a slow one cannot stretch a lease.
     """
+    attempts = list(attempts)
+    shortest_s = min((attempt.lease_s for attempt in attempts), default=0.0)
     for attempt in attempts:
         try:
-            _check(attempt, known)
+            _check(attempt, known, shortest_s)
         except Exception:
             LOG.exception("attempt %s: its lease was not renewed", attempt.id)
 
 
-def _check(attempt: "Attempt", known: Fences) -> None:
-    asked_s = lease.now_s()
+def _check(attempt: "Attempt", fences: Fences, lease_s: float) -> None:
     with suppress(Unreadable):
-        epoch = known.epoch(attempt.id.job)
+        epoch, asked_s = fences.known(attempt.id.job, lease_s)
         if epoch > attempt.id.epoch:
             LOG.warning("attempt %s ends: epoch %d of its job has taken over", attempt.id, epoch)
             attempt.stop("fence")

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -16,11 +17,13 @@ class Store:
     """Ray's key-value store at the edge, as its client answers: bytes, None, or an error in time."""
 
     def __init__(self, **jobs):
-        self.jobs, self.away, self.asked = jobs, False, []
+        self.jobs, self.away, self.hangs, self.asked = jobs, False, False, []
 
-    def __call__(self, key):
+    def __call__(self, key, limit_s):
         self.asked.append(key)
-        if self.away:
+        if self.hangs:
+            time.sleep(limit_s)
+        if self.away or self.hangs:
             raise Unreadable("no answer within 3 s")
         return self.jobs.get(key.rpartition("/")[2])
 
@@ -68,6 +71,19 @@ def test_while_rays_head_is_away_the_servers_folder_renews_and_ends(node, runnin
     fence.check([running], fences)
     assert node.outcome(epoch=3)["state"] == "fenced"
     assert store.asked == ["polyfleet/f1/fence/j"], "a store that does not answer is not asked for every attempt"
+
+
+def test_a_head_that_takes_connections_and_does_not_answer_lets_no_lease_pass_that_the_folder_renews(node, tmp_path):
+    """As while it is being started. The server has been silent for a third of the lease, and a second more."""
+    store = Store()
+    store.hangs = True
+    node.start(command=FOREVER, lease_s=3.0)
+    node.until(lambda: node.folder().started.exists(), "it runs")
+    fences, (attempt,) = Fences("f1", tmp_path, store), node.attempts.live()
+    lease.write(attempt.folder.lease, 3.0, lease.now_s() - 2.0)
+    begun_s = lease.now_s()
+    fence.check([attempt], fences)
+    assert store.asked and lease.deadline_s(attempt.folder.lease) > begun_s + 3.0, "an answer counts from its question"
 
 
 def test_the_higher_fence_counts(tmp_path):
