@@ -74,7 +74,7 @@ class RecordedAgent(Agent):
         where = (home / "nodes" / facts["node"], storage / facts["pool"], facts["node"], facts["pool"])
         identity, shared = fleet_identity(home), private_dir(home / "fences")
         super().__init__(*where, facts["backend"], identity, shared, starter())
-        self._fences._stored = store.get
+        self._fences._stored = lambda key, _limit_s: store.get(key)
         self._place = replace(self._place, neighbours={pool: storage / pool for pool in facts["neighbours"]})
 
     def _discover(self) -> None:

@@ -123,7 +123,7 @@ def test_an_attempt_counts_until_its_lease_has_passed_or_its_fence_was_raised(no
 def test_on_a_node_of_another_machine_an_attempt_counts_until_its_agent_ends_it_or_its_lease_has_passed(node):
     """There is no folder of fences there, and ranks never ask Ray's store: the agent does."""
     store = {"polyfleet/f1/fence/j": b"2"}
-    node.fences = Fences("f1", None, store.get)
+    node.fences = Fences("f1", None, lambda key, _limit_s: store.get(key))
     node.reopen()
     node.start(command=("sleep", "600"), epoch=2)
     folder = node.folder(epoch=2)
