@@ -23,6 +23,8 @@ def daemon(path):
             time.sleep(600)
         os._exit(0)
     os.wait()
+    while not (os.path.exists(path) and os.path.getsize(path)):
+        time.sleep(0.01)
 """
 SAVES = """
 import json, os, signal, sys, time
