@@ -1,6 +1,7 @@
 # Everything needs only Python >= 3.11 and the internet; a second run is quick.
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
 #   make test    the whole test suite, with the second environment where this machine can have it
+#   make long    tests of a minute or more that `make test` leaves out: the benchmarks in small, a benchmark amid a lost node
 #   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; about 35 minutes,
 #                CHAOS="-o FILE" keeps its figures, "-o FILE --resume" goes on; see docs/reliability.md
 #   make simulate  the controller in virtual time under faults; SEED=0 EVENTS=10000000
@@ -9,7 +10,7 @@
 #   make docs    write the generated pages of docs/ anew
 #   make clean   remove what was made in this folder; environments in the user's cache stay (polyfleet env remove)
 
-.PHONY: help demo test chaos simulate fuzz lint docs clean environment second-environment
+.PHONY: help demo test long chaos simulate fuzz lint docs clean environment second-environment
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -25,8 +26,9 @@ PACKAGES := $(shell grep -c == $(LOCK))
 TELLING := $(BIN)/python -m cluster.narrating
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
-# What a test run and the demo print must not depend on the caller's shell.
-unexport PYTHONPATH PYTHONHOME
+# What a test run and the demo print, and how long they take, must not depend on the caller's shell: without bytecode
+# files every command, server and rank of a fleet compiles all of our code anew.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,11 +37,14 @@ demo: environment second-environment
 	$(BIN)/python examples/demo.py
 
 # POLYFLEET_XLA_PYTHON is the interpreter of the second environment; tests that need it say so where it is not set.
-test: environment second-environment
+# Three files of tests at a time: each waits for its processes a quarter of the time, and two leave two cores idle.
+test: TESTS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+long: TESTS := -m long
+
+test long: environment second-environment
 	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
 	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
-	$(BIN)/python -m pytest -m "not alone and not chaos" --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS) && \
-	$(BIN)/python -m pytest -m "alone and not chaos" $(PYTEST_ARGUMENTS)
+	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGUMENTS)
 
 chaos: environment second-environment
 	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \

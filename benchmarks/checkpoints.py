@@ -4,9 +4,9 @@
 
 One transformer's state, live; every arm saves or restores it once per round, in turns and in a shuffled order, in one
 process. Wall time is until the data is durable (fsync added where a library does not), CPU seconds are of the process,
-peak memory is what the resident set grew by (VmHWM, reset before). "cold" means fsynced and dropped from the guest's
-page cache. The limits are raw O_DIRECT writes and reads of the same bytes from two threads, and reads from the page
-cache.
+peak memory is what the resident set grew by (VmHWM, reset before). "one pass" is `verify="once"`, which hashes while it
+fills. "cold" means fsynced and dropped from the guest's page cache. The limits are raw O_DIRECT writes and reads of the
+same bytes from two threads, and reads from the page cache.
 """
 
 import argparse
@@ -30,11 +30,14 @@ from parts import machine
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from workers import native
 from workers.checkpoint import load, open_checkpoint, save
 from workers.checkpoint.background import Saver
+from workers.checkpoint.disk import passes
 from workers.checkpoint.disk.buffers import aligned
 
 CHUNK = 8 << 20
+GROUPS = ["saves", "warm", "cold", "opens", "asynchronous", "converts"]
 Arm = Callable[[], None]
 
 
@@ -44,19 +47,26 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gib", type=float, default=2.0)
+    parser.add_argument("--groups", nargs="+", default=GROUPS, choices=GROUPS, help="saves come before all others")
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp32"])
     arguments = parser.parse_args()
+    passes.compiled(2**62)  # built before: once on a node, some seconds
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "safetensors": safetensors.__version__,
         "threads": torch.get_num_threads(),
+        "compiled": "no: " + missing if (missing := native.unavailable_reason()) else "yes",
         "load_average": {"before": machine.load()},
     }
     for name in arguments.dtypes:
         bench = Bench(arguments.folder / name, {"bf16": torch.bfloat16, "fp32": torch.float32}[name], arguments.gib)
-        found[name] = {"bytes": bench.bytes, "tensors": len(bench.state), "arms": bench.run(arguments.rounds)}
+        found[name] = {
+            "bytes": bench.bytes,
+            "tensors": len(bench.state),
+            "arms": bench.run(arguments.rounds, arguments.groups),
+        }
         show(name, found[name])
         shutil.rmtree(bench.root, ignore_errors=True)
     found["load_average"]["after"] = machine.load()
@@ -95,10 +105,10 @@ class Bench:
         self.saver = Saver()
         self.other: nn.Module | None = None
 
-    def run(self, rounds: int) -> dict[str, Any]:
+    def run(self, rounds: int, groups: list[str]) -> dict[str, Any]:
         samples: dict[str, list[dict[str, float]]] = {}
-        for group in (self.saves, self.warm, self.cold, self.opens, self.asynchronous, self.converts):
-            arms = group()
+        for group in groups:
+            arms = getattr(self, group)()
             for number in range(rounds + 1):
                 order = list(arms)
                 random.Random(number).shuffle(order)
@@ -145,6 +155,9 @@ class Bench:
             f"{kind}: ours, unverified": lambda: load(
                 self.root / "ours", {"model": model}, on_lossy="allow", verify="none"
             ) and None,
+            f"{kind}: ours, one pass": lambda: load(
+                self.root / "ours", {"model": model}, on_lossy="allow", verify="once"
+            ) and None,
             f"{kind}: load_file + copy_": lambda: copied(load_file(self.root / "s.safetensors"), live),
             f"{kind}: torch.load + copy_": torch_load,
             f"{kind}: torch.load(mmap) + copy_": torch_mmap,
@@ -153,7 +166,7 @@ class Bench:
 
     def warm(self) -> dict[str, Callable[[], None]]:
         arms = self.readers(self.model, "warm")
-        paths = self.paths()
+        paths = self.dropped()
         cached = {name: lambda arm=arm: (touched(paths), timed(arm))[1] for name, arm in arms.items()}
         live = [memoryview(t.view(-1).view(torch.uint8).numpy()) for t in self.state.values()]
         return cached | {
@@ -169,7 +182,7 @@ class Bench:
     def converts(self) -> dict[str, Callable[[], None]]:
         target = torch.float32 if self.dtype == torch.bfloat16 else torch.bfloat16
         other = self.model.to(target)
-        paths = self.paths()
+        paths = self.dropped()
         arms = {k: v for k, v in self.readers(other, "convert").items() if "unverified" not in k and "mmap" not in k}
         return {name: lambda arm=arm: (touched(paths), timed(arm))[1] for name, arm in arms.items()}
 
@@ -180,7 +193,7 @@ class Bench:
             with open_checkpoint(next((self.root / "ours").glob("step-*")), verify=verify) as opened:
                 seen({name: opened.tensor(name) for name in opened.names()})
 
-        paths = self.paths()
+        paths = self.dropped()
         arms = {
             "open: ours, unverified": lambda: ours("none"),
             "open: ours": lambda: ours("chunks"),
@@ -213,6 +226,12 @@ class Bench:
     def paths(self) -> list[Path]:
         return [*(self.root / "ours").rglob("*.safetensors"), self.root / "t.pt", self.root / "s.safetensors",
                 *(self.root / "dcp").glob("*.distcp"), self.root / "raw"]  # fmt: skip
+
+    def dropped(self) -> list[Path]:
+        """All out of the page cache, so that every arm's files come into it again in the same way: how large its parts
+        are there decides what a page fault brings, and follows from whoever wrote or read the file last."""
+        drop(self.paths())
+        return self.paths()
 
 
 # Measuring

@@ -59,15 +59,16 @@ class OneNode:
         from orchestrator.core.fold import Attempt, Record
         from orchestrator.core.model import Job
         from orchestrator.core.states import State
+        from orchestrator.runtime.kept_logs import KeptLogs
         from orchestrator.runtime.logs import Logs
 
         placed = (("n0/cpu", (0,)),)
         attempt = Attempt(1, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0)
         names = ("long", "short")
         self._records = {n: Record(Job(n, n, "run", (), state=State.SUCCEEDED), {}, attempts=(attempt,)) for n in names}
-        self._agent, self.ready = agent_of(home), True
+        self._agent, self.ready, self.lost = agent_of(home), True, ""
         agents: Any = self
-        self._logs = Logs(agents)
+        self._logs = Logs(agents, KeptLogs(home / "kept-logs", agents))
 
     def get(self, node: str) -> "OneNode":
         return self
@@ -76,13 +77,19 @@ class OneNode:
         return getattr(self._agent, method)(*arguments)
 
     def job(self, ref: str) -> dict[str, Any]:
-        return {"id": ref, "state": "SUCCEEDED"}
+        from orchestrator.runtime.views import attempt_view
+
+        attempts = [attempt_view(attempt) for attempt in self._records[ref].attempts]
+        return {"id": ref, "state": "SUCCEEDED", "attempts": attempts}
 
     def logs(self, ref: str, *where: Any) -> dict[str, Any]:
         return self._logs.read(self._records[ref], *where)
 
     def logs_tail(self, ref: str, *where: Any) -> dict[str, Any]:
         return self._logs.tail(self._records[ref], *where)
+
+    def logs_away(self, ref: str, epoch: int | None) -> list[str]:
+        return self._logs.away(self._records[ref], epoch)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -31,7 +31,7 @@ from rich.console import Console
 from cluster import environments, fleet_record, paths
 from cluster.processes import stop
 from cluster.raylets import cpu_count
-from cluster.spec import EnvironmentSpec
+from cluster.spec_fields import EnvironmentSpec
 from orchestrator import Orchestrator
 from orchestrator import client as server
 from orchestrator.server import record as server_record

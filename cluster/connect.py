@@ -4,15 +4,19 @@ once.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import listeners
+from cluster import listeners, server_node
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from cluster.identity import fleet_identity, namespace
 from cluster.paths import home
-from cluster.ray_node import SETTINGS, token_environment
+from cluster.processes import ProcessId
+from cluster.ray_local import LocalNode
+from cluster.ray_node import SETTINGS, tls_environment, token_environment
 
 NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Else Ray starts a cluster on this machine, open to everybody here, for a call that finds none, as one that comes just
@@ -29,34 +33,21 @@ from the start, and parting from a dead head sends such a message. So a process 
 """
 
 
-def foreign_token() -> Path:
-    """The token file of a cluster that is not ours: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token. Raises FleetError
-    without one.
-    """
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(named) if named else Path.home() / ".ray" / "auth_token"
-    if path.is_file():
-        return path.absolute()
-    raise FleetError(
-        f"no token for that Ray cluster at {path}",
-        "start Ray with RAY_AUTH_MODE=token and put its token there (0600), or name its file in RAY_AUTH_TOKEN_PATH",
-    )
-
-
 def prepare(record: FleetRecord) -> None:
     """Set this process's Ray variables for `record`, and drop all others: they would belong to another cluster."""
     for name in [n for n in os.environ if n.startswith("RAY_")]:
         del os.environ[name]
     os.environ.update({k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"})
-    os.environ.update(token_environment(Path(record.token_path)))
+    os.environ.update(token_environment(Path(record.token_path)) | tls_environment(record.tls_dir))
     os.environ.update(OF_A_DRIVER, RAY_RAYLET_PID=str(os.getpid()))
     if (raylet := sys.modules.get("ray._raylet")) is not None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()  # it keeps the token of the fleet before
 
 
-def connect(record: FleetRecord) -> None:
-    """Join. `prepare` must have run, before anything imported ray. Raises FleetError when the head does not answer, and
-    when another user listens where the head of an embedded fleet should.
+def connect(record: FleetRecord) -> ProcessId | None:
+    """Join. `prepare` must have run, before anything imported ray. Returns the raylet we work through, where it may end
+    without us: then the cluster has to be joined again. Raises FleetError when the head does not answer, and when
+    another user listens where the head of an embedded fleet should.
     """
     if record.embedded:
         listeners.refuse_foreign(record.address)
@@ -64,17 +55,35 @@ def connect(record: FleetRecord) -> None:
 
     from cluster.ray_hook import stay_on_loopback
 
-    if record.loopback:
+    named = record.embedded or record.loopback
+    if named:
         stay_on_loopback()
     ours = namespace(fleet_identity(home()))
-    where: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if record.loopback else {}
     try:
-        ray.init(record.address, namespace=ours, log_to_driver=False, configure_logging=False, **where)
-    except (ConnectionError, RuntimeError) as e:
+        node = None if named else server_node.ensure(record)
+        with _through(node):
+            where: dict[str, Any] = {"_node_ip_address": node.address if node else record.node_address}
+            ray.init(record.address, namespace=ours, log_to_driver=False, configure_logging=False, **where)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as e:
         reason = str(e).strip().splitlines()[0]
         raise FleetError(
             f"no Ray cluster answers at {record.address}: {reason}", "`polyfleet down`, then `polyfleet up`"
         ) from e
+    return node.process if node else None
+
+
+@contextmanager
+def _through(node: LocalNode | None) -> Iterator[None]:
+    """Have `ray.init` use that node. Of several at one address Ray would take any, also one it must not open."""
+    from ray._private import services
+
+    chosen = services.get_node_to_connect_for_driver
+    if node is not None:
+        services.get_node_to_connect_for_driver = lambda *_, **__: node.info
+    try:
+        yield
+    finally:
+        services.get_node_to_connect_for_driver = chosen
 
 
 def disconnect() -> None:

@@ -1,21 +1,23 @@
 """An embedded fleet: a Ray head and one raylet per pool node on this machine, each from its pool's environment.
 
-It outlives whoever started it and is stopped by the process ids in fleet.json. Ray listens on loopback only.
+It outlives whoever started it and is stopped by the process ids in fleet.json. Ray listens on loopback only, unless
+the fleet has hosts: then on the address that the fleet file names, encrypted.
 """
 
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from cluster import environments, fleet_record, heads, locking
-from cluster.connect import foreign_token
+from cluster import environments, fleet_record, heads, locking, their_versions, tls, tokens
 from cluster.errors import Conflict, FleetError, SpecError, UserError
-from cluster.fleet_record import FleetRecord
+from cluster.fleet_record import FleetRecord, HostRecord
+from cluster.hosts.spec import HeadSpec, SSHSpec
 from cluster.paths import home, open_private, umask
 from cluster.raylets import (
     await_started,
@@ -27,13 +29,13 @@ from cluster.raylets import (
     stop_all,
     stop_unrecorded,
 )
-from cluster.spec import FleetSpec
+from cluster.spec import FleetSpec, parse_fleet
 from cluster.version import VERSION
 
 Progress = Callable[[str], None]
 REPAIR = b"repair"
-REPAIR_S = 60.0
-"""`up` and `down` wait so long for a repair by the server, which `down` ends first."""
+WAIT_S = 60.0
+"""`up` and `down` wait so long for each other, and for a repair by the server, which `down` ends first."""
 
 
 def up(
@@ -51,21 +53,26 @@ def up(
     Raises Conflict when another fleet is up here, FleetError when a node does not start (its log's end is in the
     message).
     """
-    with one_at_a_time():
+    with one_at_a_time(progress=progress):
         current = _current(progress)
-        if current is not None and current.headless and current.pools != _plain_pools(spec):
+        if current is not None and current.headless and _differs(current, spec):
             _clean_up(current, progress)
             current = None
-        if current is not None and current.pools != _plain_pools(spec):
-            raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
-        _make_storages(spec)
-        interpreters = {name: environments.create(pool.environment, progress) for name, pool in spec.pools.items()}
+        refuse_other(current, spec)
+        here = spec.here()
+        _refuse_address(spec)
+        _make_storages(here)
+        interpreters = _Interpreters(here, progress)
+        if current is None or current.headless:
+            interpreters.make_all()
         if current is not None:
-            return with_head(replace(current, found=dict(found)), spec, interpreters, progress)
+            policy = spec.policy.model_dump(mode="json")
+            again = replace(current, found=dict(found), pools=plain_pools(spec), policy_spec=policy)
+            return with_head(again, here, interpreters, progress)
         try:
             new = _new_record(spec, left_out, found)
             progress("starting the head")
-            return start_missing(heads.start(new), spec, interpreters, progress)
+            return start_missing(heads.start(new), here, interpreters, progress)
         except BaseException:
             if (begun := fleet_record.read()) is not None:
                 keep_logs(begun)
@@ -73,9 +80,25 @@ def up(
             raise
 
 
+class _Interpreters(dict[str, Path]):
+    """By pool. One is made, or looked at, when it is first asked for: where all nodes run, none is."""
+
+    def __init__(self, spec: FleetSpec, progress: Progress):
+        super().__init__()
+        self._spec, self._progress = spec, progress
+
+    def __missing__(self, pool: str) -> Path:
+        self[pool] = environments.create(self._spec.pools[pool].environment, self._progress)
+        return self[pool]
+
+    def make_all(self) -> None:
+        for pool in self._spec.pools:
+            self[pool]
+
+
 def down(progress: Progress) -> list[str]:
     """Stop every process of the recorded fleet and remove its temporary files. Returns the nodes stopped."""
-    with one_at_a_time():
+    with one_at_a_time(progress=progress):
         try:
             record = fleet_record.read()
         except fleet_record.DamagedRecord as e:
@@ -84,22 +107,32 @@ def down(progress: Progress) -> list[str]:
         if record is None:
             return []
         stopped = [p.node for p in record.living()]
-        progress(f"stopping {len(stopped)} nodes" if record.embedded else f"leaving {record.address}: not ours to stop")
+        progress(f"stopping {len(stopped)} nodes" if record.ours else f"leaving {record.address}: not ours to stop")
         stop_all(record)
         return stopped
 
 
-def attach(address: str, progress: Progress) -> FleetRecord:
-    """Use a Ray cluster that somebody else runs, with its token: RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
+def attach(address: str, progress: Progress, spec: FleetSpec | None = None) -> FleetRecord:
+    """Use a Ray cluster that somebody else runs, with its token: RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token. `spec` says
+    what its pools cost and which of them grow; without, what was said before holds.
 
-    Raises FleetError when there is none: without a token anybody who reaches Ray's port runs code as its user.
+    Raises FleetError when there is none: without a token anybody who reaches Ray's port runs code as its user. Raises
+    SpecError where it has another Ray or Python.
     """
-    with one_at_a_time():
+    with one_at_a_time(progress=progress):
         if (current := _current(progress)) is not None and current.address != address:
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
         _answers(address)
         loopback = address.rpartition(":")[0] in ("127.0.0.1", "localhost")
-        record = FleetRecord("attached", "up", address, VERSION, time.time(), str(foreign_token()), loopback=loopback)
+        token = tokens.foreign_token()
+        their_versions.refuse_other(address, their_versions.read(address, token), their_versions.ours())
+        record = FleetRecord("attached", "up", address, VERSION, time.time(), str(token), loopback=loopback)
+        if current is not None:  # a node of ours there is not forgotten
+            record = replace(record, processes=current.processes, joined_dir=current.joined_dir)
+            record = replace(record, name=current.name, pools=current.pools, policy_spec=current.policy_spec)
+        if spec is not None:
+            policy = spec.policy.model_dump(mode="json")
+            record = replace(record, name=spec.name, pools=plain_pools(spec), policy_spec=policy)
         fleet_record.write(record)
         progress(f"using the Ray cluster at {address}")
         return record
@@ -118,9 +151,27 @@ def _answers(address: str) -> None:
 
 
 def mark(state: str) -> None:
-    """Write down what is to become of the fleet: the server reads it in its next turn."""
-    if (current := fleet_record.read()) is not None:
-        fleet_record.write(replace(current, state=state))
+    """Write down what is to become of the fleet: the server reads it in its next turn. Raises Conflict."""
+    with one_at_a_time():
+        if (current := fleet_record.read()) is not None:
+            fleet_record.write(replace(current, state=state))
+
+
+def keep_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
+    """Write these hosts down, in place of what is known of them. Raises FleetError when the fleet was taken down."""
+    with one_at_a_time():
+        if (current := fleet_record.read()) is None:
+            raise FleetError("the fleet was taken down meanwhile", "`polyfleet up` again")
+        others = [host for host in current.hosts if host.name not in joining]
+        current = replace(current, hosts=(*others, *joining.values()))
+        fleet_record.write(current)
+        return current
+
+
+def forget_hosts(names: Collection[str]) -> None:
+    with one_at_a_time():
+        if (current := fleet_record.read()) is not None:
+            fleet_record.write(replace(current, hosts=tuple(h for h in current.hosts if h.name not in names)))
 
 
 def record() -> FleetRecord | None:
@@ -129,13 +180,17 @@ def record() -> FleetRecord | None:
 
 
 @contextmanager
-def one_at_a_time(what: bytes = b"") -> Iterator[None]:
-    """Hold this home's fleet. Raises Conflict where somebody else does: at once, but for a repair after REPAIR_S."""
-    deadline = time.monotonic() + (0 if what == REPAIR else REPAIR_S)
+def one_at_a_time(what: bytes = b"", progress: Progress | None = None) -> Iterator[None]:
+    """Hold this home's fleet. Raises Conflict where somebody else does for WAIT_S; a repair does not wait."""
+    began_s = time.monotonic()
     with open_private(home() / "fleet.lock") as lock:
         while not locking.take(lock):
-            if os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR or time.monotonic() > deadline:
+            others = os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR
+            if what == REPAIR or time.monotonic() - began_s > WAIT_S:
                 raise Conflict("another `polyfleet up` or `down` is at work here", "wait for it to end")
+            if progress and others:
+                progress("waiting for another `polyfleet up` or `down` to end")
+                progress = None
             time.sleep(0.05)
         os.ftruncate(lock.fileno(), 0)
         os.pwrite(lock.fileno(), what, 0)
@@ -158,8 +213,41 @@ def _clean_up(record: FleetRecord, progress: Progress) -> None:
     stop_all(record)
 
 
-def _plain_pools(spec: FleetSpec) -> dict[str, dict[str, object]]:
+def refuse_other(current: FleetRecord | None, spec: FleetSpec) -> None:
+    """Raises Conflict when another fleet than `spec` is up here."""
+    if current is not None and _differs(current, spec):
+        raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
+
+
+def _differs(record: FleetRecord, spec: FleetSpec) -> bool:
+    """In more than its hosts, which may come and go while the fleet is up."""
+    hosts = ("hosts", "min_hosts", "ssh")
+    kept = [
+        {name: {key: value for key, value in pool.items() if key not in hosts} for name, pool in pools.items()}
+        for pools in (record.pools, plain_pools(spec))
+    ]
+    return kept[0] != kept[1] or record.projects != plain_projects(spec) or HeadSpec(**record.head_spec) != spec.head
+
+
+def plain_projects(spec: FleetSpec) -> dict[str, dict[str, object]]:
+    return {name: project.model_dump(mode="json") for name, project in spec.projects.items()}
+
+
+def plain_pools(spec: FleetSpec) -> dict[str, dict[str, object]]:
     return {name: pool.model_dump(mode="json") for name, pool in spec.pools.items()}
+
+
+def _refuse_address(spec: FleetSpec) -> None:
+    """Raises SpecError where the head cannot listen there."""
+    if not spec.head.address:
+        return
+    family = socket.AF_INET6 if ":" in spec.head.address else socket.AF_INET
+    try:
+        with socket.socket(family) as s:
+            s.bind((spec.head.address, 0))
+    except OSError:
+        said = f"{spec.head.address} is not an address of this machine"
+        raise SpecError("head.address", said, "`ip address` lists them; name one that the hosts reach") from None
 
 
 def _make_storages(spec: FleetSpec) -> None:
@@ -185,10 +273,17 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
         version=VERSION,
         started_s=time.time(),
         token_path=str(token),
-        pools=_plain_pools(spec),
+        pools=plain_pools(spec),
         left_out=tuple((pool, why) for pool, why in left_out),
         found=dict(found),
         umask=umask(),
+        loopback=not spec.head.address,
+        node_address=spec.head.address or "127.0.0.1",
+        tls_dir=_certificates(spec),
+        head_spec=spec.head.model_dump(mode="json"),
+        ssh_spec=spec.ssh.model_dump(mode="json"),
+        policy_spec=spec.policy.model_dump(mode="json"),
+        projects=plain_projects(spec),
     )
     try:
         return heads.successor(new)
@@ -197,9 +292,36 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
         raise
 
 
-def declared(spec: FleetSpec) -> dict[str, tuple[str, int]]:
-    """Pool and number of each node, by the node's name."""
-    return {f"{name}-{number}": (name, number) for name, pool in spec.pools.items() for number in range(pool.nodes)}
+def _certificates(spec: FleetSpec) -> str:
+    """The folder of this machine's, made with an authority of the fleet's own; "" for a fleet on loopback."""
+    if not spec.head.address:
+        return ""
+    tls.make_authority(home() / "tls-authority")
+    tls.make_certificate(home() / "tls-authority", home() / "tls", (spec.head.address,))
+    return str(home() / "tls")
+
+
+def declared(spec: FleetSpec, host: str = "") -> dict[str, tuple[str, str]]:
+    """Pool and number of each node of this machine, by the node's name; of a machine called `host`, pool and host."""
+    if host:
+        return {f"{name}-{host}": (name, host) for name in spec.pools}
+    here = ((name, str(number)) for name, pool in spec.pools.items() if not pool.hosts for number in range(pool.nodes))
+    return {f"{name}-{number}": (name, number) for name, number in here}
+
+
+def spec_of(record: FleetRecord) -> FleetSpec:
+    """What it was brought up from."""
+    if record.host:
+        return pools_here(record.name, record.pools)
+    told = {"pools": record.pools, "head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
+    return parse_fleet({"name": record.name, **told})
+
+
+def pools_here(name: str, pools: Mapping[str, Any]) -> FleetSpec:
+    """Of a host; one with nothing but the head has none."""
+    if not pools:
+        return FleetSpec.model_construct(name=name, pools={}, head=HeadSpec(), ssh=SSHSpec())
+    return parse_fleet({"name": name, "pools": pools})
 
 
 def with_head(
@@ -224,7 +346,7 @@ def start_missing(
 ) -> FleetRecord:
     """Start the declared nodes that do not live, all at once, and wait for them."""
     living = {p.node for p in record.living()}
-    missing = {node: place for node, place in declared(spec).items() if node not in living}
+    missing = {node: place for node, place in declared(spec, record.host).items() if node not in living}
     if missing:
         progress(f"starting {', '.join(missing)}")
     for place in missing.values():

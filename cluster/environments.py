@@ -14,7 +14,6 @@ A recipe with another build of a package for the CPU has two hashes; the first t
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,16 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from cluster import cpu_builds, paths, recipes
+from cluster import cpu_builds, interpreters, paths, recipes
 from cluster.errors import Conflict, FleetError, NotFound, UserError, nearest
 from cluster.installing import Workplace, install, interpreter_of
 from cluster.locking import exclusive, if_free, is_held
 from cluster.recipes import GB, Recipe
 
 if TYPE_CHECKING:
-    from cluster.spec import EnvironmentSpec
+    from cluster.spec_fields import EnvironmentSpec
 
 Progress = Callable[[str], None]
 MARK = ".complete"
@@ -59,7 +56,7 @@ def create(wanted: "str | Recipe | EnvironmentSpec", progress: Progress = lambda
     Raises NotFound for an unknown name, UserError when an interpreter is not there or packages do not install (nothing
     is left behind but the log), FleetError when this machine cannot hold it: disk, system, Python version.
     """
-    recipe = _recipe(wanted)
+    recipe = recipe_of(wanted)
     if isinstance(recipe, Path):
         return recipe
     if (made := _made(recipe)) is not None:
@@ -81,7 +78,7 @@ def create(wanted: "str | Recipe | EnvironmentSpec", progress: Progress = lambda
 
 def path(wanted: "str | Recipe | EnvironmentSpec") -> Path:
     """The interpreter of an environment that exists. Raises NotFound where it was not made yet."""
-    recipe = _recipe(wanted)
+    recipe = recipe_of(wanted)
     if isinstance(recipe, Path):
         return recipe
     if (made := _made(recipe)) is None:
@@ -92,7 +89,7 @@ def path(wanted: "str | Recipe | EnvironmentSpec") -> Path:
 def refusal(wanted: "str | Recipe | EnvironmentSpec") -> str:
     """Why it cannot be had on this machine, "" when it is there or can be made."""
     try:
-        recipe = _recipe(wanted)
+        recipe = recipe_of(wanted)
     except UserError as e:
         return e.message
     if isinstance(recipe, Path) or _made(recipe):
@@ -131,7 +128,7 @@ def remove(name: str) -> list[Path]:
     return [e.path for e in found]
 
 
-def _recipe(wanted: "str | Recipe | EnvironmentSpec") -> Recipe | Path:
+def recipe_of(wanted: "str | Recipe | EnvironmentSpec") -> Recipe | Path:
     """A recipe to follow, or the interpreter that was named instead."""
     if isinstance(wanted, Recipe):
         return wanted
@@ -140,33 +137,19 @@ def _recipe(wanted: "str | Recipe | EnvironmentSpec") -> Recipe | Path:
             raise NotFound(f"unknown environment {wanted!r}", nearest(wanted, recipes.NAMES))
         return recipes.built_in()[wanted]
     if wanted.lock:
-        return _recipe(wanted.lock)
+        return recipe_of(wanted.lock)
     if wanted.interpreter:
-        return _named_interpreter(wanted.interpreter)
+        return named_interpreter(wanted.interpreter)
     return recipes.of_requirements(wanted.requirements)
 
 
-def _named_interpreter(name: str) -> Path:
+def named_interpreter(name: str) -> Path:
     python = Path(sys.executable if name == CURRENT else name)
     if not (python.is_file() and os.access(python, os.X_OK)):
         raise UserError(f"no Python interpreter at {python}", "name the `python` file of an environment that exists")
-    if name != CURRENT and (problem := _lacks_ray(python)):
-        raise UserError(
-            f"{python} {problem}", "name the `python` of an environment with Ray and torch, or use requirements"
-        )
+    if name != CURRENT and (refusal := (found := interpreters.look(python)).refusal):
+        raise UserError(f"{python} {refusal}", found.remedy)
     return python
-
-
-def _lacks_ray(python: Path) -> str:
-    """ "" for an interpreter a node can be started from. Ray itself is not imported: that takes a second."""
-    asked = "import importlib.util; print('ray:', importlib.util.find_spec('ray') is not None)"
-    try:
-        done = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return f"cannot be run: {e}"
-    if "ray:" not in done.stdout:
-        return "is no Python"
-    return "" if "ray: True" in done.stdout else "has no Ray"
 
 
 def _root() -> Path:
@@ -258,5 +241,7 @@ def _disk_refusal(recipe: Recipe) -> str:
 
 def _users(folder: Path) -> list[int]:
     """Processes started from this environment's interpreter, or from one of its scripts."""
+    import psutil  # here: environments are also made on hosts that have nothing but Python
+
     prefix = f"{folder}{os.sep}"
     return [p.pid for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0].startswith(prefix)]

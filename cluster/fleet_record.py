@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
+from cluster.hosts.names import name_of
 from cluster.paths import home, private_dir, refuse_foreign_folder, write_private
 from cluster.plain import from_plain, to_plain
 from cluster.processes import ProcessId, alive
@@ -23,7 +24,7 @@ class DamagedRecord(UserError):
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """One `ray start` of ours. `role` is head or worker, `created` as in ProcessId."""
+    """One `ray start` of ours. `role` is head, worker, or server (server_node.py), `created` as in ProcessId."""
 
     role: str
     node: str
@@ -37,13 +38,44 @@ class NodeProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRecord:
+    """A machine that this fleet reaches over SSH: `host` and `ssh` as in the fleet file, the rest as it was found.
+
+    `home` is our folder on it, `interpreters` are those of its pools' environments, of which some may have no Ray;
+    `node_python` has it.
+    """
+
+    name: str
+    host: str
+    address: str
+    ssh: dict[str, Any]
+    nodes: tuple[str, ...]
+    home: str
+    code: str
+    interpreters: dict[str, str]
+    node_python: str = ""
+
+    @property
+    def python(self) -> str:
+        """One that has what our packages need."""
+        return self.node_python or next(iter(self.interpreters.values()))
+
+
+@dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """`state` is starting, up, stopping, leaving or left; `pools` holds each PoolSpec as plain data.
+    """`state` is starting, up, stopping, leaving or left; `pools` and `projects` hold each of the
+    fleet file as plain data.
 
     `temp_dir` is ours alone; Ray's own folder lies in it. `before` is that of the Ray cluster before, while nodes of it
-    may live. `left_out` pairs a pool that cannot exist here with the
-    reason. `found` counts this machine's accelerators by backend. `umask` is that of who brought the fleet up: jobs
-    write files as they would in their shell.
+    may live. `joined_dir` is that of our own node in a cluster that others run. `left_out` pairs a pool that cannot
+    exist here with the reason. `found` counts this machine's accelerators by backend. `umask` is that of who brought
+    the fleet up: jobs write files as they would in their shell.
+
+    `node_address` is where the nodes of this machine listen. `host` names this machine in a fleet whose head is
+    elsewhere; there `pools` are those of this machine. `tls_dir` holds the certificates of this machine, where the
+    fleet spans several. `head_spec`, `ssh_spec`, `policy_spec` are as in the fleet file, `hosts` the machines that were
+    joined or may have been. On a host, a `head_spec` says that it has the head. `cluster` tells a head on a host from
+    the one before at its address.
     """
 
     name: str
@@ -60,6 +92,16 @@ class FleetRecord:
     found: dict[str, int] = field(default_factory=dict)
     umask: int = 0o022
     before: str = ""
+    node_address: str = "127.0.0.1"
+    host: str = ""
+    tls_dir: str = ""
+    head_spec: dict[str, Any] = field(default_factory=dict)
+    ssh_spec: dict[str, Any] = field(default_factory=dict)
+    policy_spec: dict[str, Any] = field(default_factory=dict)
+    hosts: tuple[HostRecord, ...] = ()
+    joined_dir: str = ""
+    cluster: str = ""
+    projects: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def ray_dir(self) -> Path:
@@ -75,14 +117,25 @@ class FleetRecord:
         return bool(self.temp_dir)
 
     @property
+    def head_host(self) -> str:
+        """Name of the host that runs this fleet's head, "" where that is this machine, or nobody of ours."""
+        return name_of(self.head_spec.get("host", "")) if not self.embedded else ""
+
+    @property
+    def ours(self) -> bool:
+        """Its head was started by us, here or on a host."""
+        return self.embedded or bool(self.head_spec.get("host"))
+
+    @property
     def head(self) -> NodeProcess | None:
         """That of an embedded fleet, dead or alive."""
         return next((p for p in self.processes if p.role == "head"), None)
 
     @property
     def headless(self) -> bool:
-        """The head of an embedded fleet does not live. Its nodes and agents do, and wait for it."""
-        return self.embedded and not (self.head is not None and alive(self.head.process))
+        """The head that this machine should have does not live. Its nodes and agents do, and wait for it."""
+        has_one = self.embedded and bool(self.head_spec or not self.host)
+        return has_one and not (self.head is not None and alive(self.head.process))
 
     def living(self) -> tuple[NodeProcess, ...]:
         return tuple(p for p in self.processes if alive(p.process))

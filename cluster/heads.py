@@ -7,7 +7,6 @@ are no part of Ray.
 """
 
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,14 @@ from pathlib import Path
 from cluster import fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
+from cluster.paths import home
 from cluster.processes import free_port, reap
 from cluster.ray_node import head_command
 from cluster.raylets import (
-    TEMPORARY,
     await_started,
     forget_tokens,
     launch,
+    new_temporary,
     new_token,
     remove_temporary,
     stop_strays,
@@ -29,22 +29,26 @@ from cluster.raylets import (
 
 Progress = Callable[[str], None]
 HEAD = "head"
+STORAGE = "gcs"
 STORED = "session_name"
 """The file of Ray's storage without which it holds no cluster (ray._private.node.Node, 2.60)."""
 LAST_ADDRESS = "ray_current_cluster"
 """Ray starts no head at the address that stands there while a node of this machine still names it."""
 
 
+class StorageLost(FleetError):
+    """Of a head on a host: nobody there can give the others a new one."""
+
+
 def storage(record: FleetRecord) -> Path:
-    """The cluster's state in RocksDB."""
-    return Path(record.temp_dir) / "gcs"
+    """The cluster's state in RocksDB. On a host it outlives a restart of the machine: others wait for that head."""
+    return (home() if record.host else Path(record.temp_dir)) / STORAGE
 
 
 def successor(record: FleetRecord) -> FleetRecord:
     """The same fleet without a process yet, at an address and in a folder of its own; written down."""
-    # Unix socket paths end at 107 bytes: the folder's name has to be short.
-    temp_dir = tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp")
-    address = f"127.0.0.1:{free_port()}"
+    temp_dir = new_temporary()
+    address = f"{record.node_address}:{record.head_spec.get('port') or free_port()}"
     new = replace(record, state="starting", address=address, temp_dir=temp_dir, processes=())
     try:
         fleet_record.write(new)
@@ -69,11 +73,16 @@ def restart(record: FleetRecord, progress: Progress) -> FleetRecord:
     for which nodes are to be started before `abandon`. No attempt ends by this. Raises FleetError.
     """
     record = abandon(record)
+    if record.host and not (storage(record) / STORED).is_file():
+        told = f"the head's storage on host {record.host} is lost"
+        raise StorageLost(told, "`polyfleet up` starts a new head, and the hosts join it")
     reap(p.process for p in record.processes if p.role == HEAD)
     if (storage(record) / STORED).is_file():
         try:
             return _same_cluster(record, progress)
         except FleetError as e:
+            if record.host:
+                raise  # the other hosts wait for this one, and nobody here can give them another
             progress(f"the head cannot go on from its storage, a new one is started: {e.message}")
     return _new_cluster(record, progress)
 

@@ -3,7 +3,9 @@
 A home's identity is random, made once and kept with the home: neither another database nor `down` and `up` change it.
 """
 
+import os
 import re
+import secrets
 from pathlib import Path
 
 from cluster import tokens
@@ -27,6 +29,35 @@ def fleet_identity(home: Path) -> str:
     if not FORM.fullmatch(found):
         raise UserError(f"{path} does not hold the fleet's identity", _REMEDY)
     return found
+
+
+STORAGE_FILE = ".polyfleet-storage"
+
+
+def storage_identity(folder: Path) -> str:
+    """Of a checkpoint folder: equal for all nodes that see the same one. Made by the first that looks; "" where it can
+    neither be read nor made.
+    """
+    path = folder / STORAGE_FILE
+    try:
+        if not path.exists():
+            _make(path)
+        found = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
+    except (OSError, Unreadable):
+        return ""
+    return found if FORM.fullmatch(found) else ""
+
+
+def _make(path: Path) -> None:
+    """Whole or not at all; of two makers at once one wins. Nobody's access to the folder is changed."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    part.write_text(secrets.token_hex(8))
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        pass
+    finally:
+        part.unlink()
 
 
 _REMEDY = "restore it from a backup; without one, `polyfleet down` and remove it"

@@ -4,8 +4,9 @@ A lock file is never removed: another could then hold a lock on a file that no l
 """
 
 import fcntl
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,3 +41,20 @@ def take(file: IO[Any]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def hold(lock: Path) -> int | None:
+    """A descriptor that shares the lock of the file `lock` until it is closed or its process ends; None where the file
+    is gone, also meanwhile.
+    """
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with suppress(OSError):  # a file system without locks: there nothing is removed either
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with suppress(OSError):
+        if lock.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    os.close(descriptor)
+    return None

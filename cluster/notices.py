@@ -5,6 +5,7 @@ time. `polyfleet down` writes none: it ends the attempts itself before it ends t
 """
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,3 +47,7 @@ def save_first(folder: Path, reason: str, tell: Callable[[float], None], grace_s
             return False
         time.sleep(LOOK_EVERY_S)
     return True
+
+
+if __name__ == "__main__":  # a pod's preStop: Kubernetes waits for it before it ends the pod's processes
+    save_first(Path(os.environ["POLYFLEET_NODE_DIR"]), "the pod was told to end", lambda _: None)

@@ -71,16 +71,18 @@ def _is_ours(path: Path) -> bool:
     return path.name == DEFAULT_HOME or not names or bool(names & MARKS)
 
 
-def _make(path: Path) -> bool:
+def _make(path: Path, above: bool = True) -> bool:
     """Make the folder and those above it, closed to others whatever the umask. False when it is there already.
 
-    Raises OSError, as for a file in its place.
+    Raises OSError, as for a file in its place, and where no folder can be made, as in /proc.
     """
     try:
         path.mkdir(0o700)
     except FileNotFoundError:
+        if not above:
+            raise
         _make(path.parent)
-        return _make(path)
+        return _make(path, above=False)
     except FileExistsError:
         if not path.is_dir():
             raise
@@ -146,7 +148,7 @@ def umask() -> int:
 
 def synced(path: Path) -> None:
     """The file's bytes, or the names in the folder, are on disk when this returns."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -60,6 +60,8 @@ TOOLS: dict[str, dict[str, Use]] = {
     "export": {"source": Use(), "target": Use(written=True)},
     "copy": {"source": Use(stores=True), "target": Use(written=True, stores=True)},
     "discard": {"path": Use(written=True)},
+    "look": {"source": Use(stores=True)},
+    "fetch": {"source": Use(stores=True), "target": Use(written=True)},
 }
 """Tools that run on a node for a client, or for a copy of one: which arguments are places. All others are options."""
 

@@ -15,6 +15,8 @@ from cluster import notices
 SOCKETS = "POLYFLEET_SOCKETS"
 """Path prefix of a node's Unix sockets."""
 NODE_DIR = "POLYFLEET_NODE_DIR"
+ADDRESS = "POLYFLEET_NODE_ADDRESS"
+"""IP address of this machine on which the node is to be reached; loopback where it is not set."""
 TOLD_TO_END = "the node was told to end (SIGTERM)"
 DRAIN_LIMIT_S = 2.0
 
@@ -33,11 +35,20 @@ def prepare_node(params: Any, head: bool) -> None:
     of one machine that start together would pick the same free socket names, so each is given its own.
     """
     stay_on_loopback()
-    params.node_ip_address = "127.0.0.1"
+    params.node_ip_address = os.environ.get(ADDRESS, "127.0.0.1")
     params.ray_client_server_port = None
     if sockets := os.environ.get(SOCKETS):
         params.raylet_socket_name = _fresh(f"{sockets}.raylet")
         params.plasma_store_socket_name = _fresh(f"{sockets}.store")
+    if (folder := os.environ.get(NODE_DIR)) and not head:
+        save_first(Path(folder))
+
+
+def prepare_node_of_an_engine(params: Any, head: bool) -> None:
+    """RAY_START_HOOK of nodes that KubeRay, Ray's launcher or Slurm start from a rendered file (cluster/render): on the
+    address they chose, without the client server (port 10001).
+    """
+    params.ray_client_server_port = None
     if (folder := os.environ.get(NODE_DIR)) and not head:
         save_first(Path(folder))
 

@@ -2,7 +2,8 @@
 
 Settings and their reasons. Ray 2.60's defaults find a frozen node after a minute, and kill every job when the head is
 away for one. The memory monitor counts the whole host, which is not ours alone. Usage statistics would leave the
-machine. Freed resources would reach the head 0.1 s late, and the next job on a device would wait for that.
+machine. Freed resources would reach the head 0.1 s late, and the next job on a device would wait for that. Nodes of one
+fleet may have different patch releases of one Python: another minor one is refused, since it ends in a crash.
 """
 
 import os
@@ -23,6 +24,7 @@ SETTINGS = {
     "RAY_worker_niceness": "0",
     "RAY_raylet_report_resources_period_milliseconds": "10",
     "RAY_START_HOOK": "cluster.ray_hook.prepare_node",
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
 }
 
 OBJECT_STORE_BYTES = 128 << 20
@@ -30,7 +32,7 @@ NOT_INHERITED = ("RAY_", "POLYFLEET_", "PYTHON", "VIRTUAL_ENV", "CONDA_")
 OUR_OWN = ("POLYFLEET_CACHE",)
 
 
-def _unmasked() -> dict[str, str]:
+def unmasked() -> dict[str, str]:
     """Ray leaves every vendor's visibility variable to us."""
     return {f"RAY_EXPERIMENTAL_NOSET_{row.visibility}": "1" for row in vendors().values() if row.visibility}
 
@@ -40,6 +42,19 @@ def token_environment(token_path: Path | None) -> dict[str, str]:
     if token_path is None:
         return {"RAY_AUTH_MODE": "disabled"}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+
+
+def tls_environment(tls_dir: str) -> dict[str, str]:
+    """Ray encrypts, and talks to nobody whose certificate is not of the fleet's own authority; nothing without."""
+    if not tls_dir:
+        return {}
+    folder = Path(tls_dir)
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(folder / "node.crt"),
+        "RAY_TLS_SERVER_KEY": str(folder / "node.key"),
+        "RAY_TLS_CA_CERT": str(folder / "ca.crt"),
+    }
 
 
 def inherited(base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -56,7 +71,7 @@ def node_environment(
     return (
         inherited()
         | SETTINGS
-        | _unmasked()
+        | unmasked()
         | metrics
         | token_environment(token_path)
         | {"PYTHONPATH": str(code)}

@@ -6,6 +6,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,14 +15,14 @@ from pathlib import Path
 
 import psutil
 
-from cluster import code, fences, fleet_record, notices, tokens
+from cluster import code, fences, fleet_record, interpreters, notices, tokens
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.identity import fleet_identity
 from cluster.paths import home, private_dir, storage_dir
 from cluster.processes import ProcessId, alive, free_port, identify, kill_families, own, reap, start_detached, stop
-from cluster.ray_hook import SOCKETS
-from cluster.ray_node import node_environment, resource_counts, worker_command
+from cluster.ray_hook import ADDRESS, SOCKETS
+from cluster.ray_node import node_environment, resource_counts, tls_environment, worker_command
 from cluster.spec import FleetSpec, PoolSpec
 
 START_TIMEOUT_S = 120.0
@@ -35,8 +36,10 @@ AUTHENTICATION = "ray-token"
 """What the name of a token file of Ray begins with."""
 
 
-def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, int], interpreter: Path) -> FleetRecord:
-    """Node number `place[1]` of pool `place[0]`, from the pool's own interpreter, with explicit labels and counts.
+def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, str], interpreter: Path) -> FleetRecord:
+    """Node `place[1]` (a number, or the host's name) of pool `place[0]`, from the pool's own interpreter where Ray runs
+    under it, with explicit
+    labels and counts.
 
     What is left of the node before is killed: a `ray start` that was killed before it could be written down too.
     """
@@ -50,10 +53,14 @@ def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, int], i
     } | pool.labels
     devices = record.found.get(pool.backend, pool.devices)
     counts = resource_counts(pool.backend, devices, cpu_count(), pool.emulated)
-    command = worker_command(interpreter, record.address, labels, counts)
+    from_ = interpreters.for_nodes(interpreter) if pool.environment.is_named else interpreter
+    command = worker_command(from_, record.address, labels, counts)
     # Never 0o002: what a job writes may be its group's to change, but not everybody's.
     umask = {"POLYFLEET_UMASK": f"{record.umask | 0o002:03o}"}
-    variables = _variables(name, spec.pools, node) | umask
+    ranks = {"POLYFLEET_INTERPRETER": str(interpreter)} if from_ != interpreter else {}
+    variables = _variables(name, spec.pools, node) | umask | ranks
+    if not record.host:  # elsewhere, fences are read from Ray's own store alone
+        variables["POLYFLEET_FENCES"] = str(fences.folder_here())
     stop_strays(record.cwd(node))
     reap(p.process for p in record.processes if p.node == node)
     notices.clear(node_dir(node))
@@ -73,7 +80,6 @@ def _variables(name: str, pools: Mapping[str, PoolSpec], node: str) -> dict[str,
     neighbours = {other: str(storage_of(other, spec)) for other, spec in pools.items() if other != name}
     return {
         "POLYFLEET_FLEET": fleet_identity(home()),
-        "POLYFLEET_FENCES": str(fences.folder_here()),
         "POLYFLEET_POOL": name,
         "POLYFLEET_NODE": node,
         "POLYFLEET_BACKEND": pool.backend,
@@ -102,13 +108,18 @@ def make_storage(name: str, pool: PoolSpec) -> Path:
 
 
 def launch(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:
-    """Start `node` by `command` and write it down in place of the one before."""
+    """Start a node of an embedded fleet and write it down in place of the one before."""
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
-    sockets = {SOCKETS: f"{record.ray_dir}/{node.node}"}
-    env = node_environment(Path(record.token_path), code.export(), ports, sockets | dict(variables))
+    own = {SOCKETS: f"{record.ray_dir}/{node.node}", ADDRESS: record.node_address} | tls_environment(record.tls_dir)
+    env = node_environment(Path(record.token_path), code.export(), ports, own | dict(variables))
+    return begin(record, node, command, env, private_dir(record.cwd(node.node)))
+
+
+def begin(record: FleetRecord, node: NodeProcess, command: list[str], env: Mapping[str, str], cwd: Path) -> FleetRecord:
+    """Start `node` by `command` and write it down in place of the one before."""
     log = log_of(node.node)
     log.unlink(missing_ok=True)
-    process = start_detached(command, env=env, cwd=private_dir(record.cwd(node.node)), log=log)
+    process = start_detached(command, env=env, cwd=cwd, log=log)
     others = tuple(p for p in record.processes if p.node != node.node)
     started = replace(node, pid=process.pid, created=process.created)
     record = replace(record, processes=(*others, started))
@@ -161,7 +172,7 @@ def stop_all(record: FleetRecord) -> None:
     with suppress(OSError):  # a full disk must not keep a fleet up
         fleet_record.write(replace(record, state="stopping"))
     stop_processes(record)
-    if record.embedded:
+    if record.ours:
         forget_tokens()
     fleet_record.forget()
 
@@ -174,10 +185,9 @@ def stop_processes(record: FleetRecord) -> None:
     # A node takes leave of its head, in vain where that is gone.
     stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
-    if record.embedded:
-        for folder in filter(None, (record.temp_dir, record.before)):
-            stop_strays(Path(folder))
-            remove_temporary(Path(folder))
+    for folder in filter(None, (record.temp_dir, record.before, record.joined_dir)):
+        stop_strays(Path(folder))
+        remove_temporary(Path(folder))
     reap(p.process for p in record.processes)
 
 
@@ -212,6 +222,11 @@ def stop_strays(folder: Path) -> None:
     None hears anything before: a node that is told to end would have its attempts save and end.
     """
     kill_families([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)])
+
+
+def new_temporary() -> str:
+    """Unix socket paths end at 107 bytes: the folder's name has to be short."""
+    return tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp")
 
 
 def remove_temporary(folder: Path) -> None:

@@ -7,6 +7,7 @@ import sysconfig
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 GB = 10**9
@@ -49,13 +50,12 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Name of its folder: another lock, Python or platform is another environment."""
-        parts = (
-            self.requirements,
-            platform.python_implementation(),
-            platform.python_version(),
-            sysconfig.get_platform(),
-        )
+        """Name of its folder on this machine."""
+        return self.key_on(platform.python_implementation(), platform.python_version(), sysconfig.get_platform())
+
+    def key_on(self, implementation: str, python_version: str, platform_tag: str) -> str:
+        """Name of its folder on a machine with that Python: another lock, Python or platform is another environment."""
+        parts = (self.requirements, implementation, python_version, platform_tag)
         return f"{self.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
 
     @property
@@ -108,6 +108,17 @@ class Recipe:
         return ""
 
 
+def from_plain(plain: dict[str, Any]) -> Recipe:
+    """What `dataclasses.asdict` made of a recipe, also after JSON: hosts that follow it have no pydantic yet."""
+    cpu = plain["cpu_build"]
+    own = {name: _frozen(value) for name, value in plain.items()}
+    return Recipe(**own | {"cpu_build": CPUBuild(**{k: _frozen(v) for k, v in cpu.items()}) if cpu else None})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
 def built_in() -> dict[str, Recipe]:
     """The environments that come with Polyfleet, by name."""
     return {
@@ -142,6 +153,7 @@ NODE_PACKAGES = (
     "numpy>=1.26,<3",
     "psutil>=5.9,<8",
     "pydantic>=2.7,<3",
+    "pydantic-settings>=2.3,<3",
     "pyyaml>=6,<7",
     "fsspec>=2024.6,<2028",
     "safetensors>=0.6,<1",
@@ -155,7 +167,14 @@ def of_requirements(requirements: tuple[str, ...]) -> Recipe:
     The pool's come first: pip stops at the first it cannot find, and that should be the user's mistake.
     """
     lines = [*sorted(set(requirements)), *NODE_PACKAGES, f"ray=={version('ray')}"]
-    return Recipe("requirements", "\n".join(lines) + "\n", ("ray", "safetensors", "psutil", "pydantic"), 2 * GB)
+    return Recipe(
+        "requirements", "\n".join(lines) + "\n", ("ray", "safetensors", "psutil", "pydantic_settings"), 2 * GB
+    )
+
+
+def of_nodes() -> Recipe:
+    """What nodes run from whose pool's Python has no Ray: as little as that."""
+    return replace(of_requirements(()), name="node")
 
 
 def _lock(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Starting again, from within the server, what the embedded fleet that is up has lost.
+"""Starting again what the embedded fleet that is up has lost: from within the server, on other machines by a keeper.
 
 Ray ends a node's other processes within 3 s of its raylet's end, and the head's within 2 s of its state server's.
 """
@@ -13,7 +13,6 @@ from cluster.fleet_record import FleetRecord
 from cluster.heads import HEAD
 from cluster.processes import stop
 from cluster.raylets import last_words, log_of, start_worker
-from cluster.spec import FleetSpec, parse_fleet
 
 END_S = 5.0
 """A node without attempts ends within a second of being told to."""
@@ -103,7 +102,7 @@ def lost(record: FleetRecord | None) -> tuple[str, ...]:
     if record.headless or record.before:
         return (HEAD,)
     living = {p.node for p in record.living()}
-    return tuple(node for node in embedded.declared(_spec(record)) if node not in living)
+    return tuple(node for node in embedded.declared(embedded.spec_of(record), record.host) if node not in living)
 
 
 def pause_left_s(starts: Sequence[float], now_s: float) -> float:
@@ -119,17 +118,13 @@ def _sentence(node: str, starts: int, pause_s: float) -> str:
 
 
 def _again(record: FleetRecord, node: str) -> FleetRecord:
-    spec = _spec(record)
-    name, number = embedded.declared(spec)[node]
+    spec = embedded.spec_of(record)
+    name, number = embedded.declared(spec, record.host)[node]
     return start_worker(record, spec, (name, number), environments.path(spec.pools[name].environment))
 
 
 def _with_head(record: FleetRecord, progress: embedded.Progress) -> FleetRecord:
     """And with every node that has ended. When it fails, the next look finds no head again."""
-    spec = _spec(record)
+    spec = embedded.spec_of(record).here()
     interpreters = {name: environments.path(pool.environment) for name, pool in spec.pools.items()}
     return embedded.with_head(record, spec, interpreters, progress)
-
-
-def _spec(record: FleetRecord) -> FleetSpec:
-    return parse_fleet({"name": record.name, "pools": record.pools})

@@ -1,134 +1,27 @@
 """What a fleet file says: pools, the environment of each, what nodes are told. `polyfleet schema fleet` shows it."""
 
-import hashlib
-import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from cluster import environments, recipes, requirements
+from cluster import environments, recipes
 from cluster.catalogue import backend_name, own_vendors
-from cluster.errors import SpecError, UserError, nearest
+from cluster.errors import SpecError, UserError
+from cluster.hosts.spec import HeadSpec, Hosts, HostSpec, SSHSpec
+from cluster.policies import PolicySpec
+from cluster.projects import Projects
+from cluster.render import spec as engines
+from cluster.spec_fields import Count, EnvironmentSpec, Name, Text, folder_field, labels_field, variables_field
 from cluster.validation import WrongValueError, checked, in_field
 from cluster.yaml import MAX_BYTES, load
 
 FLEETS = Path(__file__).parent / "fleets"
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
-LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]{0,62}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-OUR_VARIABLES = ("RAY_", "POLYFLEET_")
-SETTABLE = (
-    *("POLYFLEET_CPU_ENGINE", "POLYFLEET_LOG_LIMIT_BYTES"),
-    *("POLYFLEET_CGROUP_ROOT", "POLYFLEET_ATTEMPT_PIDS", "POLYFLEET_ATTEMPT_MEMORY_BYTES"),  # workers/attempt/cgroup.py
-)
-OUR_LABELS = ("polyfleet.io/", "ray.io/")
-
-
-def _name(value: str) -> str:
-    if not NAME.fullmatch(value):
-        raise WrongValueError(f"{value!r} is no name", "use 1 to 31 of a-z, 0-9 and -, a letter or digit first")
-    return value
-
-
-def _variables(value: dict[str, str]) -> dict[str, str]:
-    for name, text in value.items():
-        if not VARIABLE.fullmatch(name) or "\0" in text:
-            raise WrongValueError(f"{name!r} cannot be an environment variable", "use letters, digits and _")
-        if name.startswith(OUR_VARIABLES) and name not in SETTABLE:
-            raise WrongValueError(
-                f"{name} is set by Polyfleet itself", "leave it out; a pool may set any other variable"
-            )
-    return value
-
-
-def _labels(value: dict[str, str]) -> dict[str, str]:
-    for key, text in value.items():
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(text):
-            raise WrongValueError(f"{key!r}: {text!r} is no label", "use up to 63 letters, digits, '-', '_' and '.'")
-        if key.startswith(OUR_LABELS):
-            raise WrongValueError(f"{key!r} is set by Polyfleet itself", "use a prefix of your own")
-    return value
-
-
-def _number_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def _requirements(value: tuple[str, ...]) -> tuple[str, ...]:
-    for line in value:
-        if not requirements.plain_requirement(line):
-            raise WrongValueError(
-                f"{line[:200]!r} is no requirement of a package by name",
-                "write NAME[EXTRAS] and versions, such as `torch==2.9.0`; indexes and credentials belong in pip's own"
-                " settings, and what no index has into an environment named by `interpreter`",
-            )
-    return value
-
-
-def _interpreter(value: str) -> str:
-    if value not in ("", environments.CURRENT) and not value.startswith("/"):
-        raise WrongValueError(f"{value!r} is no absolute path", "name its `python` file from /, or write `current`")
-    return value
-
-
-def _folder(value: str) -> str:
-    if value and (not value.startswith("/") or "\0" in value or ".." in Path(value).parts):
-        raise WrongValueError(f"{value!r} is no absolute path", "name the folder as the pool's nodes see it, from /")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_name)]
-Text = Annotated[str, BeforeValidator(_number_as_text)]
-Count = Annotated[int, Field(strict=True, ge=1, le=256)]
-
-
-class EnvironmentSpec(BaseModel, extra="forbid", frozen=True):
-    """The Python of a pool's nodes: exactly one of the three. A word alone is the name of a lock."""
-
-    lock: str = Field(default="", description=f"An environment that comes with Polyfleet: {', '.join(recipes.NAMES)}")
-    interpreter: Annotated[str, AfterValidator(_interpreter)] = Field(
-        "", description="A `python` file that has Ray and torch, or `current`: the one that runs this"
-    )
-    requirements: Annotated[tuple[str, ...], AfterValidator(_requirements)] = Field(
-        default=(), max_length=500, description="Packages to install; Ray and what a node needs are added"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_word(cls, data: Any) -> Any:
-        return {"lock": data} if isinstance(data, str) else data
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> "EnvironmentSpec":
-        others = "{interpreter: current} or {requirements: [torch==2.9.0]}"
-        if sum(map(bool, (self.lock, self.interpreter, self.requirements))) != 1:
-            raise WrongValueError(
-                "must be exactly one of lock, interpreter, requirements",
-                f"write one of {', '.join(recipes.NAMES)}, {others}",
-            )
-        if self.lock and self.lock not in recipes.NAMES:
-            raise WrongValueError(
-                f"unknown environment {self.lock!r}", f"{nearest(self.lock, recipes.NAMES)}; or {others}"
-            )
-        return self
-
-    @property
-    def name(self) -> str:
-        """Short, fit for a label, equal for equal environments: ranks of one group must agree on it."""
-        if self.lock or self.interpreter == environments.CURRENT:
-            return self.lock or self.interpreter
-        content = self.interpreter or "\n".join(sorted(self.requirements))
-        kind = "python" if self.interpreter else "requirements"
-        return f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [{"enum": list(recipes.NAMES)}, handler.resolve_ref_schema(handler(schema))]}
+ENGINES_ALONE = ("accelerators", "cpus", "memory", "min_nodes", "max_nodes", "start_timeout_s", "keep_idle_s", "image",
+                 "topology", "spot", "kubernetes", "ray_autoscaler", "slurm")  # fmt: skip
 
 
 class PoolSpec(BaseModel, extra="forbid", frozen=True):
@@ -142,25 +35,60 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
     )
     nodes: Count = Field(default=1, description="Ray nodes to start on this machine")
     devices: Count = Field(default=1, description="Into how many devices a CPU, or XLA on the CPU, is split")
-    env: Annotated[dict[str, Text], AfterValidator(_variables)] = Field(
+    env: Annotated[dict[str, Text], AfterValidator(variables_field)] = Field(
         default={}, description="Variables set for its nodes"
     )
-    labels: Annotated[dict[str, str], AfterValidator(_labels)] = Field(
+    labels: Annotated[dict[str, str], AfterValidator(labels_field)] = Field(
         default={}, description="Ray labels of its nodes"
     )
     price_per_hour: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = Field(
         default=0.0, description="Of one device, in any one currency"
     )
-    storage: Annotated[str, AfterValidator(_folder)] = Field(
+    storage: Annotated[str, AfterValidator(folder_field)] = Field(
         default="", description="Checkpoint folder as its nodes see it"
+    )
+    shared_storage: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="All its hosts see one checkpoint folder: `up` refuses hosts that do not"
     )
     optional: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="Leave the pool out, with words, where its environment cannot exist"
     )
+    hosts: Hosts = Field(default=(), description="Machines of the pool, one node on each; none: this machine")
+    min_hosts: Annotated[int, Field(strict=True, ge=0, le=256)] = Field(
+        default=0, description="So many of the hosts are enough for `up`; 0: all of them"
+    )
+    ssh: SSHSpec | None = Field(default=None, description="How its hosts are reached, over the fleet's `ssh`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environment_of_hosts(cls, data: Any) -> Any:
+        """`current` is the Python of this machine: hosts have the same packages from the lock."""
+        if isinstance(data, dict) and data.get("hosts") and not data.get("environment"):
+            return {**data, "environment": {"lock": "main"}}
+        return data
+
+    @model_validator(mode="after")
+    def _on_hosts(self) -> "PoolSpec":
+        names = [host.name for host in self.hosts]
+        if doubled := next((h for h in self.hosts if names.count(h.name) > 1), None):
+            raise WrongValueError(f"host {doubled.host!r} stands there twice", "name each host once", field="hosts")
+        if self.hosts and self.nodes != 1:
+            raise WrongValueError("a pool with hosts has one node on each", "leave `nodes` out", field="nodes")
+        if self.hosts and self.environment.interpreter == environments.CURRENT:
+            said = "`current` is the Python of this machine, not of its hosts"
+            remedy = f"write one of {', '.join(recipes.NAMES)}, or {{interpreter: PATH}} with a path on the hosts"
+            raise WrongValueError(said, remedy, field="environment")
+        if self.shared_storage and not self.hosts:
+            said = "only hosts can fail to share a storage, and the pool has none"
+            raise WrongValueError(said, "leave it out, or name the pool's `hosts`", field="shared_storage")
+        if self.min_hosts > len(self.hosts):
+            said = f"{self.min_hosts} hosts are wanted of {len(self.hosts)}"
+            raise WrongValueError(said, "lower it, or name more hosts", field="min_hosts")
+        return self
 
     @model_validator(mode="after")
     def _countable(self) -> "PoolSpec":
-        if self.devices > 1 and self.backend != "cpu" and not self.emulated:
+        if self.devices > 1 and self.counts_devices:
             raise WrongValueError(
                 f"{self.devices} would split a CPU, but {self.backend} devices are counted where they are",
                 "leave it out; limit a job by its resources instead",
@@ -174,8 +102,57 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
         return self.backend == "tpu" and self.env.get("PJRT_DEVICE") == "CPU"
 
     @property
+    def counts_devices(self) -> bool:
+        """Its devices are found where they are, each for one node alone; a CPU is only shared out."""
+        return self.backend != "cpu" and not self.emulated
+
+    @property
     def environment_name(self) -> str:
         return self.environment.name
+
+    # What engines that start nodes elsewhere need (cluster/render): `polyfleet render`.
+    accelerators: engines.Accelerators | None = None
+    cpus: engines.Cpus | None = None
+    memory: engines.Memory | None = None
+    min_nodes: engines.MinNodes | None = None
+    max_nodes: engines.MaxNodes | None = None
+    start_timeout_s: engines.Whole | None = Field(
+        default=None, description="A node of an autoscaler that has not come by then is not waited for (600)"
+    )
+    keep_idle_s: engines.Whole | None = Field(
+        default=None, description="So long an unused node of an autoscaler keeps its agent, and cannot go (300)"
+    )
+    image: engines.PoolImage = ""
+    topology: engines.Topology = ""
+    spot: engines.Spot = False
+    kubernetes: engines.KubernetesPool | None = Field(default=None, description="Of its pods (`render kuberay`)")
+    ray_autoscaler: engines.AutoscalerPool | None = Field(
+        default=None, description="Of its machines (`render ray-autoscaler`)"
+    )
+    slurm: engines.SlurmPool | None = Field(default=None, description="Options of sbatch (`render slurm`)")
+
+    @model_validator(mode="after")
+    def _renderable(self) -> "PoolSpec":
+        if self.accelerators and self.accelerators.partition(":")[0] != self.backend:
+            said = f"{self.accelerators} is not of the back end {self.backend}"
+            raise WrongValueError(said, "name a kind of that back end", field="accelerators")
+        if self.topology and self.backend != "tpu":
+            raise WrongValueError("only TPU slices have one", "leave it out", field="topology")
+        if self.min_nodes is not None and (self.max_nodes is None or self.max_nodes < self.min_nodes):
+            raise WrongValueError(
+                f"must be at least min_nodes ({self.min_nodes}), got {self.max_nodes}",
+                "write both, or `nodes` for a fixed number",
+                field="max_nodes",
+            )
+        if self.max_nodes is not None and self.nodes != 1:
+            raise WrongValueError("is a fixed number, beside min_nodes and max_nodes", "leave one out", field="nodes")
+        return self
+
+    @property
+    def only_rendered(self) -> list[str]:
+        """Its fields that say something to engines alone: no node of this machine is what they ask for."""
+        said = ((name, getattr(self, name)) for name in ENGINES_ALONE)
+        return [name for name, value in said if value is not None and value is not False and value != ""]
 
 
 class FleetSpec(BaseModel, extra="forbid", frozen=True):
@@ -185,6 +162,84 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
     pools: Annotated[dict[Name, PoolSpec], Field(min_length=1, max_length=64)] = Field(
         description="By name: 1 to 31 of a-z, 0-9 and -"
     )
+    head: HeadSpec = Field(default=HeadSpec(), description="Where Ray's head listens, for a fleet with hosts")
+    ssh: SSHSpec = Field(default=SSHSpec(), description="How the hosts of all pools are reached")
+    policy: PolicySpec = Field(default=PolicySpec(), description="Which jobs are served first: a name, or more of it")
+    projects: Projects = Field(default_factory=dict, description="Quotas by project, for jobs with `project`")
+    kubernetes: engines.KubernetesFleet | None = Field(default=None, description="For `render kuberay`")
+    ray_autoscaler: engines.AutoscalerFleet | None = Field(default=None, description="For `render ray-autoscaler`")
+    slurm: engines.SlurmFleet | None = Field(default=None, description="For `render slurm`")
+
+    @model_validator(mode="after")
+    def _spans_machines(self) -> "FleetSpec":
+        if self.head.host:
+            self._with_head_elsewhere()
+        if self.placements and not self.head.address:
+            raise WrongValueError(
+                "is required for a fleet with hosts",
+                "name the IP address of this machine that they reach; by default Ray listens on loopback only",
+                field="head.address",
+            )
+        counted = {name: pool for name, pool in self.pools.items() if pool.counts_devices}
+        accelerators = [(pool.backend, host.host, name) for name, pool in counted.items() for host in pool.hosts]
+        for backend, host, name in accelerators:
+            others = [other for b, h, other in accelerators if (b, h) == (backend, host) and other != name]
+            if others:
+                raise WrongValueError(
+                    f"pools {name} and {others[0]} both have the {backend} devices of host {host}",
+                    "leave the host in one of them: a device belongs to one node",
+                    field=f"pools.{others[0]}.hosts",
+                )
+        return self
+
+    def _with_head_elsewhere(self) -> None:
+        if not self.head.address:
+            remedy = f"name the IP address of {self.head.host} that the hosts of the pools and this machine reach"
+            raise WrongValueError("is required beside head.host", remedy, field="head.address")
+        if here := next((name for name, pool in self.pools.items() if not pool.hosts), ""):
+            said = f"the head is on {self.head.host}, and a fleet with its head elsewhere has no nodes on this machine"
+            raise WrongValueError(said, "name the pool's hosts, or leave head.host out", field=f"pools.{here}.hosts")
+        for name, host in ((p.pool, p.host) for p in self.placements if p.host.name == self.head.host_name):
+            if host.address not in ("", self.head.address):
+                said = f"host {host.host} has the head at {self.head.address}, and is {host.address} here"
+                raise WrongValueError(said, "name one of them in both places", field=f"pools.{name}.hosts")
+
+    @property
+    def placements(self) -> "list[Placement]":
+        """Each pool's nodes on other machines."""
+        return [
+            Placement(name, host, (pool.ssh or SSHSpec()).over(self.ssh))
+            for name, pool in self.pools.items()
+            for host in pool.hosts
+        ]
+
+    def on_host(self, name: str) -> "FleetSpec":
+        """What the host of that name has of it, as pools of that machine."""
+        alone = {"hosts": (), "min_hosts": 0, "ssh": None, "shared_storage": False}
+        there = {
+            pool: spec.model_copy(update={**alone, "devices": host.devices or spec.devices})
+            for pool, spec in self.pools.items()
+            for host in spec.hosts
+            if host.name == name
+        }
+        return self.model_copy(update={"pools": there, "head": HeadSpec(), "ssh": SSHSpec(), "projects": {}})
+
+    def here(self) -> "FleetSpec":
+        """What of it is on this machine. May have no pools: then the head alone runs here."""
+        return self.model_copy(update={"pools": {name: pool for name, pool in self.pools.items() if not pool.hosts}})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One node of a pool on another machine."""
+
+    pool: str
+    host: HostSpec
+    ssh: SSHSpec
+
+    @property
+    def node(self) -> str:
+        return f"{self.pool}-{self.host.name}"
 
 
 def parse_fleet(data: Any, source: str = "") -> FleetSpec:
@@ -229,7 +284,33 @@ def possible(fleet: FleetSpec) -> tuple[FleetSpec, list[tuple[str, str]]]:
 
     Asked are system, Python and disk (`environments.refusal`). Whether packages can be fetched shows when they are.
     """
-    reasons = {name: environments.refusal(pool.environment) for name, pool in fleet.pools.items() if pool.optional}
+    asked = {name: pool for name, pool in fleet.pools.items() if pool.optional and not pool.hosts}
+    reasons = {name: environments.refusal(pool.environment) for name, pool in asked.items()}
     left_out = [(name, why) for name, why in reasons.items() if why]
     kept = {name: pool for name, pool in fleet.pools.items() if not reasons.get(name)}
     return fleet.model_copy(update={"pools": kept}), left_out
+
+
+def attachable(fleet: FleetSpec) -> FleetSpec:
+    """The fleet, unless it has machines of its own: nodes of an existing cluster are started by others."""
+    for name, pool in fleet.pools.items():
+        if pool.hosts:
+            raise SpecError(
+                f"pools.{name}.hosts",
+                "`polyfleet up --address` uses the nodes that a Ray cluster has, and starts none on hosts",
+                "leave it out, or run `polyfleet up -f` without --address",
+            )
+    return fleet
+
+
+def startable(fleet: FleetSpec) -> FleetSpec:
+    """The fleet, unless a pool of it can only be rendered. Raises SpecError naming its fields."""
+    for name, pool in fleet.pools.items():
+        if fields := pool.only_rendered:
+            raise SpecError(
+                f"pools.{name}.{fields[0]}",
+                f"`polyfleet up` starts nodes on this machine as they are and cannot heed {', '.join(fields)}",
+                "render the file for an engine, `polyfleet render kuberay | ray-autoscaler | slurm`, and give it to "
+                "`up --address` of the cluster; or leave them out",
+            )
+    return fleet

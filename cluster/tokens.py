@@ -9,6 +9,7 @@ import os
 import secrets
 from pathlib import Path
 
+from cluster.errors import FleetError
 from cluster.paths import private_dir, write_private
 
 
@@ -45,6 +46,20 @@ def rotate(path: Path) -> Path:
     write_private(record, "\n".join([*old, _digest(token)]))
     write_private(path, token)
     return path
+
+
+def foreign_token() -> Path:
+    """The token file of a cluster that is not ours: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token. Raises FleetError
+    without one.
+    """
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    if path.is_file():
+        return path.absolute()
+    raise FleetError(
+        f"no token for that Ray cluster at {path}",
+        "start Ray with RAY_AUTH_MODE=token and put its token there (0600), or name its file in RAY_AUTH_TOKEN_PATH",
+    )
 
 
 def read(path: Path) -> str:

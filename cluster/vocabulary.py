@@ -44,6 +44,18 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What the device `index` of a back end did when it was looked at; None for what it does not tell."""
+
+    backend: str
+    index: int
+    busy_percent: float | None = None
+    used_memory_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """A node is about to go, for this reason, in so many seconds."""
 
@@ -55,8 +67,11 @@ class Notice:
 class NodeFacts:
     """What an agent reports of its node. `versions` has python, ray, torch, … of its environment, read without torch.
 
-    `storage` is its pool's checkpoint folder; `neighbours` are the other pools whose checkpoints it can read.
-    `agent_created` is when the process `agent_pid` started, as cluster.processes tells it; "" of an older agent.
+    `storage` is its pool's checkpoint folder; nodes with one `storage_id` see the same one, "" where that is not known.
+    `neighbours` are the other pools whose checkpoints it can read.
+    `agent_created` is when the process `agent_pid` started, as cluster.processes tells it; "" of an older agent. `use`
+    has the accelerators that tell what they do without being opened. `data` names data of jobs that is cached there
+    (cluster/contents.py), by the first 16 digits of the hash of what it is, and of where it came from.
     """
 
     node: str
@@ -80,3 +95,6 @@ class NodeFacts:
     findings: tuple[Finding, ...] = ()
     agent_created: str | float = ""
     notice: Notice | None = None
+    storage_id: str = ""
+    use: tuple[DeviceUse, ...] = ()
+    data: tuple[str, ...] = ()

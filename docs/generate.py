@@ -185,11 +185,17 @@ def properties(schema: Data) -> Iterator[str]:
             f"`{name}`",
             type_of(field),
             "required" if name in required else default_of(field),
-            field.get("description", ""),
+            description_of(field),
         )
         for name, field in schema["properties"].items()
     )
     yield from table(("key", "type", "default", ""), rows)
+
+
+def description_of(field: Data) -> str:
+    """Of a field that may be left out the description stands beside its type."""
+    described = (one["description"] for one in (field, *field.get("anyOf", ())) if "description" in one)
+    return next(described, "")
 
 
 def default_of(field: Data) -> str:

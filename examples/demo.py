@@ -32,7 +32,9 @@ summary: dict[str, Any] = {"seconds": {}}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, default=Path("demo-report"), help="folder for summary.json")
-    report = parser.parse_args().report
+    parser.add_argument("--case-seconds", type=float, default=10.0, help="how long the pools are compared, per case")
+    arguments = parser.parse_args()
+    report, case_s = arguments.report, arguments.case_seconds
     report.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with own_home(), tempfile.TemporaryDirectory(prefix="digits-") as folder:
@@ -42,7 +44,7 @@ def main() -> int:
 
         prepare_data.main(Path(folder))
         try:
-            run(folder)
+            run(folder, case_s)
         except PolyfleetError as e:
             console.print(f"[red]error:[/] {e.message}\n  {e.remedy}")
             return 1
@@ -76,7 +78,7 @@ def say(line: str) -> None:
     console.print(f"[dim]{line}[/]")
 
 
-def run(folder: str) -> None:
+def run(folder: str, case_s: float) -> None:
     from orchestrator import Orchestrator
 
     with step("up", "1. A mixed fleet on this machine"):
@@ -93,7 +95,7 @@ def run(folder: str) -> None:
         with step("recover", "5. Kill a running attempt: it recovers in a pool of another back end"):
             recover(o, folder, second)
         with step("benchmark", "6. Compare the pools"):
-            benchmark(o, folder)
+            benchmark(o, folder, case_s)
         summary["jobs"] = [{k: job[k] for k in ("id", "task", "state", "kind", "pool", "epoch")} for job in o.jobs()]
         console.print(o.jobs())
     finally:
@@ -209,14 +211,14 @@ def wait_for(true: Any, timeout_s: float = 120) -> None:
         time.sleep(0.05)
 
 
-def benchmark(o: Any, folder: str) -> None:
+def benchmark(o: Any, folder: str, case_s: float) -> None:
     compared = o.benchmark(
         entry="model.py:make_model",
         sample_input="model.py:sample_input",
         working_dir=folder,
         batch_size=64,
         pools=[pool["pool"] for pool in o.fleet()["pools"]],
-        case_s=10,
+        case_s=case_s,
         progress=say,
     )
     console.print(compared)

@@ -14,12 +14,11 @@ from typing import Any
 
 from orchestrator import client as http
 from orchestrator import submission
-from orchestrator.connection import Bytes
+from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.inventory import backend_rows
 from orchestrator.jobs import JobHandle
 from orchestrator.schemas import schema_of
 from orchestrator.show import benchmark as show_benchmark
-from orchestrator.show import checkpoints as show_checkpoints
 from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
 from orchestrator.show.grid import Stack
@@ -78,7 +77,7 @@ class Orchestrator:
 
     def fleet(self) -> Facts:
         """Pools with their kinds, nodes and devices."""
-        return Facts(self._client.fleet(), show_fleet.pools)
+        return Facts(self._client.fleet(), show_fleet.fleet)
 
     def inventory(self) -> Rows:
         """Every node with its devices."""
@@ -104,6 +103,10 @@ class Orchestrator:
         """What would happen to `job` now; nothing is submitted."""
         return Facts(submission.plan(self._client, job), show_jobs.plan)
 
+    def offer(self, job: JobSpec | Data) -> Facts:
+        """Where `job` could run now, with wait, speed and price, the best first; nothing is submitted."""
+        return Facts(submission.offers(self._client, job), show_jobs.offers)
+
     def jobs(self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0) -> Rows:
         """The newest `limit` jobs, the newest last. `since_s`: submitted then or later, seconds since 1970."""
         return Rows(self._client.jobs(states, limit, name=name, since_s=since_s), show_jobs.jobs)
@@ -112,8 +115,8 @@ class Orchestrator:
         """By id, a unique prefix of one, or the name of the newest job so called."""
         return JobHandle(self._client, self._client.job(ref)["id"])
 
-    def explain(self, ref: str) -> Facts:
-        return self.job(ref).explain()
+    def explain(self, ref: str, *changes: str) -> Facts:
+        return self.job(ref).explain(*changes)
 
     def cancel(self, ref: str) -> JobHandle:
         return self.job(ref).cancel()
@@ -170,52 +173,7 @@ class Orchestrator:
         return f"<Orchestrator at {self._client.url}>"
 
     def __rich__(self) -> Stack:
-        return Stack((show_fleet.pools(self.fleet()), "", show_jobs.jobs(self.jobs(limit=10))))
+        return Stack((show_fleet.fleet(self.fleet()), "", show_jobs.jobs(self.jobs(limit=10))))
 
     def _repr_html_(self) -> str:
         return self.__rich__().html()
-
-
-class Checkpoints:
-    """Checkpoints in the pools' storage. A reference is POOL:PATH; `progress` gets bytes done and bytes in all."""
-
-    def __init__(self, client: http.Client):
-        self._client = client
-
-    def list(self, pool: str = "", prefix: str = "") -> Rows:
-        return Rows(self._client.checkpoints(pool, prefix), show_checkpoints.checkpoints)
-
-    def show(self, ref: str) -> Facts:
-        return Facts(self._client.checkpoint_show(ref), show_checkpoints.shown)
-
-    def verify(self, ref: str, progress: Bytes | None = None) -> Facts:
-        """Read every byte and compare with the manifest's hashes."""
-        return Facts(self._client.checkpoint_tool("verify", {"place": ref}, progress), show_checkpoints.verified)
-
-    def plan(self, ref: str, to_kind: str, count: int = 1) -> Facts:
-        """What devices of another kind would keep, convert or refuse, and whether it fits."""
-        return Facts(self._client.checkpoint_plan(ref, to_kind, count), show_checkpoints.planned)
-
-    def copy(
-        self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
-    ) -> Facts:
-        """Copy into a folder of another pool or an object store and verify there; converted first for `to_kind`."""
-        order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
-        return Facts(self._client.checkpoint_copy(order, progress), show_checkpoints.copied)
-
-    def diff(self, a: str, b: str, progress: Bytes | None = None) -> Facts:
-        """What differs, tensor by tensor."""
-        told = self._client.checkpoint_tool("diff", {"a": a, "b": b}, progress)
-        return Facts(told, show_checkpoints.differences)
-
-    def convert(
-        self, source: str, target: str, to_kind: str, on_lossy: str = "error", progress: Bytes | None = None
-    ) -> Facts:
-        """Write a copy in the dtypes that a kind computes with, into a folder of the same pool."""
-        arguments = {"source": source, "root": target, "to_kind": to_kind, "on_lossy": on_lossy}
-        return Facts(self._client.checkpoint_tool("convert", arguments, progress), show_checkpoints.conversion)
-
-    def prune(self, root: str, keep: int, dry_run: bool = False) -> Facts:
-        """Delete older checkpoints of a folder that newer, verified ones make superfluous."""
-        told = self._client.checkpoint_tool("prune", {"root": root, "keep": keep, "dry_run": dry_run})
-        return Facts(told, show_checkpoints.pruned)

@@ -65,7 +65,7 @@ def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, 
         return steps(checkpoints, move, aside, progress)
     finally:
         with suppress(PolyfleetError):  # a left-over aside is hidden, and the first error is the one to tell
-            checkpoints.tool("discard", {"path": aside}, {}, _nothing)
+            checkpoints.discard(places.in_pool(aside))
 
 
 def require_kind(word: str) -> None:
@@ -108,7 +108,3 @@ def _copied(checkpoints: Checkpoints, source: str, target: str, progress: Progre
         return checkpoints.copy(source, target, progress)
     told: dict[str, Any] = checkpoints.tool("copy", {"source": source, "target": target}, {}, progress)
     return {"source": source, **told}
-
-
-def _nothing(done: int, total: int) -> None:
-    pass

@@ -13,13 +13,15 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cluster import places
-from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError, nearest
+from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.places import Place
 from cluster.vocabulary import Finding
+from orchestrator.checkpoint_search import Found, Storages
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
+    from orchestrator.runtime.pacing import Pace
 
 CHUNK_BYTES = 8 << 20
 """As manifests have them; each fits one call."""
@@ -29,45 +31,64 @@ MANIFEST = "MANIFEST.json"
 LARGEST_MANIFEST_BYTES = 256 << 20
 VERIFY_S = 3600.0
 TOOL_NEWS_S = 2.0
+CHUNK_S = 120.0
+CLIENT_IDLE_S = 10.0
+MOST_READ_AT_ONCE = 256
 REPAIR = "copy it again from its source, or delete it; `polyfleet checkpoint verify` takes the mark off a sound one"
 Progress = Callable[[int, int], None]
 
 
 class Checkpoints:
-    """Reading and moving. Every method may raise FleetError (no agent sees it) or NotFound."""
+    """Reading and moving, from machine to machine at the `pace`, if any. Every method may raise FleetError (no agent
+    sees it) or NotFound.
+    """
 
-    def __init__(self, agents: "Agents"):
-        self._agents = agents
+    def __init__(self, agents: "Agents", pace: "Pace | None" = None):
+        self._agents, self.pace = agents, pace
+        self._storages = Storages(agents)
+        self._having: dict[str, str] = {}
 
     def list(self, pool: str, prefix: str = "") -> "list[dict[str, Any]]":
-        """Summaries of all checkpoints below `prefix`, oldest first. Pool "" means every pool."""
+        """Summaries of all checkpoints below `prefix`, oldest first. Pool "" means every pool. `nodes`: one for each
+        storage of the pool that has it; where all nodes share one, the first speaks for all.
+        """
         pools = [pool] if pool else sorted({a.facts.pool for _, a in self._agents.ready() if a.facts})
-        rows = []
+        rows: builtins.list[dict[str, Any]] = []
         for name in pools:
-            rows += [{"pool": name, **row} for row in self._agents.call(self._node_of(name), "checkpoints", prefix)]
+            there: dict[str, dict[str, Any]] = {}
+            for node in self._storages.nodes_of(name):
+                for row in self._agents.call(node, "checkpoints", prefix):
+                    there.setdefault(row["path"], {"pool": name, **row, "nodes": []})["nodes"].append(node)
+            rows += there.values()
         return rows
 
     def show(self, ref: str) -> "dict[str, Any]":
         """What its manifest says, `damaged` and `passed_over` what was found out before. No tensor is read."""
-        node, reference, passed_over = self._resolved(ref)
-        told = self._agents.call(node, "describe_checkpoint", reference.path, reference.pool)
-        return {"pool": reference.pool, **told, "passed_over": passed_over}
+        found = self._find(ref)
+        told = self._agents.call(found.node, "describe_checkpoint", found.place.path, found.place.pool)
+        return {"pool": found.place.pool, **told, "passed_over": list(found.passed_over)}
 
     def findings(self) -> "builtins.list[tuple[str, Finding]]":
         """(node, finding) of all checkpoints that were found damaged and stay where they are, for `doctor`."""
         found = []
         for pool in sorted({a.facts.pool for _, a in self._agents.ready() if a.facts}):
             with suppress(FleetError):  # a node that does not answer is a finding of its own
-                node = self._node_of(pool)
-                for row in self._agents.call(node, "damaged_checkpoints"):
-                    told = f"is damaged, and nothing resumes from it: {row['reason']}"
-                    found.append((node, Finding("warning", f"checkpoint {pool}:{row['path']}", told, REPAIR)))
+                for node in self._storages.nodes_of(pool):
+                    found += self._damaged(pool, node)
         return found
+
+    def _damaged(self, pool: str, node: str) -> "builtins.list[tuple[str, Finding]]":
+        rows: builtins.list[tuple[str, Finding]] = []
+        with suppress(FleetError):
+            for row in self._agents.call(node, "damaged_checkpoints"):
+                told = f"is damaged, and nothing resumes from it: {row['reason']}"
+                rows.append((node, Finding("warning", f"checkpoint {pool}:{row['path']}", told, REPAIR)))
+        return rows
 
     def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
         """What `count` devices of `kind` would keep, convert or refuse, and whether it fits."""
-        node, reference = self._locate(ref)
-        planned: dict[str, Any] = self._agents.call(node, "plan_checkpoint", reference.path, kind, count)
+        found = self._find(ref)
+        planned: dict[str, Any] = self._agents.call(found.node, "plan_checkpoint", found.place.path, kind, count)
         return planned
 
     def newest(self, reader: str, folder: Place) -> "dict[str, Any] | None":
@@ -78,6 +99,21 @@ class Checkpoints:
             return None
         told = self._agents.call(reader, "describe_checkpoint", found["path"], folder.pool)
         return {"pool": folder.pool, "step": told["step"], **found}
+
+    def hold(self, reader: str, found: Place) -> None:
+        """Nothing that `keep` makes superfluous removes it for some minutes."""
+        self._agents.call(reader, "hold_checkpoint", found.path, found.pool)
+
+    def keep_newest(self, node: str, folder: str, name: str, keep: int) -> None:
+        """Remove from a folder in the storage of `node` what `keep` lets go beside `name`, which has just come. Where
+        that is not the newest there, nothing is removed.
+        """
+        found = self._agents.call(node, "checkpoints", folder)
+        names = sorted(PurePosixPath(row["path"]).name for row in found if not row.get("problem"))
+        if len(names) > keep and names[-1] == name:
+            facts = self._agents[node].facts
+            root = {"pool": facts.pool if facts else "", "path": folder}
+            self.watched(node, "prune", {"root": root, "keep": keep}, lambda done, total: None)
 
     def is_sound(self, reader: str, found: Place) -> bool:
         """Whether every byte is what was saved; a checkpoint of which one is not is marked, and passed over from then
@@ -91,11 +127,10 @@ class Checkpoints:
     def copy(self, source: str, target: str, progress: Progress | None = None) -> "dict[str, Any]":
         """Copy one checkpoint into a folder of another pool. Only chunks that are missing there travel."""
         started = time.monotonic()
-        reader, found = self._locate(source, "source")
-        wanted = places.in_pool(target, "target")
-        writer = self._node_of(wanted.pool, "target")
-        moved = self.move((reader, found), writer, f"{wanted.path}/{PurePosixPath(found.path).name}", progress)
-        name = PurePosixPath(found.path).name
+        at = self._find(source, "source")
+        found, wanted = at.place, places.in_pool(target, "target")
+        writer, name = self.node_of(wanted.pool, "target"), PurePosixPath(found.path).name
+        moved = self.move((at.node, found), writer, f"{wanted.path}/{name}", progress)
         path = f"{wanted.pool}:{wanted.path}/{name}"
         return {"source": str(found), "target": path, **moved, "seconds": time.monotonic() - started}
 
@@ -154,7 +189,10 @@ class Checkpoints:
             if progress:
                 progress(min(here + travelled, total), total)
 
+        ends = [node.facts if (node := self._agents.get(name)) else None for name in (reader, writer)]
         for file, index in begun["missing"]:
+            if self.pace:
+                self.pace.wait(ends[0], ends[1], CHUNK_BYTES)
             data = self._agents.actor(reader).read_file.remote(
                 f"{found.path}/{file}", index * CHUNK_BYTES, CHUNK_BYTES, found.pool
             )
@@ -165,27 +203,86 @@ class Checkpoints:
             settle()
         return travelled
 
+    # -- between a client and a pool
+
+    def manifest(self, ref: str) -> "dict[str, Any]":
+        """{"checkpoint": POOL:PATH of the one that is meant, "manifest": its bytes}"""
+        found = self._find(ref, "source")
+        return {"checkpoint": str(found.place), "manifest": self._text(found.node, found.place)}
+
+    def chunk(self, ref: str, file: str, index: int) -> bytes:
+        found = places.in_pool(ref, "source")
+        reader, path = self._reader_of(ref), f"{found.path}/{file}"
+        try:
+            data: bytes = self._agents.call(
+                reader, "read_file", path, index * CHUNK_BYTES, CHUNK_BYTES, found.pool, timeout_s=CHUNK_S
+            )
+        except NotFound:
+            self._having.pop(ref, None)  # whoever asks again has it looked for again
+            raise
+        return data
+
+    def _reader_of(self, ref: str) -> str:
+        """A node that was found to have it and still serves: nobody looks for it again with each chunk."""
+        node = self._agents.get(self._having.get(ref, ""))
+        if node is None or not node.ready:
+            if len(self._having) >= MOST_READ_AT_ONCE:
+                self._having.clear()
+            self._having[ref] = self._find(ref, "source").node
+        return self._having[ref]
+
+    def place(self, target: str) -> "dict[str, Any]":
+        """The node that writes there, and the folder in its pool's storage."""
+        wanted = places.in_pool(target, "target")
+        return {"node": self.node_of(wanted.pool, "target"), "pool": wanted.pool, "folder": wanted.path}
+
+    def begin(self, node: str, folder: str, name: str, text: bytes) -> "dict[str, Any]":
+        """A client that is gone may come back soon: what it held is given up after a few seconds."""
+        told: dict[str, Any] = self._agents.call(
+            node, "begin_checkpoint", folder, name, text, CLIENT_IDLE_S, timeout_s=VERIFY_S
+        )
+        return told
+
+    def write(self, node: str, to: tuple[str, str], file: str, index: int, data: bytes) -> None:
+        self._agents.call(node, "write_chunk", *to, file, index, data, timeout_s=CHUNK_S)
+
+    def leave(self, node: str, folder: str, name: str) -> None:
+        self._agents.call(node, "leave_checkpoint", folder, name)
+
+    def commit(self, node: str, folder: str, name: str) -> "dict[str, Any]":
+        self._agents.call(node, "commit_checkpoint", folder, name, timeout_s=VERIFY_S)
+        return {"path": f"{folder}/{name}"}
+
     def tool(self, verb: str, named: "dict[str, str]", options: "dict[str, Any]", progress: Progress) -> Any:
         """Run a tool (workers.checkpoint.tools) on a node that reaches its places: {argument: POOL:PATH or URI}.
 
-        A place that is written decides on the node; the others must be readable there.
+        A place that is written decides on the pool; of its nodes one runs it that has what is read. The rest must be
+        readable there.
         """
         arguments: dict[str, Any] = dict(options)
-        pools: list[str] = []
+        reached: list[tuple[str, str]] = []
         for name, text in named.items():
             use = places.TOOLS[verb][name]
             place = places.parse(text, name) if use.stores else places.in_pool(text, name)
             if place.scheme:
                 arguments[name] = {"uri": str(place)}
                 continue
-            path = place.path if use.written or use.whole else self._locate(str(place), name)[1].path
-            arguments[name] = {"pool": place.pool, "path": path}
-            pools.insert(0 if use.written else len(pools), place.pool)
-        if not pools:
+            found = None if use.written or use.whole else self._find(str(place), name)
+            arguments[name] = {"pool": place.pool, "path": found.place.path if found else place.path}
+            reached.insert(0 if use.written else len(reached), (place.pool, found.node if found else ""))
+        if not reached:
             raise SpecError("places", "none of them lies in a pool", "run it on paths of this machine, without a fleet")
-        return self._watched(self._node_of(pools[0]), verb, arguments, progress)
+        pool = reached[0][0]
+        having = next((node for of, node in reached if of == pool and node), "")
+        return self.watched(having or self.node_of(pool), verb, arguments, progress)
 
-    def _watched(self, node: str, verb: str, arguments: "dict[str, Any]", progress: Progress) -> Any:
+    def discard(self, place: Place) -> None:
+        """Remove a checkpoint from every storage of its pool."""
+        for node in self._storages.nodes_of(place.pool):
+            self.watched(node, "discard", {"path": {"pool": place.pool, "path": place.path}}, lambda done, total: None)
+
+    def watched(self, node: str, verb: str, arguments: "dict[str, Any]", progress: Progress) -> Any:
+        """The result of a tool on that node. Raises Conflict where it runs as many as it may."""
         number, seen = self._agents.call(node, "start_tool", verb, arguments), 0
         try:
             while True:
@@ -199,27 +296,9 @@ class Checkpoints:
                 self._agents.call(node, "stop_tool", number)
             raise
 
-    def _locate(self, ref: str, field: str = "checkpoint") -> tuple[str, Place]:
-        """The node that serves the reference's pool, and the reference with a step folder for its path."""
-        return self._resolved(ref, field)[:2]
+    def node_of(self, pool: str, field: str = "pool") -> str:
+        """One that serves the pool's storage. Raises FleetError, SpecError."""
+        return self._storages.node_of(pool, field)
 
-    def _resolved(self, ref: str, field: str = "checkpoint") -> "tuple[str, Place, builtins.list[dict[str, str]]]":
-        """As `_locate`, and the newer checkpoints of a folder that are passed over."""
-        reference = places.in_pool(ref, field)
-        node = self._node_of(reference.pool, field)
-        found = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
-        if not found["path"]:
-            here = [row["path"] for row in self._agents.call(node, "checkpoints", "")]
-            raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))
-        return node, Place(reference.pool, found["path"]), found["passed_over"]
-
-    def _node_of(self, pool: str, field: str = "pool") -> str:
-        serving = self._agents.of_pool(pool)
-        if serving:
-            return serving[0][0]
-        known = sorted({a.facts.pool for _, a in self._agents.items() if a.facts})
-        if pool in known:
-            raise FleetError(
-                f"no node of pool {pool!r} is up to reach its storage", "`polyfleet up` restarts lost nodes"
-            )
-        raise SpecError(field, f"no pool {pool!r}", nearest(pool, known))
+    def _find(self, ref: str, field: str = "checkpoint") -> Found:
+        return self._storages.find(places.in_pool(ref, field), field)

@@ -1,14 +1,16 @@
 """Client of the server: finds or starts it, then speaks REST. The CLI and `orchestrator.Orchestrator` use it alike."""
 
+import base64
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cluster import paths
 from cluster.errors import FleetError, NotFound
-from orchestrator.connection import TRIES, Bytes, Connection, Data, Progress, refuse_other_version
+from orchestrator.connection import TRIES, Bytes, Data, Progress, refuse_other_version
 from orchestrator.core.states import TERMINAL
+from orchestrator.file_client import FileClient
 from orchestrator.server import daemon, token
 from orchestrator.transport import PATIENT, Unreachable, given, segment
 
@@ -30,7 +32,7 @@ def connect(home: Path | None = None, *, start: bool = True, progress: Progress 
     return Client(server.address, token.read(home), home, progress)
 
 
-class Client(Connection):
+class Client(FileClient):
     """One method per route."""
 
     def version(self) -> Data:
@@ -62,8 +64,13 @@ class Client(Connection):
         """Up to 1,000 of {"spec", "package"}, all or none: {"jobs": [{"id", "name"}], "note"}. Raises as `submit`."""
         return self.once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
-    def plan(self, spec: Data) -> Data:
-        return self.post("/v1/plan", {"spec": spec})
+    def plan(self, spec: Data, package: str = "") -> Data:
+        """A package need not have been uploaded."""
+        return self.post("/v1/plan", {"spec": spec, "package": package})
+
+    def offers(self, spec: Data, package: str = "") -> Data:
+        """{"offers", "impossible"}; a package need not have been uploaded."""
+        return self.post("/v1/offers", {"spec": spec, "package": package})
 
     def jobs(
         self,
@@ -133,8 +140,11 @@ class Client(Connection):
     def node_resume(self, node: str) -> Data:
         return self.post(f"/v1/nodes/{segment(node)}/resume", {})
 
-    def explain(self, ref: str) -> Data:
-        return self.get(f"/v1/jobs/{segment(ref)}/explain")
+    def node_remove(self, node: str) -> Data:
+        return self.post(f"/v1/nodes/{segment(node)}/remove", {})
+
+    def explain(self, ref: str, changes: Sequence[str] = ()) -> Data:
+        return self.get(f"/v1/jobs/{segment(ref)}/explain", **({"if": list(changes)} if changes else {}))
 
     def history(self, ref: str) -> list[Data]:
         return self.rows(f"/v1/jobs/{segment(ref)}/history")
@@ -151,7 +161,7 @@ class Client(Connection):
         tail: int | None = None,
         cursor: dict[str, int] | None = None,
     ) -> Data:
-        """One page: {"job", "lines", "cursor", "ended"}. Go on with its job and cursor until a page has no lines."""
+        """One page: {"job", "lines", "cursor", "ended", "away"}. Go on with job and cursor until one has no lines."""
         where = {"rank": rank, "epoch": epoch, "tail": tail, "cursor": json.dumps(cursor) if cursor else None}
         return self.get(f"/v1/jobs/{segment(ref)}/logs", **where)
 
@@ -166,19 +176,49 @@ class Client(Connection):
         self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
     ) -> Iterator[list[Data]]:
         """The same lines, as many at a time as came together. A name is the job it means now, also later."""
-        cursor = None
+        for page in self.log_pages(ref, rank=rank, epoch=epoch, tail=tail):
+            yield page["lines"]
+
+    def log_pages(
+        self,
+        ref: str,
+        *,
+        rank: int | None = None,
+        epoch: int | None = None,
+        tail: int | None = None,
+        cursor: dict[str, int] | None = None,
+    ) -> Iterator[Data]:
+        """The same as {"job", "lines", "cursor"}: whoever was interrupted goes on from the cursor."""
         while True:
-            where = given(rank=rank, epoch=epoch, tail=tail, cursor=cursor)
+            at = json.dumps(cursor) if cursor else None
+            where = given(rank=rank, epoch=epoch, tail=tail, cursor=at)
             try:
                 for name, data in self.events("GET", f"/v1/jobs/{segment(ref)}/logs/stream", params=where):
                     if name == "end":
                         return
-                    ref, cursor, tail = data["job"], json.dumps(data["cursor"]), None
-                    yield data["lines"]
+                    ref, cursor, tail = data["job"], data["cursor"], None
+                    yield data
                 gone = FleetError("the server has ended", f"`polyfleet logs -f {ref}` starts one and follows on")
             except Unreachable as e:
                 gone = e
             self.reconnect(gone)
+
+    def exec_run(self, ref: str, order: Data) -> Iterator[tuple[str, Data]]:
+        """("started", {"exec", "job", "epoch", "rank", "node"}), then ("output", {"stream", "data"}) as it comes, then
+        ("end", {"code", "reason"}). The command ends when this is left. `order` is a Command of the server's.
+        """
+        yield from self.events("POST", f"/v1/jobs/{segment(ref)}/exec", json=order)
+
+    def exec_input(self, known: str, offset: int, data: bytes, end: bool = False) -> Data:
+        """{"taken", "closed"}"""
+        told = {"offset": offset, "data": base64.b64encode(data).decode(), "end": end}
+        return self.post(f"/v1/execs/{segment(known)}/input", told)
+
+    def exec_resize(self, known: str, rows: int, columns: int) -> None:
+        self.post(f"/v1/execs/{segment(known)}/size", {"rows": rows, "columns": columns})
+
+    def exec_end(self, known: str) -> None:
+        self.post(f"/v1/execs/{segment(known)}/end", {})
 
     def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
         """Raises AnswerLost as `submit`."""

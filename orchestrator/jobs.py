@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cluster.errors import PolyfleetError
 from cluster.validation import checked
-from orchestrator import spec, spec_parts
+from orchestrator import file_get, file_put, spec, spec_parts
+from orchestrator.connection import Bytes
+from orchestrator.file_transfer import listed
+from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
 from orchestrator.show.grid import Stack
 from orchestrator.show.text import visible
@@ -155,9 +158,26 @@ class JobHandle:
         """Every event of it, oldest first."""
         return self._client.history(self.id)
 
-    def explain(self) -> Facts:
-        """Per candidate and devices: fits, or the sentence that refused it."""
-        return Facts(self._client.explain(self.id), show.plan)
+    def explain(self, *changes: str) -> Facts:
+        """Per candidate and devices: fits, or the sentence that refused it.
+
+        With `changes` of the fleet, such as "+4 amd:MI300X" or "pool tpu down": as it would be then, and for whom else.
+        """
+        return Facts(self._client.explain(self.id, changes), show.plan)
+
+    def files(self, path: str = "") -> Facts:
+        """What it wrote into $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_s."""
+        return Facts(listed(self._client, self.id, path), show_files.files)
+
+    def get(self, path: str = "", dest: str = "", *, force: bool = False, progress: Bytes | None = None) -> Facts:
+        """Fetch a file or folder of it, to `dest` or the current folder. Raises Conflict where a local file differs."""
+        told = file_get.get(self._client, self.id, path, str(dest), force, progress)
+        return Facts(told.to_plain(), show_files.transferred)
+
+    def put(self, source: str, path: str = "", *, force: bool = False, progress: Bytes | None = None) -> Facts:
+        """Add a local file or folder to it. Raises Conflict for a file of a running job, or one that differs."""
+        told = file_put.put(self._client, str(source), self.id, path, force, progress)
+        return Facts(told.to_plain(), show_files.transferred)
 
     def cancel(self) -> "JobHandle":
         self._client.cancel(self.id)

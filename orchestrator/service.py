@@ -5,42 +5,57 @@ Methods are synchronous and safe to call from many threads. They raise Polyfleet
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster import fleet_record
-from cluster.errors import FleetError, SpecError, UserError
+from cluster.errors import SpecError, UserError
 from cluster.plain import to_plain
-from orchestrator import checkpoint_moves
 from orchestrator.benchmark import throughput
-from orchestrator.checkpoints import Checkpoints, Progress
+from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
-from orchestrator.core.messages import CancelAsked, DrainAsked, MigrateAsked, ResumeAsked, Submitted
+from orchestrator.core.messages import CancelAsked, MigrateAsked, Submitted
 from orchestrator.core.model import Job
-from orchestrator.core.nodes import leased
+from orchestrator.core.offer import growth, offers
 from orchestrator.core.states import TERMINAL
+from orchestrator.core.throughput import of_package
+from orchestrator.core.what_if import what_if
+from orchestrator.job_files import JobFiles
 from orchestrator.resources import accelerators
 from orchestrator.runtime import housekeeping, jobs_page, repair
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.controller import Runtime
-from orchestrator.runtime.fleet_seen import NO_FLEET, SUBMIT_WAIT_S, FleetSeen
+from orchestrator.runtime.data_moves import DataMoves
+from orchestrator.runtime.data_store import DataStore
+from orchestrator.runtime.execs import Execs
+from orchestrator.runtime.files_limit import FilesLimit, keep_files_bytes
+from orchestrator.runtime.fleet_seen import FleetSeen
+from orchestrator.runtime.histories import Histories
 from orchestrator.runtime.housekeeping import Housekeeping
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.job_views import JobViews
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
+from orchestrator.runtime.keeping import Keeping
+from orchestrator.runtime.kept_logs import KeptLogs
 from orchestrator.runtime.known import KnownDevices
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.logs import Logs
+from orchestrator.runtime.pacing import Pace, copy_bytes_per_s
 from orchestrator.runtime.packages import Packages, Unnamed
 from orchestrator.runtime.pulse import Pulse
+from orchestrator.runtime.rejoin import RejoinThread
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.runtime.steps import now
 from orchestrator.runtime.submissions import Submission, Submissions, digest
-from orchestrator.runtime.views import FIELDS, accepted_view, node_view, pool_view
+from orchestrator.runtime.views import FIELDS, accepted_view
 from orchestrator.runtime.watched import Watched
+from orchestrator.service_benchmarks import BenchmarkVerbs
+from orchestrator.service_checkpoints import CheckpointVerbs
+from orchestrator.service_files import FileVerbs
+from orchestrator.service_fleet import FleetVerbs
+from orchestrator.service_logs import LogVerbs
 from orchestrator.spec import parse_job
 from orchestrator.store.once import Answer
 from orchestrator.store.setting import open_store
@@ -59,7 +74,7 @@ class _AbsentError(Exception):
     """No request had that key."""
 
 
-class Service:
+class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     """One per server process. `home` holds the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
@@ -69,36 +84,55 @@ class Service:
         inbox = Inbox()
         pulse = Pulse()
         self.agents = Agents(inbox.put, pulse.repaired)
-        self._checkpoints = Checkpoints(self.agents)
-        launcher = Launcher(self.agents, self.packages, self._checkpoints)
+        self._checkpoints = Checkpoints(self.agents, Pace(copy_bytes_per_s()))
+        self._files = JobFiles(self.agents)
+        self.data = DataStore(home / "data")
+        moves = DataMoves(self.agents, self._checkpoints, self.data)
+        launcher = Launcher(self.agents, self.packages, self._checkpoints, moves)
+        kept = KeptLogs(home / "kept-logs", self.agents)
         self._rates = throughput.Rates(self.store.benchmarks)
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
-        served = (self.jobs_table, self.store, self.agents, launcher, inbox, self._rates.newest, pulse, self._repair)
-        self.runtime = Runtime(*served)
+        keeping = Keeping(kept, self.agents, self.jobs_table)
+        served = (self.jobs_table, self.store, self.agents, launcher, inbox, keeping)
+        self.runtime = Runtime(*served, self._rates.newest, pulse, self._repair, Histories(self.jobs_table).newest)
         self._fleet = FleetSeen(self.runtime, self.agents, KnownDevices(home / "inventory.json"))
         self._views = JobViews(self.jobs_table, self.runtime, launcher.doing)
-        parts = (self.jobs_table, self.store, self.packages, self._checkpoints)
+        parts = (self.jobs_table, self.store, self.packages, self.data, self._checkpoints)
         self._submissions = Submissions(
-            *parts, self._fleet.devices, self._stored, lambda: len(self.runtime.control.records)
+            *parts,
+            self._fleet.devices,
+            self._stored,
+            lambda: len(self.runtime.control.records),
+            lambda: self.runtime.control.projects,
         )
-        self._watched = Watched(self.store, self.agents, self.runtime, self._repair)
-        self._logs = Logs(self.agents)
+        rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], pulse.repaired)
+        self._repairs = (self._repair, rejoin) if self._repair else ()
+        self._watched = Watched(self.store, self.agents, self.runtime, self._repairs)
+        self._logs = Logs(self.agents, kept)
+        self._execs = Execs(self.agents)
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
         keep_s = housekeeping.keep_jobs_s()
         forget = housekeeping.forget_on(self.agents)
         named = (self.store.jobs.naming, self.store.jobs.exists, self._benchmarks.packages)
-        tidy = Unnamed(self.packages, self.agents, *named).remove
+        unnamed = Unnamed(self.packages, self.agents, *named)
+
+        def remove_unnamed() -> None:
+            self.data.remove_unused(self._data_in_use)
+            unnamed.remove()
+            kept.remove_unknown(self.store.jobs.exists)
+
+        tidy = FilesLimit(self.agents, self.jobs_table, keep_files_bytes(), then=remove_unnamed).remove
         self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._distrust, tidy)
         self.runtime.start()
         self._benchmarks.take_up()
         self._housekeeping.start()
-        if self._repair:
-            self._repair.start()
+        for thread in self._repairs:
+            thread.start()
 
     def close(self) -> None:
         self._housekeeping.close()
-        if self._repair:
-            self._repair.close()
+        for thread in self._repairs:
+            thread.close()
         self._benchmarks.close()
         self.runtime.close()
         self.store.close()
@@ -125,6 +159,9 @@ class Service:
 
     def _distrust(self, job: str, why: str) -> None:
         self.runtime.post(CancelAsked(job, f"its history in the job store is damaged: {why}"))
+
+    def _data_in_use(self) -> set[str]:
+        return {one.sha256 for record in self.runtime.control.records.values() for one in record.job.data}
 
     def _stored(self, records: list[Record]) -> None:
         """The controller knows a job before anybody else sees it, and can ask for anything."""
@@ -154,14 +191,33 @@ class Service:
         self.runtime.ask(asked)
         return self.job(job.id)
 
-    def explain(self, ref: str) -> dict[str, Any]:
-        record = self.jobs_table.find(ref)
-        told = self._explained(record.job, self._fleet.snapshot())
-        return {"state": str(record.job.state), "reason": self._views.why(record) or record.reason, **told}
+    def explain(self, ref: str, changes: Sequence[str] = ()) -> dict[str, Any]:
+        """`changes` of the fleet, as core/what_if.py reads them: then the answer is of that fleet, and `if` has what
+        would be different for others. Raises SpecError for one that is none.
+        """
+        record, seen = self.jobs_table.find(ref), self._fleet.snapshot()
+        told = self._what_if(record.job, seen, changes) if changes else self._explained(record.job, seen)
+        missed = [why for why in (record.missed, record.missed_files) if why]
+        reason = self._views.why(record) or record.reason
+        return {"state": str(record.job.state), "reason": reason, "missed": missed, **told}
 
-    def plan(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """What would happen to `spec` if it were submitted now."""
-        return self._explained(parse_job(spec).to_job("new", time.time()), self._fleet.snapshot())
+    def plan(self, spec: dict[str, Any], package: str) -> dict[str, Any]:
+        """What would happen to `spec` if it were submitted now, with the folder whose archive is called `package`; that
+        need not be here.
+        """
+        return self._explained(_as_new(spec, package), self._fleet.snapshot())
+
+    def offers(self, spec: dict[str, Any], package: str) -> dict[str, Any]:
+        """Where `spec` could run if it were submitted now; `package` as in `plan`."""
+        job, seen = _as_new(spec, package), self._fleet.snapshot()
+        told: dict[str, Any] = to_plain(offers(job, seen, growth(self.runtime.control, seen.now_s)))
+        return told
+
+    def _what_if(self, job: Job, seen: Any, changes: Sequence[str]) -> dict[str, Any]:
+        running = {attempt.job: self.jobs_table.find(attempt.job).job for attempt in seen.running}
+        found = what_if(job, seen, changes, running)
+        different: dict[str, Any] = {"changes": list(found.changes), "others": to_plain(found.others)}
+        return {**to_plain(found.explanation), "if": different}
 
     def _explained(self, job: Job, seen: Any) -> dict[str, Any]:
         told: Explanation = explain(job, seen)
@@ -175,20 +231,6 @@ class Service:
         """The metrics a job reported, oldest first, each with its `seq`."""
         return self.store.reports(self.jobs_table.find(ref).job.id, after)
 
-    def logs(
-        self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
-    ) -> dict[str, Any]:
-        return self._logs.read(self._logged(ref), rank, epoch, cursor, limit_bytes)
-
-    def logs_tail(self, ref: str, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
-        return self._logs.tail(self._logged(ref), rank, epoch, count)
-
-    def _logged(self, ref: str) -> Record:
-        record = self.jobs_table.find(ref)
-        if record.attempts:
-            self._fleet.settle()
-        return record
-
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
         """Events past `after`, as soon as there are any, else an empty list after `timeout_s`. One goes on from `last`,
         up to which events may be gone.
@@ -196,75 +238,6 @@ class Service:
         self.store.wait(after, timeout_s)
         events, last = self.store.read_on(after, CHANGES_AT_ONCE)
         return {"events": [self._views.event(e) for e in events], "last": last}
-
-    # -- fleet
-
-    def nodes(self) -> list[dict[str, Any]]:
-        self._fleet.settle()
-        state, at = self.runtime.control, now()
-        held = leased(state.records.values())
-        return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
-
-    def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
-        self.runtime.ask(DrainAsked(node, reason, now))
-        return self._node(node)
-
-    def node_resume(self, node: str) -> dict[str, Any]:
-        self.runtime.ask(ResumeAsked(node))
-        return self._node(node)
-
-    def _node(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next((n for n in self.nodes() if n["node"] == name), {"node": name, "state": "unknown"})
-        return found
-
-    def fleet(self) -> dict[str, Any]:
-        record = fleet_record.read()
-        if record is None:
-            raise FleetError("no fleet is up", NO_FLEET)
-        state, at = self.runtime.control, now()
-        held = leased(state.records.values())
-        pools = record.pools or {node.facts.pool: {} for node in state.nodes.values() if node.facts}
-        return {
-            "name": record.name,
-            "address": record.address,
-            "state": self.runtime.trouble or record.state,
-            "left_out": [list(pair) for pair in record.left_out],
-            "pools": [pool_view(name, spec, state, at.s, held) for name, spec in sorted(pools.items())],
-        }
-
-    def doctor(self) -> list[dict[str, Any]]:
-        self._fleet.settle()
-        told = [
-            (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
-        ]
-        told += [*self._watched.findings(), *self._checkpoints.findings()]
-        return [{"node": name, **to_plain(finding)} for name, finding in told]
-
-    def health(self) -> dict[str, Any]:
-        """The server's own state, as seen now from outside its controller's thread."""
-        return self._watched.view() | {"jobs": self.store.jobs.counts()}
-
-    # -- benchmarks
-
-    def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
-        """The same key gives the same run, whatever the fleet has become meanwhile."""
-        self._fleet.settle(SUBMIT_WAIT_S)
-        return self._benchmarks.begin(request, package, key)
-
-    def benchmarks(self) -> list[dict[str, Any]]:
-        return self._benchmarks.views()
-
-    def benchmark(self, ref: str) -> dict[str, Any]:
-        return self._benchmarks.view(ref)
-
-    def benchmark_lines(self, ref: str, after: int) -> list[dict[str, Any]]:
-        return self._benchmarks.lines(ref, after)
-
-    def benchmark_cancel(self, ref: str) -> dict[str, Any]:
-        return self._benchmarks.cancel(ref)
-
-    def benchmark_baseline(self, ref: str) -> dict[str, Any]:
-        return self._benchmarks.baseline(ref)
 
     # -- requests with a key
 
@@ -285,7 +258,7 @@ class Service:
         """Keep `told` as the answer to this key, durably. Without a key nothing is kept."""
         return self.store.once(key, digest(asked), lambda: Answer(told))
 
-    # -- folders and checkpoints
+    # -- folders
 
     def store_package(self, sha: str, data_path: Path) -> None:
         self.packages.keep(sha, data_path)
@@ -293,23 +266,7 @@ class Service:
     def has_package(self, sha: str) -> bool:
         return self.packages.has(sha)
 
-    def checkpoints(self, pool: str, prefix: str) -> list[dict[str, Any]]:
-        self._fleet.settle()
-        return self._checkpoints.list(pool, prefix)
 
-    def checkpoint_show(self, ref: str) -> dict[str, Any]:
-        self._fleet.settle()
-        return self._checkpoints.show(ref)
-
-    def checkpoint_plan(self, ref: str, to_kind: str, count: int = 1) -> dict[str, Any]:
-        self._fleet.settle()
-        return self._checkpoints.plan(ref, to_kind, count)
-
-    def checkpoint_copy(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        """`order` has source, target, to_kind, convert_at and on_lossy."""
-        self._fleet.settle()
-        return checkpoint_moves.copy(self._checkpoints, checkpoint_moves.Move(**order), progress)
-
-    def checkpoint_tool(self, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
-        self._fleet.settle()
-        return checkpoint_moves.run(self._checkpoints, verb, arguments, progress)
+def _as_new(spec: dict[str, Any], package: str) -> Job:
+    job = parse_job(spec).to_job("new", time.time())
+    return replace(job, package=package, workload=job.workload or of_package(package))

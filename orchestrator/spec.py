@@ -9,16 +9,28 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, StrictInt, field_validator, model_validator
 
 from cluster import yaml
 from cluster.errors import SpecError, UserError
 from cluster.validation import checked
-from orchestrator import entry
+from orchestrator import deadlines, entry
 from orchestrator import spec_fields as f
-from orchestrator.core.model import Candidate, Job
+from orchestrator.checkpoint_places import of_this_machine
+from orchestrator.core.model import Candidate, Data, Declared, Job
 from orchestrator.resources import Wanted, size_bytes
-from orchestrator.spec_parts import CandidateSpec, CheckpointSpec, Model, RecoverySpec, Resources
+from orchestrator.spec_memory import MemorySpec, Model
+from orchestrator.spec_parts import (
+    DATA_AT_MOST,
+    CandidateSpec,
+    CheckpointSpec,
+    DataSpec,
+    RecoverySpec,
+    Resources,
+    WorkSpec,
+    check_mounts,
+)
+from workers.messages import ScriptCheckpoint
 
 TASKS_OF: dict[str, tuple[str, ...]] = {
     "entry": ("prepare", "train", "benchmark"),
@@ -26,8 +38,9 @@ TASKS_OF: dict[str, tuple[str, ...]] = {
     "precision": ("prepare", "train", "benchmark"),
     "batch_size": ("train", "benchmark"),
     "seed": ("prepare", "train", "benchmark"),
-    "checkpoint": ("train",),
+    "checkpoint": ("train", "run"),
     "command": ("run",),
+    "launch": ("run",),
 }
 """Fields that only some tasks read; in a job of another task they are refused, not ignored."""
 
@@ -47,6 +60,10 @@ class JobSpec(Model):
     command: f.Command = ""
     """A line for the shell, or the words of one command."""
 
+    launch: f.Launch = ""
+    """How a command is started: `node` (unless said) once per node, without torchrun's variables; `ranks` once per
+    device, with all of them."""
+
     arguments: dict[str, Any] = Field(default_factory=dict)
     """What the task and the user's function read: `ctx.arguments`."""
 
@@ -58,16 +75,40 @@ class JobSpec(Model):
     """NAME: env:NAME (a variable of the server) or file:/absolute/path."""
 
     resources: Resources = Field(default_factory=cache(Resources))
+    data: Annotated[tuple[DataSpec, ...], Field(max_length=DATA_AT_MOST)] = ()
+    """What the job reads: fetched before it starts, cached on its nodes, seen read-only in its folder."""
+
+    output_limit: f.Size = None
+    """The most that the job's folder of files ($POLYFLEET_OUTPUT_DIR) may take on a node, e.g. 50GB; the pool may allow
+    less. A job that writes more fails."""
+
     precision: f.Precision = ""
     batch_size: f.BatchSize = 0
+    """Of one rank; of a training with a range of devices, of all ranks together."""
+
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
     """Of all random streams, `ctx.seed`."""
 
     priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
-    objective: Literal["any", "throughput", "cost", "finish_time"] = "any"
+    project: f.ProjectName = ""
+    """Whose quota it counts against, as the fleet file has it."""
+
+    weight: f.Weight = 1.0
+    """How much the job counts among those of its priority: with 2.5 as much as two and a half others."""
+
+    objective: Literal["any", "throughput", "cost", "energy", "finish_time", "deadline"] = "any"
+    deadline: f.Deadline = None
+    """When the job has to be done: a time with its zone (2026-12-01T18:00:00Z), or so long after it is submitted, e.g.
+    6h."""
+
     workload: f.Workload = ""
     """What it computes, as benchmarks name it (`gpt2`, or what `benchmark run --workload` was given): with an objective
-    of throughput or cost it goes where that was measured best. Left out, the submitted folder itself is the name."""
+    of throughput, cost or energy it goes where that was measured best. Left out, the submitted folder itself is
+    the name."""
+
+    work: WorkSpec | None = None
+    """How much work it is, for the order in which jobs run: {steps: 1000}, or {hours: 3, on: nvidia:H100}. What the job
+    reports while it runs (`ctx.report(step, of=…)`) counts before it."""
 
     recovery: RecoverySpec = Field(default_factory=cache(RecoverySpec))
     checkpoint: CheckpointSpec = Field(default_factory=cache(CheckpointSpec))
@@ -81,6 +122,12 @@ class JobSpec(Model):
         task = data.get("task") or ("run" if data.get("command") and not data.get("entry") else "train")
         return {**data, "task": task, "name": data.get("name") or str(task)}
 
+    @field_validator("data")
+    @classmethod
+    def _mounts_apart(cls, data: tuple[DataSpec, ...]) -> tuple[DataSpec, ...]:
+        check_mounts(data)
+        return data
+
     @model_validator(mode="after")
     def _fields_of_the_task(self) -> "JobSpec":
         _check_fields(self)
@@ -92,7 +139,8 @@ class JobSpec(Model):
         return _words(self.command)
 
     def to_job(self, job_id: str, now_s: float) -> Job:
-        """What the core sees. Its candidates hold the job's own values where they override nothing."""
+        """What the core sees. Its candidates hold the job's own values where they override nothing. Raises SpecError
+        where its deadline is past."""
         return Job(
             id=job_id,
             name=self.name,
@@ -109,25 +157,72 @@ class JobSpec(Model):
             secrets=dict(self.secrets),
             keep_checkpoints=self.checkpoint.keep,
             resume_from=self.checkpoint.resume_from,
+            output_limit_bytes=size_bytes(self.output_limit) if self.output_limit is not None else 0,
+            data=tuple(Data(one.uri, one.mount, one.sha256) for one in self.data),
+            replicas=self.checkpoint.replicas,
+            weight=self.weight,
+            project=self.project,
+            deadline_s=deadlines.wall_s(self.deadline, now_s) if self.deadline is not None else 0.0,
+            work=self.work.parsed if self.work else Declared(),
         )
 
     def _candidate(self, own: CandidateSpec, wanted: Wanted) -> Candidate:
-        memory = own.memory if own.memory is not None else self.resources.memory
+        whole, nodes = self._whole_batch(own, wanted), own.nodes or self.resources.nodes or 1
+        batch_size = own.batch_size or self.batch_size
+        fewest, most = (whole.counts[0], whole.counts[-1]) if whole else (wanted.min_count, wanted.count)
         return Candidate(
             kinds=wanted.kinds,
-            count=wanted.count,
-            min_count=wanted.min_count,
-            nodes=own.nodes or self.resources.nodes or 1,
-            pool=own.pool or self.resources.pool,
+            count=most,
+            min_count=fewest,
+            whole_batch=whole is not None,
+            nodes=nodes,
+            pool=own.pool or ("" if own.pools else self.resources.pool),
+            pools=own.pools or (() if own.pool else self.resources.pools),
+            not_pools=own.exclude_pools or self.resources.exclude_pools,
+            dtypes=own.dtypes or self.resources.dtypes,
+            features=own.features or self.resources.features,
             node=own.node or self.resources.node,
-            memory_bytes=size_bytes(memory) if memory is not None else 0,
+            memory_bytes=self._memory_bytes(own, -(-batch_size // (fewest * nodes)) if whole else batch_size),
+            memory_estimated=isinstance(self._memory(own), MemorySpec),
             precision=own.precision or self.precision,
-            batch_size=own.batch_size or self.batch_size,
+            batch_size=batch_size,
             environment=self.env | own.env,
             command=_words(own.command or self.command),
-            arguments=self.arguments | own.arguments,
+            launch=own.launch or self.launch or "node",
+            arguments=self._script_checkpoint() or self.arguments | own.arguments,
             exclusive=self.resources.is_exclusive(own),
+            max_price=own.max_price or self.resources.max_price or 0.0,
         )
+
+    def _memory(self, own: CandidateSpec) -> Any:
+        return own.memory if own.memory is not None else self.resources.memory
+
+    def _memory_bytes(self, own: CandidateSpec, batch_size: int) -> int:
+        """Of one device, `batch_size` being of one as well."""
+        memory = self._memory(own)
+        if isinstance(memory, MemorySpec):
+            return memory.estimated(self.task, batch_size, own.precision or self.precision).total_bytes
+        return size_bytes(memory) if memory is not None else 0
+
+    def _whole_batch(self, own: CandidateSpec, wanted: Wanted) -> Candidate | None:
+        """The range and the batch that is divided among it; None where a batch is of one rank. Raises SpecError where
+        no number of the range divides it.
+        """
+        batch_size, nodes = own.batch_size or self.batch_size, own.nodes or self.resources.nodes or 1
+        if self.task != "train" or not batch_size or wanted.min_count == wanted.count:
+            return None
+        whole = Candidate(wanted.kinds, wanted.count, wanted.min_count, nodes, batch_size=batch_size, whole_batch=True)
+        if not whole.counts:
+            fewest, most = wanted.min_count * nodes, wanted.count * nodes
+            message = f"{batch_size} divides among no number of ranks from {fewest} to {most}"
+            near = -(-batch_size // fewest) * fewest
+            raise SpecError("batch_size", message, f"write a multiple of {fewest}, e.g. {near}")
+        return whole
+
+    def _script_checkpoint(self) -> dict[str, Any]:
+        """All that a command's node is told beside the command."""
+        written = self.checkpoint
+        return ScriptCheckpoint(written.path, written.format).to_plain() if written.path else {}
 
 
 def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
@@ -149,12 +244,21 @@ def load_jobs(path: Path) -> list[JobSpec]:
 
 
 def _placed(spec: JobSpec, path: Path) -> JobSpec:
-    """With its folder found from where the file lies."""
+    """With its folder, and its data of this machine, found from where the file lies."""
+    spec = spec.model_copy(update={"resources": spec.resources.read(path)})
+    if any(of_this_machine(one.uri) for one in spec.data):
+        spec = spec.model_copy(update={"data": tuple(_placed_data(one, path) for one in spec.data)})
     if not spec.working_dir:
         if entry.in_folder(spec.entry):
             raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")
         return spec
     return spec.model_copy(update={"working_dir": str(_folder(spec.working_dir, path))})
+
+
+def _placed_data(data: DataSpec, path: Path) -> DataSpec:
+    if not of_this_machine(data.uri):
+        return data
+    return data.model_copy(update={"uri": str((path.parent / Path(data.uri).expanduser()).absolute())})
 
 
 def _folder(written: str, beside: Path) -> Path:
@@ -184,10 +288,15 @@ def _words(command: Any) -> tuple[str, ...]:
     return ("/bin/sh", "-c", command) if command and isinstance(command, str) else tuple(command)
 
 
+PARTS: tuple[tuple[str, type[Model]], ...] = (
+    *(("resources", Resources), ("recovery", RecoverySpec), ("checkpoint", CheckpointSpec), ("work", WorkSpec)),
+)
+
+
 def _refuse_misplaced(data: dict[str, Any]) -> None:
     """A key known one level down is not unknown: say where it belongs."""
     for key in data.keys() - JobSpec.model_fields.keys():
-        for name, model in (("resources", Resources), ("recovery", RecoverySpec), ("checkpoint", CheckpointSpec)):
+        for name, model in PARTS:
             if key in model.model_fields or (key, name) == ("gpus", "resources"):
                 raise SpecError(key, f"belongs under `{name}`", f"write {name}: {{{key}: …}}")
 
@@ -200,6 +309,11 @@ def _check_fields(spec: JobSpec) -> None:
             if field in written and spec.task not in tasks and _differs(part, field):
                 message = f"is read by {', '.join(tasks)} jobs, this one is {spec.task}"
                 raise SpecError(f"{place}{field}", message, _instead(spec.task))
+    _check_checkpoint(spec)
+    if spec.objective == "deadline" and spec.deadline is None:
+        raise SpecError("deadline", "is required with objective: deadline", deadlines.FORMS)
+    for own, wanted in spec.resources.alternatives():
+        spec._whole_batch(own, wanted)
     if spec.task == "run":
         if not all(own.command or spec.command for own, _ in spec.resources.alternatives()):
             raise SpecError("command", "a run job needs a command", "e.g. command: python train.py")
@@ -210,6 +324,22 @@ def _check_fields(spec: JobSpec) -> None:
         raise SpecError("entry", f"a {spec.task} job needs an entry", "write file.py:function or module:function")
     if spec.task != "train" and ":" not in spec.entry:
         raise SpecError("entry", f"{spec.entry} names no function", f"write {spec.entry}:NAME, which makes the model")
+
+
+OF_SCRIPTS = ("path", "format")
+"""Fields of `checkpoint` that `run` jobs read; the others are of `train` jobs."""
+
+
+def _check_checkpoint(spec: JobSpec) -> None:
+    """Raises SpecError."""
+    part = spec.checkpoint
+    for field in part.model_fields_set:
+        task = "run" if field in OF_SCRIPTS else "train"
+        if spec.task != task and _differs(part, field):
+            told = "it saves with ctx.checkpoint" if task == "run" else "write checkpoint: {path: ckpt.pt}"
+            raise SpecError(f"checkpoint.{field}", f"is read by {task} jobs, this one is {spec.task}", told)
+    if part.format != "auto" and not part.path:
+        raise SpecError("checkpoint.format", "says what lies at checkpoint.path, which is not given", "add path")
 
 
 def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:

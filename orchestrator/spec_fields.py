@@ -1,16 +1,25 @@
 """The single values of a job's spec: which text is taken for each, and the sentence when it is not."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
 
 from cluster import places
-from cluster.catalogue import vendors
-from cluster.catalogue.precision import PRECISIONS
-from cluster.errors import UserError, nearest
+from cluster.catalogue import FEATURES, feature_words, known_kind, model, vendors
+from cluster.catalogue.precision import FLOATS, PRECISIONS, SHORT, long_name
+from cluster.contents import SHA
+from cluster.errors import SpecError, UserError, nearest
+from cluster.places import path_refusal
+from cluster.projects import plain_name
+from cluster.trees import plain
 from cluster.validation import WrongValueError, in_field
+from orchestrator import deadlines
+from orchestrator.checkpoint_places import of_this_machine
 from orchestrator.resources import Wanted, accelerators, counted, duration_s, hang_after_s, size_bytes
+from workers.job_events import LARGEST_STEP
+from workers.messages import CHECKPOINT_FORMATS, LAUNCHES, OWN_FOLDER
 
 JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -20,6 +29,7 @@ SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
 MOST_SECRETS = 100
 LONGEST_VARIABLE_BYTES = 64 << 10
 """Linux takes 128 KiB."""
+DATA_FORMS = "write s3://BUCKET/PREFIX, POOL:PATH, or a path of this machine"
 OURS = ("POLYFLEET_", "RAY_")
 LONGEST_S = 7 * 86400.0
 
@@ -39,6 +49,12 @@ def _memory(value: Any) -> Any:
 def _duration(value: Any) -> Any:
     if in_field(duration_s, value) > LONGEST_S:
         raise WrongValueError(f"{value} is longer than 7 days", "write a shorter time")
+    return value
+
+
+def _deadline(value: Any) -> Any:
+    if value is not None and (why := deadlines.refusal(value)):
+        raise WrongValueError(why, deadlines.FORMS)
     return value
 
 
@@ -81,10 +97,11 @@ def _command(value: Any) -> Any:
 def _variables(value: Any) -> Any:
     if not isinstance(value, dict):
         raise WrongValueError("must be a mapping, NAME: value")
-    return {name: _variable(str(name), text) for name, text in value.items()}
+    return {name: variable(str(name), text) for name, text in value.items()}
 
 
-def _variable(name: str, value: Any) -> str:
+def variable(name: str, value: Any) -> str:
+    """The value as text. Raises WrongValueError."""
     _check_variable_name(name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -122,6 +139,43 @@ def _precision(value: str) -> str:
     return value
 
 
+def _dtype(value: str) -> str:
+    if value not in DTYPES:
+        raise WrongValueError(f"unknown dtype {value!r}", nearest(value, DTYPES))
+    return long_name(value)
+
+
+def _feature(value: str) -> str:
+    if value not in (known := feature_words()):
+        raise WrongValueError(f"unknown feature {value!r}", nearest(value, known))
+    return value
+
+
+def _launch(value: str) -> str:
+    if value and value not in LAUNCHES:
+        raise WrongValueError(f"unknown launch {value!r}", nearest(value, LAUNCHES))
+    return value
+
+
+def _script_path(value: str) -> str:
+    if not value:
+        return value
+    try:
+        path = plain(value)
+    except UserError as e:
+        raise WrongValueError(e.message, "write a path in $POLYFLEET_OUTPUT_DIR, such as ckpt.pt") from None
+    if not path or path.partition("/")[0].startswith(OWN_FOLDER):
+        why = "is where Polyfleet keeps its copy" if path else "is the whole folder"
+        raise WrongValueError(f"{value!r} {why}", "name a file or folder in it, such as ckpt.pt")
+    return path
+
+
+def _script_format(value: str) -> str:
+    if value not in CHECKPOINT_FORMATS:
+        raise WrongValueError(f"unknown format {value!r}", nearest(value, CHECKPOINT_FORMATS))
+    return value
+
+
 def _resume_from(value: str) -> str:
     if value:
         try:
@@ -130,6 +184,48 @@ def _resume_from(value: str) -> str:
             remedy = "write POOL:PATH, or PATH in the pool the job runs in"
             raise WrongValueError(f"is no checkpoint: {e.message}", remedy) from None
     return value
+
+
+def _data_uri(value: str) -> str:
+    """An object store's place, POOL:PATH, or a path of this machine."""
+    if not value or "\0" in value:
+        raise WrongValueError("must name data", DATA_FORMS)
+    if value.startswith("file://"):
+        raise WrongValueError(f"{value[:200]!r} is a file of this machine", "write its path, without file://")
+    if places.is_uri(value):
+        _parsed(places.uri, value)
+    elif not of_this_machine(value) and _parsed(places.in_pool, value).path.startswith("."):
+        raise WrongValueError(f"{value!r} is hidden in the pool's storage", "name a folder of a job, JOB/output/…")
+    return value
+
+
+def _parsed(parse: Callable[[str], places.Place], value: str) -> places.Place:
+    try:
+        return parse(value)
+    except SpecError as e:
+        raise WrongValueError(e.message.removeprefix(f"{e.field}: "), e.remedy) from None
+
+
+def _mount(value: str) -> str:
+    plain = "/".join(part for part in value.split("/") if part not in ("", "."))
+    if value.startswith("/") or path_refusal(plain):
+        why = "it is absolute" if value.startswith("/") else path_refusal(plain)
+        raise WrongValueError(f"{value[:200]!r} is not in the job's folder: {why}", "write e.g. data/")
+    return value
+
+
+def _sha256(value: str) -> str:
+    if value and not SHA.fullmatch(value.lower()):
+        raise WrongValueError(f"{value[:80]!r} is not a SHA-256", "write the 64 digits that `sha256sum` prints")
+    return value.lower()
+
+
+def _device_kind(value: str) -> str:
+    """In the catalogue's spelling. A speed is that of a model: of a back end with many, one has to be named."""
+    kind = in_field(known_kind, value)
+    if ":" not in kind and model(kind) is None:
+        raise WrongValueError(f"{value!r} is a back end with many models", "name one of them, e.g. nvidia:H100")
+    return kind
 
 
 def _number(value: Any) -> Any:
@@ -147,16 +243,34 @@ Accelerators = Annotated[
 ]
 Number = Annotated[Any, AfterValidator(_number), WithJsonSchema(NUMBER)]
 Size = Annotated[Any, AfterValidator(_memory), WithJsonSchema({"type": "string", "examples": ["16GB", "16GiB"]})]
+Price = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Duration = Annotated[
     Any,
     AfterValidator(_duration),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}], "examples": ["30s", "5m"]}),
+]
+Deadline = Annotated[
+    Any,
+    AfterValidator(_deadline),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string"}, {"type": "number", "exclusiveMinimum": 0}],
+            "examples": ["2026-12-01T18:00:00Z", "6h"],
+        }
+    ),
 ]
 HangAfter = Annotated[
     Any,
     AfterValidator(_hang_after),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 5}], "examples": ["10m", "never"]}),
 ]
+DeviceKind = Annotated[
+    str, AfterValidator(_device_kind), WithJsonSchema({"type": "string", "examples": ["nvidia:H100", "tpu:v5e", "cpu"]})
+]
+ProjectName = Annotated[str, AfterValidator(lambda name: plain_name(name) if name else name)]
+Weight = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)]
+Hours = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
+Steps = Annotated[StrictInt, Field(ge=1, le=LARGEST_STEP)]
 Command = Annotated[
     Any,
     AfterValidator(_command),
@@ -166,8 +280,26 @@ Name = Annotated[str, AfterValidator(_name)]
 Workload = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Entry = Annotated[str, AfterValidator(_entry)]
 ResumeFrom = Annotated[str, AfterValidator(_resume_from)]
+DataUri = Annotated[
+    str,
+    AfterValidator(_data_uri),
+    WithJsonSchema({"type": "string", "examples": ["s3://bucket/prefix", "cpu:digits-3f9a2c/output", "./tokens"]}),
+]
+MountPath = Annotated[
+    str, AfterValidator(_mount), WithJsonSchema({"type": "string", "examples": ["data/", "data/train.bin"]})
+]
+Sha256 = Annotated[str, AfterValidator(_sha256)]
+ScriptPath = Annotated[str, AfterValidator(_script_path)]
+ScriptFormat = Annotated[str, AfterValidator(_script_format), WithJsonSchema({"enum": list(CHECKPOINT_FORMATS)})]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
 Secrets = Annotated[dict[str, str], BeforeValidator(_secrets)]
 Count = Annotated[StrictInt, Field(ge=1, le=4096)]
 BatchSize = Annotated[StrictInt, Field(ge=0, le=1 << 30)]
+Launch = Annotated[str, AfterValidator(_launch), WithJsonSchema({"enum": list(LAUNCHES)})]
+DTYPES = (*SHORT, *FLOATS)
+PoolNames = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=64)]
+Dtype = Annotated[str, AfterValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]
+Dtypes = Annotated[tuple[Dtype, ...], Field(max_length=8)]
+Feature = Annotated[str, AfterValidator(_feature), WithJsonSchema({"type": "string", "examples": list(FEATURES)})]
+Features = Annotated[tuple[Feature, ...], Field(max_length=8)]
 Precision = Annotated[str, AfterValidator(_precision), WithJsonSchema({"enum": list(PRECISIONS)})]

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     StrictBool,
     StrictInt,
@@ -18,12 +17,9 @@ from pydantic import (
 from cluster.validation import WrongValueError, in_field
 from orchestrator import resources as written
 from orchestrator import spec_fields as f
-from orchestrator.core.model import Recovery
+from orchestrator.core.model import Declared, Recovery
 from orchestrator.resources import Wanted, counted, duration_s, hang_after_s
-
-
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+from orchestrator.spec_memory import Memory, MemorySpec, Model
 
 
 class Shape(Model):
@@ -39,11 +35,27 @@ class Shape(Model):
     nodes: f.Count | None = None
     """Nodes of one island (same back end, environment and kind), 1 unless said."""
 
-    memory: f.Size = None
-    """Least memory of each device, e.g. 40GB."""
+    memory: Memory | None = None
+    """Least memory of each device, e.g. 40GB; or a model from whose numbers that is estimated, as in
+    {model: config.json, seq: 2048}."""
+
+    max_price: f.Price | None = None
+    """Highest price of one device per hour, as `price_per_hour` of pools; a pool without a price costs nothing."""
 
     pool: str = ""
     """Only nodes of this pool."""
+
+    pools: f.PoolNames = ()
+    """Only nodes of these pools."""
+
+    exclude_pools: f.PoolNames = ()
+    """No nodes of these pools."""
+
+    dtypes: f.Dtypes = ()
+    """Only devices that compute with these natively by their documents, e.g. [bf16] or [float8_e4m3fn]."""
+
+    features: f.Features = ()
+    """Only devices that offer these by their documents, e.g. [flash_attention] or [collectives=nccl]."""
 
     node: str = ""
     """Only this node, as `polyfleet inventory` names it."""
@@ -59,6 +71,12 @@ class Shape(Model):
         if "accelerators" in data:
             raise WrongValueError("gpus and accelerators are the same key", "keep one of them")
         return {("accelerators" if key == "gpus" else key): value for key, value in data.items()}
+
+    @model_validator(mode="after")
+    def _pool_once(self) -> "Shape":
+        if self.pool and self.pools:
+            raise WrongValueError("has both pool and pools", "keep one of them")
+        return self
 
     @field_validator("count")
     @classmethod
@@ -77,7 +95,12 @@ class CandidateSpec(Shape):
     batch_size: f.BatchSize = 0
     env: f.Variables = Field(default_factory=dict)
     command: f.Command = ""
+    launch: f.Launch = ""
     arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+def _read(shape: Shape, beside: Path) -> dict[str, Any]:
+    return {"memory": shape.memory.read(beside)} if isinstance(shape.memory, MemorySpec) else {}
 
 
 class Resources(Shape):
@@ -107,6 +130,16 @@ class Resources(Shape):
 
     def is_exclusive(self, own: CandidateSpec) -> bool:
         return bool(self.exclusive if own.exclusive is None else own.exclusive)
+
+    def read(self, beside: Path) -> "Resources":
+        """With the numbers of models that are named by the files they are in."""
+        return self.model_copy(
+            update={
+                "any_of": tuple(one.model_copy(update=_read(one, beside)) for one in self.any_of),
+                "ordered": tuple(one.model_copy(update=_read(one, beside)) for one in self.ordered),
+                **_read(self, beside),
+            }
+        )
 
     @property
     def in_order(self) -> bool:
@@ -201,6 +234,77 @@ class CheckpointSpec(Model):
 
     resume_from: f.ResumeFrom = ""
     """Start from this checkpoint: POOL:PATH, or PATH in the pool the job runs in."""
+
+    path: f.ScriptPath = ""
+    """Of a `run` job: the file or folder in `$POLYFLEET_OUTPUT_DIR` that its script saves and resumes from, such as
+    ckpt.pt. `keep` and `resume_from` are of `train` jobs."""
+
+    format: f.ScriptFormat = "auto"
+    """What lies at `path`: torch (torch.save, Lightning), safetensors, dcp or accelerate; `auto` looks."""
+
+    replicas: Annotated[StrictInt, Field(ge=0, le=3)] = 0
+    """Copies of the newest checkpoint that are kept on other machines, the last one too, for when its own is lost."""
+
+
+class DataSpec(Model):
+    """Something to read: fetched before the command starts, kept on the node, and shown read-only."""
+
+    uri: f.DataUri
+    """`s3://BUCKET/PREFIX` (also gs, az, abfs), `POOL:PATH` in a pool's storage (`POOL:JOB/output/…` is what a job has
+    left), or a file or folder of the machine that submits; in a file that is relative to the file."""
+
+    mount: f.MountPath
+    """Where it is seen in the job's folder. A single file lies in it where this ends with `/`, else is it."""
+
+    sha256: f.Sha256 = ""
+    """What it must be: of a file as `sha256sum` prints it, of a folder as docs/guides/jobs.md says."""
+
+    @property
+    def path(self) -> str:
+        """`mount` without `.` and doubled slashes."""
+        return "/".join(part for part in self.mount.split("/") if part not in ("", "."))
+
+
+class WorkSpec(Model):
+    """How much work the job is: a number of steps, or hours on one device of a kind."""
+
+    steps: f.Steps | None = None
+    """Steps of the whole run, counted as the job reports them: `ctx.report(step, …)`."""
+
+    hours: f.Hours | None = None
+    """Hours that it takes one device of the kind `on`."""
+
+    on: f.DeviceKind | None = None
+    """The kind that `hours` is about, e.g. nvidia:H100."""
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> "WorkSpec":
+        if self.steps is not None and self.hours is not None:
+            raise WrongValueError("has both steps and hours", "keep one of them")
+        if self.hours is not None and self.on is None:
+            remedy = "add `on`, the kind of device that they are hours of, e.g. on: nvidia:H100"
+            raise WrongValueError("is required beside hours", remedy, "on")
+        if self.hours is None and self.on is not None:
+            raise WrongValueError("says which device `hours` is of, and no hours are given", "add hours", "on")
+        if self.steps is None and self.hours is None:
+            raise WrongValueError("is empty", "write {steps: 1000} or {hours: 3, on: nvidia:H100}")
+        return self
+
+    @property
+    def parsed(self) -> Declared:
+        return Declared(self.steps or 0, self.hours or 0.0, self.on or "")
+
+
+DATA_AT_MOST = 32
+
+
+def check_mounts(data: "tuple[DataSpec, ...]") -> None:
+    """None is where another one is, or inside of it: that would be written into. Raises WrongValueError."""
+    for index, one in enumerate(data):
+        for other in data[:index]:
+            if f"{one.path}/".startswith(f"{other.path}/") or f"{other.path}/".startswith(f"{one.path}/"):
+                told = f"mounts {one.uri} at {one.mount!r}, and {other.uri} is at {other.mount!r}"
+                raise WrongValueError(told, "give each its own folder, none inside of another")
 
 
 _PLAIN = CandidateSpec()

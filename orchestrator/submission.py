@@ -1,11 +1,11 @@
 """A job on its way to the server: checked here first, its folder packed and sent, then submitted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import SpecError, UserError
-from orchestrator import bundle, entry
+from orchestrator import bundle, entry, sent_data
 from orchestrator.limits import MOST_BULK
 from orchestrator.spec import JobSpec, parse_job
 
@@ -13,20 +13,28 @@ if TYPE_CHECKING:
     from orchestrator.client import Client
 
 Data = dict[str, Any]
+Tell = Callable[[str], None]
 
 
-def submit(client: "Client", job: JobSpec | Data, key: str = "") -> Data:
+def _quiet(doing: str) -> None:
+    """What is done meanwhile, which nobody asked for."""
+
+
+def submit(client: "Client", job: JobSpec | Data, key: str = "", tell: Tell = _quiet) -> Data:
     """The job's view when it was accepted. Raises SpecError before anything is sent; one `key` makes one job."""
-    spec = checked(job)
-    return client.submit(plain(spec), _sent(client, [spec]).get(spec.working_dir, ""), key)
+    (spec,) = sent_data.named([checked(job)])
+    package = _sent(client, [spec]).get(spec.working_dir, "")
+    sent_data.send(client, [spec], tell)
+    return client.submit(plain(spec), package, key)
 
 
-def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "") -> list[str]:
+def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "", tell: Tell = _quiet) -> list[str]:
     """The ids of all of them, in this order; all are accepted or none. A folder that several name is sent once."""
     if len(jobs) > MOST_BULK:
         raise UserError(f"{len(jobs):,} jobs at once; one call takes at most {MOST_BULK:,}", "submit them in parts")
-    specs = [checked(job) for job in jobs]
+    specs = sent_data.named([checked(job) for job in jobs])
     packages = _sent(client, specs)
+    sent_data.send(client, specs, tell)
     told = client.submit_many(
         [{"spec": plain(spec), "package": packages.get(spec.working_dir, "")} for spec in specs], key
     )
@@ -49,12 +57,26 @@ def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
 
 
 def plan(client: "Client", job: JobSpec | Data) -> Data:
-    """What would happen now. The folder is packed to find what is wrong with it, and not sent."""
-    spec = checked(job)
-    if spec.working_dir:
-        with bundle.scratch() as folder:
-            _packed(client, spec, folder)
-    return client.plan(plain(spec))
+    """What would happen now. Folder and data are read to find what is wrong with them, and not sent: what was measured
+    of a folder goes by its name.
+    """
+    spec, package = _read(client, job)
+    return client.plan(plain(spec), package)
+
+
+def offers(client: "Client", job: JobSpec | Data) -> Data:
+    """Where it could run now. Folder and data are read as by `plan`."""
+    spec, package = _read(client, job)
+    return client.offers(plain(spec), package)
+
+
+def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
+    """The spec as it would be sent, and the name of its folder's archive."""
+    (spec,) = sent_data.named([checked(job)])
+    if not spec.working_dir:
+        return spec, ""
+    with bundle.scratch() as folder:
+        return spec, _packed(client, spec, folder).sha
 
 
 def checked(job: JobSpec | Data) -> JobSpec:
@@ -78,7 +100,8 @@ def _packed(client: "Client", spec: JobSpec, into: Path) -> bundle.Package:
     """The folder as an archive, once what the job names in it is there; the user is told what is left out."""
     folder = Path(spec.working_dir)
     package = bundle.pack(folder, spec.task, into / "package.zip")
-    client.tell(package.told)
+    for line in package.left_out.told:
+        client.tell(line)
     _check_entries(spec, folder)
     return package
 

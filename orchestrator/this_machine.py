@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from cluster.errors import FleetError, UserError
@@ -40,6 +42,33 @@ def libraries() -> list[Data]:
     return _asked("workers.libraries")
 
 
+def kernels() -> list[Data]:
+    """Rows of workers.kernels: implementations of operations, by name."""
+    return _asked("workers.kernels")
+
+
+def tuned(asked: Data, interpreter: str = sys.executable) -> Iterator[Data]:
+    """Measurements of workers.kernels.tuning, as they are made. Raises UserError for what cannot be measured,
+    FleetError where the child fails.
+    """
+    child = [interpreter, "-P", "-m", "workers.kernels", "tune", json.dumps(asked)]
+    quiet = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(child, env=quiet, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                yield json.loads(line)
+        except BaseException:  # whoever reads stopped
+            process.terminate()
+            raise
+        if process.wait():
+            said.seek(0)
+            _refuse(process.returncode, said.read())
+
+
 def findings() -> list[Data]:
     """What `doctor` tells: of hardware, drivers and limits, and of vendors' libraries that do not load here."""
     from workers.discovery import discover
@@ -57,7 +86,12 @@ def _asked(module: str) -> list[Data]:
     except subprocess.TimeoutExpired:
         raise FleetError(f"{module} gave no answer within {TORCH_S:g} s", "see whether `import torch` hangs") from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
-        raise (UserError if done.returncode == UserError.exit_code else FleetError)(said)
+        _refuse(done.returncode, done.stderr)
     rows: list[Data] = json.loads(done.stdout)
     return rows
+
+
+def _refuse(code: int, stderr: str) -> None:
+    """Raise what a child that failed has said last."""
+    said = (stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
+    raise (UserError if code == UserError.exit_code else FleetError)(said)

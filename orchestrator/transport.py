@@ -127,11 +127,12 @@ class Transport:
 
     def answer(self, method: str, path: str, **options: Any) -> httpx.Response:
         """One that is no error. A server that has too much to do is asked again when it says, a few times. `content` is
-        an open file, which is then sent from its start.
+        bytes, or an open file, which is then sent from its start.
         """
+        file = content if hasattr(content := options.get("content"), "seek") else None
         for tries_left in reversed(range(PATIENCE)):
             response = self._sent(method, path, **options)
-            if response.status_code == 401 and "content" not in options and self._renewed():
+            if response.status_code == 401 and file is None and self._renewed():
                 response = self._sent(method, path, **options)
             if not response.is_error:
                 return response
@@ -140,8 +141,8 @@ class Transport:
             if pause_s is None or not tries_left:
                 break
             self._pause(pause_s, error)
-            if "content" in options:
-                options["content"].seek(0)
+            if file is not None:
+                file.seek(0)
         raise error
 
     def _pause(self, pause_s: float, error: PolyfleetError) -> None:

@@ -5,7 +5,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
+import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +31,19 @@ if "ATEN_CPU_CAPABILITY" in os.environ:
 # No default for ranks: alone, a small training step takes 1.3 times as long with it (2 cores, median of 7 pairs).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+sys.path.insert(0, str(Path(__file__).parent))  # helpers of all tests; nothing else is called like them
+
+from terminals import Terminal
+
 TOY = Path(__file__).parent / "data" / "toy-vendor"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Triton's kernels are interpreted on the CPU, unless tests of a GPU are asked for (`-m gpu`). Triton settles that
+    for a whole process when it is first imported, as torch.compile may do in any test; its code is the same either way.
+    """
+    if "gpu" not in config.option.markexpr:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +60,35 @@ def toy_vendor():
         return folder
 
     return install
+
+
+@pytest.fixture
+def at_a_terminal() -> Iterator[Callable[..., Terminal]]:
+    """Start a command at a terminal of its own; what still runs ends with the test."""
+    begun: list[Terminal] = []
+
+    def start(*given: Any) -> Terminal:
+        begun.append(Terminal(*given))
+        return begun[-1]
+
+    yield start
+    for terminal in begun:
+        terminal.close()
+
+
+@pytest.fixture(scope="session")
+def rayless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `python` of an environment with all packages of this one but Ray, as a vendor's image may have it."""
+    folder = tmp_path_factory.mktemp("rayless")
+    venv.create(folder, symlinks=True)
+    packages = folder / "packages"
+    packages.mkdir()
+    for found in Path(sysconfig.get_path("purelib")).iterdir():
+        if not found.name.startswith(("ray", "__pycache__")) and found.suffix != ".pth":
+            (packages / found.name).symlink_to(found)
+    [site] = folder.glob("lib/python*/site-packages")
+    (site / "packages.pth").write_text(f"{packages}\n")
+    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from workers.discovery.hardware import HardwareProfile as HardwareProfile
     from workers.errors import BackendUnavailable as BackendUnavailable
     from workers.errors import OutOfDeviceMemory as OutOfDeviceMemory
+    from workers.kernels.choosing import init_kernels as init_kernels
+    from workers.kernels.choosing import list_kernels as list_kernels
     from workers.levels import OptimizationLevel as OptimizationLevel
     from workers.libraries.registry import get_library as get_library
     from workers.libraries.registry import list_libraries as list_libraries
@@ -63,6 +65,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "memory.estimate": ("MemoryEstimate", "estimate_memory"),
     "memory.shapes": ("TransformerShape",),
     "libraries.registry": ("get_library", "list_libraries"),
+    "kernels.choosing": ("init_kernels", "list_kernels"),
     "levels": ("OptimizationLevel",),
     "optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
     "optimizers.rebuilding": ("load_prepared",),

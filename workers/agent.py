@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cluster.catalogue import vendor
 from cluster.errors import UserError
 from cluster.paths import private_dir
 from cluster.plain import to_plain
 from workers import notices
-from workers.attempt import fence, lease, processes
+from workers.attempt import fence, interfaces, lease, processes
 from workers.attempt.attempts import Attempts
 from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
@@ -28,12 +29,15 @@ from workers.benchmark.serving import ask
 from workers.discovery import discover
 from workers.discovery.facts import node_facts, place
 from workers.discovery.limits import cores
+from workers.discovery.live_use import LiveUse
 from workers.discovery.machine import Machine
 from workers.errors import TakenOver
+from workers.execs import NodeExecs
 from workers.generation import Generation
-from workers.messages import Order, Unusable
+from workers.messages import Order, ScriptCheckpoint, Unusable
 from workers.node_files import NodeFiles
 from workers.notices import Notices
+from workers.script_checkpoints import ScriptCheckpoints
 
 FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
@@ -41,10 +45,11 @@ FENCE_EVERY_S = 1.0
 LOG = logging.getLogger(__name__)
 
 
-class Agent(NodeFiles):
+class Agent(NodeFiles, NodeExecs):
     """Defaults come from the POLYFLEET_… variables of an embedded node, else from what is found on this machine.
 
-    `starter` is one that was begun already; else the agent begins its own.
+    `starter` is one that was begun already; else the agent begins its own. `cpus`: how many of this machine's Ray gives
+    out, 0 for all.
     """
 
     def __init__(
@@ -57,13 +62,17 @@ class Agent(NodeFiles):
         fleet: str | None = None,
         fences: Path | None = None,
         starter: Starter | None = None,
+        cpus: float = 0.0,
     ):
-        super().__init__(place(node, pool, backend, node_dir, storage, fleet))
+        NodeFiles.__init__(self, place(node, pool, backend, node_dir, storage, fleet))
+        NodeExecs.__init__(self)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
         if _ray() is not None:
             processes.killed_for_memory(first=False)
         private_dir(self._place.node_dir)
+        self._cpus = cpus
+        self._use = LiveUse()
         self._discover()
         self._generation = Generation(self._place.node_dir / "generation")
         own = self._place.fleet == os.environ.get("POLYFLEET_FLEET", "")
@@ -72,6 +81,7 @@ class Agent(NodeFiles):
         self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
         folder, ours, starter = self._place.node_dir / "attempts", self._place, starter or Starter.begun()
         self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter)
+        self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
         self._notices = Notices(notices.files(ours.node_dir), self._attempts, self._tell_facts)
@@ -84,7 +94,12 @@ class Agent(NodeFiles):
         self._devices, self._findings = discover(self._place.backend)
 
     def _threads(self, order: Order) -> int:
-        return threads_per_rank(cores(Machine()), len(self._devices), order)
+        return threads_per_rank(self._cores(), len(self._devices), order)
+
+    def _cores(self) -> int:
+        """That the attempts here may use: a node of Ray may have been told fewer than the machine has."""
+        there = cores(Machine())
+        return max(1, min(there, int(self._cpus))) if self._cpus else there
 
     def hello(self, generation: int) -> dict[str, Any]:
         """{"facts", devices looked for anew; "generation", the newest seen; "epochs": {job: highest seen}; "clock_s"}.
@@ -102,7 +117,9 @@ class Agent(NodeFiles):
         ray = _ray()
         node_id = ray.get_runtime_context().get_node_id() if ray else ""
         facts = node_facts(self._place, self._devices, self._findings, node_id, self.address())
-        plain: dict[str, Any] = to_plain(replace(facts, notice=self._notices.current))
+        now = replace(facts, cpu_count=self._cores(), notice=self._notices.current, use=self._use.look(self._devices))
+        now = replace(now, data=self._data.keys())
+        plain: dict[str, Any] = to_plain(now)
         return plain
 
     def _tell_facts(self) -> None:
@@ -124,7 +141,10 @@ class Agent(NodeFiles):
             address, port = self.meeting_place()
             asked = replace(asked, master_address=address, master_port=port)
         named = {str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties}
-        self._attempts.start(replace(asked, visible_as=named), secrets)
+        interface = interfaces.of_this_machine(self.address())
+        self._attempts.start(replace(asked, visible_as=named), secrets, interface)
+        if ScriptCheckpoint.of(asked.task, asked.arguments):
+            self._script_checkpoints.follow()
 
     def stop(self, generation: int, job: str, epoch: int, how: str) -> None:
         """`how` is one of workers.messages.STOPS. An attempt that is not known here never starts."""
@@ -171,11 +191,23 @@ class Agent(NodeFiles):
         """The controller has the outcome durably: remove the ranks' folders, keep logs and records."""
         self._generation.admit(generation)
         self._attempts.forget(job, epoch)
+        self._job_files.remove_empty(job, epoch)
 
     def remove(self, generation: int, attempts: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """The job was removed: so are records and logs of these attempts, each job and epoch. Returns those gone."""
+        """The job was removed: so are records, logs and files of these attempts, job and epoch. Returns those gone."""
         self._generation.admit(generation)
-        return self._attempts.remove([(str(job), int(epoch)) for job, epoch in attempts])
+        gone = self._attempts.remove([(str(job), int(epoch)) for job, epoch in attempts])
+        for job, epoch in gone:
+            self._job_files.remove(job, epoch)
+        return gone
+
+    def hand_on_checkpoint(self, job: str, epoch: int, *asked: Any) -> dict[str, Any]:
+        """Before an attempt starts here: {"found", "text"}. `asked`: path and format of its script's checkpoint, then
+        the back end and the number of its devices, with which the checkpoint is to be loaded.
+        """
+        path, format, backend, count = asked  # noqa: A001
+        device = vendor(backend).torch_device
+        return self._script_checkpoints.hand_on(job, int(epoch), path, format, device, int(count))
 
     def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """{"data", "next", "more", "ended"}: whole lines of a rank's log from byte `offset`."""

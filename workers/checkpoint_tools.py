@@ -9,6 +9,7 @@ from typing import Any
 from cluster import places
 from cluster.errors import Conflict, NotFound, PolyfleetError, UserError, nearest
 from cluster.places import TOOLS
+from workers.interpreter import interpreter
 from workers.pool_paths import error_in_pools, in_pools
 from workers.storage import Storage
 
@@ -128,7 +129,7 @@ class _Running:
         from workers.checkpoint.tools import run_in_child
 
         try:
-            self.result = run_in_child(verb, arguments, self._tell, look=self._end_unwanted)
+            self.result = run_in_child(verb, arguments, self._tell, interpreter(), self._end_unwanted)
         except PolyfleetError as e:
             self.error = e
         except _Stopped:

@@ -1,6 +1,6 @@
 """Errors a task or a back end raises for the user, each with numbers and a remedy."""
 
-from cluster.errors import Conflict, UserError
+from cluster.errors import Conflict, PolyfleetError, UserError
 
 
 class OutOfDeviceMemory(UserError):
@@ -67,6 +67,36 @@ def _usable(enabled: "tuple[str, ...] | None") -> "tuple[tuple[str, ...], tuple[
     found = backends.available()
     off = tuple(n for n in found if enabled is not None and n in backends.OWN and n not in enabled)
     return tuple(n for n in found if n not in off), off
+
+
+class KernelsUnavailable(UserError):
+    """An implementation of kernels that was asked for and that this environment or machine does not have."""
+
+    def __init__(self, kernels: str, reason: str, remedy: str = ""):
+        super().__init__(f"kernels {kernels!r} are not available here: {reason}", remedy or KERNELS_HERE)
+        self.args = (kernels, reason, remedy)
+        self.kernels, self.reason = kernels, reason
+
+
+class KernelsFailed(PolyfleetError):
+    """A driver or a compiler refused a kernel, or lost its device; the next call begins anew."""
+
+    def __init__(self, kernels: str, reason: str, remedy: str):
+        super().__init__(f"kernels {kernels!r} failed: {reason}", remedy)
+        self.args = (kernels, reason, remedy)
+        self.kernels, self.reason = kernels, reason
+
+
+KERNELS_HERE = "`polyfleet backends --kernels` tells which are available"
+
+
+class NativeUnavailable(UserError):
+    """Compiled CPU code that cannot be had here; whoever asked for it goes on without, or says so."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason, "install g++, or name a C++ compiler in CXX; without one the slower forms are used")
+        self.args = (reason,)
+        self.reason = reason
 
 
 class CheckpointError(UserError):

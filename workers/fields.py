@@ -40,8 +40,8 @@ class Fields:
             raise Unusable(f"has a `{name}` that is not text of {least} to {most} characters")
         return value
 
-    def word(self, name: str, words: Collection[str]) -> str:
-        value = self._get(name, _NONE)
+    def word(self, name: str, words: Collection[str], default: Any = _NONE) -> str:
+        value = self._get(name, default)
         if not isinstance(value, str) or value not in words:
             raise Unusable(f"has the {name} {str(value)[:40]!r}, which is none of {', '.join(words)}")
         return value

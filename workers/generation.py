@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster.errors import UserError
+from cluster.paths import synced
 from cluster.untrusted import Unreadable, read_bytes
 from workers.attempt import reserve
-from workers.attempt.records import sync_folder
 from workers.errors import TakenOver
 from workers.fields import is_count
 
@@ -45,7 +45,7 @@ class Generation:
         """A disk that fails must not keep a new controller from its nodes: it is saved with the next call."""
         try:
             reserve.put(self._path, f"{generation}\n", durable=True)
-            sync_folder(self._path.parent)
+            synced(self._path.parent)
             self._saved = generation
             reserve.keep(self._path, LONGEST_BYTES)
         except OSError as e:

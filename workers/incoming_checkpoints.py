@@ -1,17 +1,20 @@
 """Checkpoints that other nodes send here, chunk by chunk, while one caller at a time looks after each."""
 
+import errno
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from cluster.errors import Conflict, NotFound
+from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers.pool_paths import told_in_pools
 from workers.storage import Storage
 
 IDLE_S = 60.0
-"""After so long without a word from its sender a copy is taken for abandoned: another may go on with it."""
+"""After so long without a word from its sender a copy is taken for abandoned, unless whoever goes on with it says less.
+"""
 
 
 class IncomingCheckpoints:
@@ -25,17 +28,21 @@ class IncomingCheckpoints:
         self._open: dict[tuple[str, str], _Open] = {}
         self._lock = threading.Lock()
 
-    def begin(self, folder: str, name: str, text: bytes) -> "dict[str, Any]":
-        """{"arrived", "missing": [[file, index]], "step", "files", "bytes"} for the manifest `text`.
+    def begin(self, folder: str, name: str, text: bytes, idle_s: float = IDLE_S) -> "dict[str, Any]":
+        """{"arrived", "missing": [[file, index]], "step", "files", "bytes"} for the manifest `text`. Another copy of it
+        that was silent for `idle_s` is taken for abandoned.
 
         Raises Conflict while another copy of it is under way, DamagedCheckpoint for what cannot be believed.
         """
+        from workers.checkpoint.format.manifest import FOLDER
         from workers.checkpoint.transfer.incoming import Incoming
 
-        self._close_idle((folder, name))
+        if not FOLDER.fullmatch(name):
+            raise UserError(f"{name[:80]!r} is not a checkpoint's name", "a folder step-… is copied under its own name")
+        self._close_idle((folder, name), idle_s)
         stack = ExitStack()
         checked = _expected(text)
-        with told_in_pools(self._roots):
+        with told_in_pools(self._roots), _kept(name):
             incoming = stack.enter_context(Incoming(self._storage.make(folder), name, text, expected=checked))
         manifest = incoming.manifest
         told: dict[str, Any] = {"arrived": incoming.arrived, "missing": [], "step": manifest.step}
@@ -44,7 +51,8 @@ class IncomingCheckpoints:
             stack.close()
             return told
         try:
-            told["missing"] = [list(chunk) for chunk in incoming.missing()]
+            with told_in_pools(self._roots), _kept(name):
+                told["missing"] = [list(chunk) for chunk in incoming.missing()]
         except BaseException:
             stack.close()
             raise
@@ -55,13 +63,16 @@ class IncomingCheckpoints:
     def write(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
         """Raises DamagedCheckpoint where the chunk is not what the manifest says."""
         held = self._held(folder, name)
-        with held.lock:
+        digests = held.incoming.manifest.files[file].xxh3_128 if file in held.incoming.manifest.files else ()
+        if not 0 <= index < len(digests):
+            raise UserError(f"{name} has no chunk {index} of {file[:80]!r}", "send those that are missing")
+        with held.lock, told_in_pools(self._roots), _kept(name):
             held.incoming.write((file, index), data)
         return len(data)
 
     def commit(self, folder: str, name: str) -> None:
         held = self._held(folder, name)
-        with held.lock, told_in_pools(self._roots):
+        with held.lock, told_in_pools(self._roots), _kept(name):
             held.incoming.commit()
         self.leave(folder, name)
 
@@ -80,11 +91,11 @@ class IncomingCheckpoints:
         held.last_s = time.monotonic()
         return held
 
-    def _close_idle(self, key: tuple[str, str]) -> None:
+    def _close_idle(self, key: tuple[str, str], idle_s: float) -> None:
         held = self._open.get(key)
         if held is None:
             return
-        if time.monotonic() - held.last_s < IDLE_S:
+        if time.monotonic() - held.last_s < idle_s:
             raise Conflict(f"another copy of {key[1]} into {key[0]!r} is under way", "let it finish, then copy again")
         self.leave(*key)
 
@@ -96,6 +107,18 @@ class _Open:
         self.last_s = time.monotonic()
 
 
+@contextmanager
+def _kept(name: str) -> Iterator[None]:
+    """Errors of the disk as ours: a full one above all."""
+    try:
+        yield
+    except OSError as e:
+        remedy = "look at that disk, and copy again: what arrived is kept"
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free space there, and copy again: what arrived is kept"
+        raise FleetError(f"{name} cannot be kept in this pool's storage: {e.strerror or e}", remedy) from e
+
+
 def _expected(text: bytes) -> Any:
     """What a large manifest says, read by a process with limits of its own; None for a small one, which is read here.
 
@@ -103,7 +126,7 @@ def _expected(text: bytes) -> Any:
     """
     from workers.checkpoint.format.manifest import LARGEST_BYTES, SMALL_BYTES, DamagedCheckpoint
     from workers.checkpoint.tools import run_in_child
-    from workers.checkpoint.transfer.incoming import expected_from
+    from workers.checkpoint.transfer.expected import expected_from
 
     if len(text) <= SMALL_BYTES:
         return None

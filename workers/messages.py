@@ -4,16 +4,19 @@ Both sides build these classes and read them with `parse`, which believes nothin
 on after the message's name. Standard library only, since supervisors import it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
+from cluster.places import path_refusal
 from workers.fields import LONGEST_TEXT, Fields, Unusable, is_count, is_text
 from workers.job_events import RankEvent
 
-__all__ = ["FAILURES", "FENCE_KEY", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
-__all__ += ["AttemptReport", "Failure", "Order", "Outcome", "RankEvent", "Unusable"]
+__all__ = ["FAILURES", "FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
+__all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptReport", "Failure", "Order", "Outcome", "RankEvent"]
+__all__ += ["ScriptCheckpoint", "Unusable"]
 
-PROTOCOL = 4
+PROTOCOL = 6
 """Raised when a message changes its meaning. An agent of another protocol is refused at join."""
 
 FENCE_KEY = "polyfleet/{fleet}/fence/{job}"
@@ -26,6 +29,13 @@ for.
 STOPS = ("preempt", "cancel", "fence")
 """How an attempt may be asked to stop: it saves first; it is killed; it is killed and ends as `fenced`."""
 PHASES = ("starting", "running", "ended")
+LAUNCHES = ("node", "ranks")
+"""How often a command is started: once per node, or once per leased device with torchrun's variables."""
+
+OWN_FOLDER = ".polyfleet"
+"""Of a job's folder of files: what we keep there."""
+CHECKPOINT_FORMATS = ("auto", "torch", "safetensors", "dcp", "accelerate")
+"""What the checkpoint of a script may be; `auto`: what it looks like."""
 
 FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang")
 """`unreadable`: the ranks broke a file that the node reads of them. `launch`: no rank was started. `storage`: the
@@ -42,6 +52,12 @@ Part = tuple[str, int, int]
 """Job, epoch and node rank: one node's part of an attempt."""
 
 
+Mount = tuple[str, str, str]
+"""SHA-256 of data (cluster/contents.py), where in the job's folder it is seen, and the name that a single file has in
+there, "" where the path is its own."""
+MOST_DATA = 32
+
+
 def _shallow(message: Any) -> dict[str, Any]:
     return {f.name: getattr(message, f.name) for f in fields(message)}
 
@@ -50,11 +66,13 @@ def _shallow(message: Any) -> dict[str, Any]:
 class Order:
     """Start the ranks of one attempt on one node. Secrets travel beside it, never inside: an order is written to disk.
 
-    One rank per leased device for `train`; for the other tasks one rank per node, which sees all leased devices.
+    One rank per leased device for `train`, and for a command with `launch` ranks; else one rank per node. All but those
+    of `train` see all leased devices. `launch` is read for commands only.
     `visible_as` names devices that the visibility variable knows by another word than their index.
-    `arguments` is the task's own JSON (see workers/tasks). `package` is the SHA-256 of the submitted folder's archive,
-    "" if none. `hang_after_s` 0: the rule of the task, -1: never (see workers/attempt/stalls.py). `stop_on_nan`: a
-    training ends at a loss that is no number.
+    `arguments` is the task's own JSON (see workers/tasks; of a command its ScriptCheckpoint, if any). `package` is the
+    SHA-256 of the submitted folder's archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never (see
+    workers/attempt/stalls.py). `stop_on_nan`: a training ends at a loss that is no number. `output_limit_bytes` 0: the
+    job sets none. `data` is in the node's cache.
     """
 
     job: str
@@ -73,6 +91,7 @@ class Order:
     master_port: int
     entry: str = ""
     command: tuple[str, ...] = ()
+    launch: str = "node"
     arguments: dict[str, Any] = field(default_factory=dict)
     package: str = ""
     visible_as: dict[str, str] = field(default_factory=dict)
@@ -87,10 +106,13 @@ class Order:
     lease_s: float = 20.0
     hang_after_s: float = 0.0
     stop_on_nan: bool = True
+    output_limit_bytes: int = 0
+    data: tuple[Mount, ...] = ()
     protocol: int = PROTOCOL
 
     def to_plain(self) -> dict[str, Any]:
-        return _shallow(self) | {"devices": list(self.devices), "command": list(self.command)}
+        lists = {"devices": list(self.devices), "command": list(self.command), "data": [list(one) for one in self.data]}
+        return _shallow(self) | lists
 
     @classmethod
     def parse(cls, data: Any) -> "Order":
@@ -113,6 +135,7 @@ class Order:
             master_address=f.text("master_address", most=256),
             master_port=f.count("master_port", most=65_535),
             command=_command(f.optional("command")),
+            launch=f.word("launch", LAUNCHES, "node"),
             arguments=f.object("arguments", {}),
             visible_as=f.texts("visible_as", {}),
             environment=f.texts("environment", {}),
@@ -128,8 +151,33 @@ class Order:
             lease_s=f.number("lease_s", 20.0, most=LONGEST_LEASE_S),
             hang_after_s=f.number("hang_after_s", 0.0, least=-1.0),
             stop_on_nan=f.flag("stop_on_nan", True),
+            output_limit_bytes=f.count("output_limit_bytes", 0),
+            data=_mounts(f.sequence("data", ())),
             protocol=f.count("protocol", PROTOCOL),
         )
+
+
+class ScriptCheckpoint(NamedTuple):
+    """Where in its folder of files a command saves, and one of CHECKPOINT_FORMATS. `found`: there is something there to
+    resume from.
+    """
+
+    path: str
+    format: str = "auto"
+    found: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"checkpoint": self._asdict()}
+
+    @classmethod
+    def of(cls, task: str, arguments: Mapping[str, Any]) -> "ScriptCheckpoint | None":
+        """A command has no other arguments. Raises Unusable."""
+        if task != "run" or "checkpoint" not in arguments:
+            return None
+        f = Fields(arguments["checkpoint"], cls._fields)
+        if why := path_refusal(path := f.text("path")):
+            raise Unusable(f"has a checkpoint's path that leads out of its folder: {why}")
+        return cls(path, f.word("format", CHECKPOINT_FORMATS, "auto"), f.flag("found", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +297,13 @@ def _devices(found: tuple[Any, ...]) -> tuple[int, ...]:
     if not all(is_count(number) for number in found):
         raise Unusable("has devices that are not whole numbers")
     return found
+
+
+def _mounts(values: tuple[Any, ...]) -> tuple[Mount, ...]:
+    good = [one for one in values if isinstance(one, list | tuple) and len(one) == 3 and all(map(is_text, one))]
+    if len(good) != len(values) or len(values) > MOST_DATA:
+        raise Unusable(f"has a `data` that is not at most {MOST_DATA} times three texts")
+    return tuple((str(sha256), str(path), str(name)) for sha256, path, name in good)
 
 
 def _command(found: Any) -> tuple[str, ...]:

@@ -61,6 +61,16 @@ class Shortcuts:
 
         return preparing.prepare(_own(self), model, "O2", sample_input, dtype, inference=True).model
 
+    def prepare_model_with_custom_kernels(
+        self, model: nn.Module, sample_input: Any = None, dtype: Dtype = None
+    ) -> nn.Module:
+        """A copy of `model` on the device, with kernels where they are measured to be faster than its own modules in a
+        call with `sample_input`. See workers/optimizers/custom_kernels.py; `report` tells which, and why not others.
+        """
+        from workers.optimizers import custom_kernels
+
+        return custom_kernels.prepare_model_with_custom_kernels(_own(self), model, sample_input, dtype).model
+
     def prepare(
         self,
         model: nn.Module,

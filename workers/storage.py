@@ -8,9 +8,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.descents import FOLDER, descend
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.paths import storage_dir
 from cluster.places import path_refusal
@@ -18,7 +19,6 @@ from cluster.untrusted import LARGEST_INTEGER
 
 LARGEST_PIECE_BYTES = 8 << 20
 INCOMING = ".incoming-"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Storage:
@@ -75,20 +75,14 @@ class Storage:
     def _opened(self, parts: list[str], make: bool = False) -> Iterator[int]:
         """A descriptor of the folder."""
         try:
-            descriptor = os.open(self.root, _FOLDER)
+            descriptor = os.open(self.root, FOLDER)
         except OSError as e:
             raise FleetError(
                 f"this pool's storage {self.root} cannot be opened: {e.strerror}", "it must be a folder, and no link"
             ) from None
+        with _reported("/".join(parts)):
+            descriptor = descend(descriptor, parts, make=make)
         try:
-            for part in parts:
-                with _reported("/".join(parts)):
-                    if make:
-                        with suppress(FileExistsError):
-                            os.mkdir(part, 0o700, dir_fd=descriptor)
-                    below = os.open(part, _FOLDER, dir_fd=descriptor)
-                os.close(descriptor)
-                descriptor = below
             yield descriptor
         finally:
             os.close(descriptor)

@@ -22,9 +22,13 @@ from orchestrator.core.model import Candidate, Job
 from orchestrator.runtime import actors, fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.controller import Runtime
+from orchestrator.runtime.data_moves import DataMoves
+from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.engine import in_time
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.keeping import Keeping
+from orchestrator.runtime.kept_logs import KeptLogs
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.packages import Packages
 from orchestrator.store.events import EventStore
@@ -111,8 +115,11 @@ class Fleet:
         self.store = EventStore(f"sqlite:///{home / 'polyfleet.db'}")
         self.jobs, inbox = Jobs(self.store), Inbox()
         agents = Agents(inbox.put)
-        launcher = Launcher(agents, Packages(home / "packages"), Checkpoints(agents))
-        self.runtime = Runtime(self.jobs, self.store, agents, launcher, inbox)
+        checkpoints = Checkpoints(agents)
+        data = DataMoves(agents, checkpoints, DataStore(home / "data"))
+        launcher = Launcher(agents, Packages(home / "packages"), checkpoints, data)
+        keeping = Keeping(KeptLogs(home / "kept-logs", agents), agents, self.jobs)
+        self.runtime = Runtime(self.jobs, self.store, agents, launcher, inbox, keeping)
         self.runtime._link = Joined()
         self._submitted = count()
 
@@ -156,7 +163,7 @@ class Fleet:
             epochs[job] = epoch
 
         actors.nodes = lambda: rows
-        actors.make = lambda ray_id: Actor(self.line, ray_id.removeprefix("ray-"))
+        actors.make = lambda ray_id, cpus, carried: Actor(self.line, ray_id.removeprefix("ray-"))
         actors.answer = lambda ref, what, timeout_s: ref.future().result(timeout_s)
         fences._read, fences._write = lambda job: epochs.get(job, 0), raise_fence
         reservations.reserve = in_time("reserve devices", 10.0)(lambda *_: None)

@@ -1,7 +1,7 @@
 """What is known of vendors and models: CSV files beside this one, and those of installed distributions.
 
-vendors.csv, tiers.csv, architectures.csv, models.csv, dtypes.csv and sources.csv; nothing else in the code knows that
-an H100 exists. Each file is read on first use.
+vendors.csv, tiers.csv, architectures.csv, models.csv, kubernetes.csv, dtypes.csv and sources.csv; nothing else in the
+code knows that an H100 exists. Each file is read on first use.
 """
 
 from cluster.catalogue.lookup import (
@@ -11,6 +11,7 @@ from cluster.catalogue.lookup import (
     found,
     instruction_sets,
     kept,
+    kubernetes_label,
     lost,
     model,
     relatives,
@@ -28,12 +29,14 @@ from cluster.catalogue.naming import (
     vendor,
     words,
 )
+from cluster.catalogue.offering import FEATURES, feature_words, features, offers
 from cluster.catalogue.tables import (
     Architecture,
     Model,
     Vendor,
     architectures,
     dtype_notes,
+    kubernetes_labels,
     models,
     own_vendors,
     sources,
@@ -43,6 +46,7 @@ from cluster.catalogue.tables import (
 
 __all__ = [
     "EMULATED",
+    "FEATURES",
     "Architecture",
     "Model",
     "Vendor",
@@ -53,15 +57,20 @@ __all__ = [
     "backend_name",
     "computes",
     "dtype_notes",
+    "feature_words",
+    "features",
     "found",
     "instruction_sets",
     "is_backend",
     "kept",
     "known_kind",
+    "kubernetes_label",
+    "kubernetes_labels",
     "lost",
     "meets",
     "model",
     "models",
+    "offers",
     "own_vendors",
     "ray_resource",
     "relatives",

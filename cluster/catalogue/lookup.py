@@ -5,7 +5,18 @@ from collections.abc import Iterable
 from functools import cache
 
 from cluster.catalogue.precision import FLOATS
-from cluster.catalogue.tables import BASE, Architecture, Model, architectures, dtype_notes, folded, models, vendors
+from cluster.catalogue.tables import (
+    BASE,
+    Architecture,
+    KubernetesLabel,
+    Model,
+    architectures,
+    dtype_notes,
+    folded,
+    kubernetes_labels,
+    models,
+    vendors,
+)
 
 SIZE = re.compile(r"\d+GB", re.IGNORECASE)
 KEPT_BY_THE_DRIVER = 0.1
@@ -82,6 +93,11 @@ def tier(kind: str) -> str:
     backend = kind.partition(":")[0]
     known = next((row.tier for row in relatives(kind) if row.tier), "")
     return known or (vendors()[backend].default_tier if backend in vendors() else "")
+
+
+def kubernetes_label(kind: str, count: int) -> KubernetesLabel | None:
+    """What is known of Kubernetes' nodes with so many devices of that kind; None where nobody wrote it down."""
+    return kubernetes_labels().get((kind, count)) or kubernetes_labels().get((kind, None))
 
 
 def found(backend: str, *, name: str = "", memory_bytes: int | None = None, pci_id: str = "") -> Model | None:

@@ -28,8 +28,13 @@ BASE = frozenset({*INTEGERS, "float32"})
 @dataclass(frozen=True, slots=True)
 class Vendor:
     """A back end. `visibility` is the variable that limits a process to some devices, `device_order` what makes the
-    vendor's runtime count them as discovery does, `variables` the prefixes of its own variables, `torch_build` the
-    toolkit that torch must be built for, or else one of `packages` be installed.
+    vendor's runtime count them as discovery does, `variables` the prefixes of its own variables, `interface_variables`
+    those that take the name of a network interface, `torch_build` the toolkit that torch must be built for, or else one
+    of `packages` be installed.
+
+    On Kubernetes, `kubernetes_resource` is what the device plugin counts, `kubernetes_selector` the label that tells
+    nodes of a model (its value is in kubernetes.csv, or behind a `=` where it is the same for all), `kubernetes_taint`
+    what keeps other pods off.
     """
 
     backend: str
@@ -41,6 +46,7 @@ class Vendor:
     device_order: tuple[str, ...] = ()
     environment: str = ""
     variables: tuple[str, ...] = ()
+    interface_variables: tuple[str, ...] = ()
     dispatch_key: str = ""
     default_tier: str = "other-gpu"
     kernels: str = ""
@@ -51,6 +57,9 @@ class Vendor:
     torch_build: str = ""
     packages: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    kubernetes_resource: str = ""
+    kubernetes_selector: str = ""
+    kubernetes_taint: str = ""
     sources: tuple[str, ...] = ()
 
 
@@ -158,6 +167,21 @@ class DtypeNote:
     reason: str
     dtypes: tuple[str, ...]
     backend: str = ""
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesLabel:
+    """Value of the vendor's `kubernetes_selector` on nodes that have such devices, or `count` of them.
+
+    `topology` is the smallest slice, `slice_devices` what each node of one of several nodes has.
+    """
+
+    kind: str
+    label: str
+    count: int | None = None
+    topology: str = ""
+    slice_devices: int | None = None
     sources: tuple[str, ...] = ()
 
 
@@ -273,6 +297,13 @@ def sources() -> Mapping[str, Source]:
 @cache
 def dtype_notes() -> tuple[DtypeNote, ...]:
     return tuple(row for _, _, row in _everywhere("dtypes.csv", DtypeNote))
+
+
+@cache
+def kubernetes_labels() -> Mapping[tuple[str, int | None], KubernetesLabel]:
+    """By kind and count; None: of any count."""
+    rows = (row for _, _, row in _everywhere("kubernetes.csv", KubernetesLabel))
+    return MappingProxyType({(row.kind, row.count): row for row in rows})
 
 
 def _own_backend(file: File, line: int, field: str, backend: str) -> None:

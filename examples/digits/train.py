@@ -13,7 +13,7 @@ from torch.nn import functional
 
 def train(ctx):
     steps, save_every = ctx.arguments.get("steps", 300), ctx.arguments.get("save_every", 50)
-    size = ctx.batch_size or 64
+    size = ctx.global_batch_size or 64
     digits = data.load()
     ctx.backend.seed(ctx.seed)
     model = make_model()
@@ -31,7 +31,7 @@ def train(ctx):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        ctx.report(step=step, loss=loss)
+        ctx.report(step=step, of=steps, loss=loss)
         first_loss = loss.item() if first_loss is None else first_loss
         stop = ctx.preempted
         if stop or step == steps or step % save_every == 0:

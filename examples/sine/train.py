@@ -36,7 +36,7 @@ def train(ctx):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        ctx.report(step=step, loss=loss)
+        ctx.report(step=step, of=last, loss=loss)
         stop = ctx.preempted
         if stop or step == last or step % ctx.arguments.get("save_every", 50) == 0:
             ctx.checkpoint.save(step, {"model": model, "optimizer": optimizer})

@@ -159,7 +159,9 @@ class Conductor:
                 "precision": arm.way.precision,
                 "level": arm.way.level,
                 "regime": arm.way.regime,
+                "case_s": self._asked.case_s,
             }
+            cell |= {"kernels": arm.way.kernels} if arm.way.kernels else {}
             arm.facts = self._call(arm, {"do": "open", "arm": arm.id, "cell": cell, "limit_s": OPEN_S}, mine) or {}
             if "unsupported" in arm.facts:
                 arm.stop("unsupported", arm.facts["unsupported"])
@@ -271,7 +273,7 @@ def _cell(group: Group, arm: Arm, before: Data | None, after: Data | None) -> Da
     return {
         "line": "cell", "id": f"{group.case}@{arm.id}", "column": arm.column.id, "host": arm.column.host,
         **group.about, "precision": arm.way.precision, "level": arm.way.level, "regime": arm.way.regime,
-        "status": status, "reason": arm.problem, **facts,
+        **({"kernels": arm.way.kernels} if arm.way.kernels else {}), "status": status, "reason": arm.problem, **facts,
         "blocks": blocks, "blocks_again": again, "host_before": before, "host_after": after,
     }  # fmt: skip
 

@@ -47,7 +47,7 @@ def _benchmark(cell: Data) -> Data:
         "outliers": "0;0", "ld15iqr": min(times), "hd15iqr": max(times), "ops": 1 / fmean(times),
         "total": sum(times), "data": times, "iterations": cell["blocks"][0]["calls"],
     }  # fmt: skip
-    names = ("precision", "level", "regime", "column")
+    names = [name for name in ("precision", "level", "regime", "kernels", "column") if name in cell]
     return {
         "group": cell["case"], "name": cell["id"], "fullname": f"polyfleet::{cell['id']}", "param": None,
         "params": {name: cell[name] for name in names}, "extra_info": {"accuracy": cell.get("accuracy")},
@@ -88,7 +88,8 @@ def to_asv(lines: Iterable[Data], column: str = "") -> str:
 
 
 def _asv_name(cell: Data) -> str:
-    return f"{cell['case']}.time_{cell['precision']}_{cell['level']}_{cell['regime']}"
+    kernels = f"_{cell['kernels']}" if cell.get("kernels") else ""
+    return f"{cell['case']}.time_{cell['precision']}_{cell['level']}_{cell['regime']}{kernels}"
 
 
 def _asv_row(cell: Data, began_ms: int) -> list[Any]:
@@ -114,8 +115,8 @@ def to_parquet(lines: Iterable[Data]) -> bytes:
         raise UserError("Parquet needs pyarrow", 'pip install "polyfleet[parquet]"') from None
     names = ("id", "case", "workload", "family", "mode", "precision", "level", "regime", "column", "host", "status")
     rows = [
-        {name: str(cell[name]) for name in names} | {k: v for k, v in block.items() if k != "parts_s"}
-        | {"parts_s": [float(part) for part in block["parts_s"]]}
+        {name: str(cell[name]) for name in names} | {"kernels": str(cell.get("kernels", ""))}
+        | {k: v for k, v in block.items() if k != "parts_s"} | {"parts_s": [float(part) for part in block["parts_s"]]}
         for cell in lines if cell["line"] == "cell"
         for block in cell["blocks"]
     ]  # fmt: skip

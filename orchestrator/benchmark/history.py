@@ -19,15 +19,17 @@ SAME_OR_FASTER, SLOWER, WRONG, INCONCLUSIVE = 0, 1, 2, 3
 LEAST_RUNS = 2
 """So many runs a new level must last before it is called a step."""
 Data = dict[str, Any]
-Key = tuple[str, str, str, str, str]
+Key = tuple[str, str, str, str, str, str]
+PARTS = ("case", "precision", "level", "regime", "kernels", "kind")
 
 
 def key(cell: Data, columns: dict[str, Data]) -> Key:
-    """What makes cells of two runs the same: case, precision, level, regime and kind; of several devices of one kind
-    the column."""
+    """What makes cells of two runs the same: case, precision, level, regime, kernels ("" without any) and kind; of
+    several devices of one kind the column."""
     kind = str(columns.get(cell["column"], {}).get("kind", cell["column"]))
     alone = sum(column.get("kind") == kind for column in columns.values()) < 2
-    return cell["case"], cell["precision"], cell["level"], cell["regime"], kind if alone else cell["column"]
+    way = cell["precision"], cell["level"], cell["regime"], str(cell.get("kernels", ""))
+    return cell["case"], *way, kind if alone else cell["column"]
 
 
 def compare(before: Iterable[Data], after: Iterable[Data], trust_shared: bool = False) -> Data:
@@ -44,8 +46,8 @@ def compare(before: Iterable[Data], after: Iterable[Data], trust_shared: bool = 
         "before": old.told["run"],
         "after": new.told["run"],
         "cells": rows,
-        "only_before": [" ".join(k) for k in old.cells if k not in new.cells],
-        "only_after": [" ".join(k) for k in new.cells if k not in old.cells],
+        "only_before": [" ".join(filter(None, k)) for k in old.cells if k not in new.cells],
+        "only_after": [" ".join(filter(None, k)) for k in new.cells if k not in old.cells],
         "environment": _differences(old.told, new.told),
     }
 
@@ -111,7 +113,7 @@ def _untimed(k: Key, old: _Run, new: _Run) -> Data:
 
 
 def _names(k: Key) -> Data:
-    return dict(zip(("case", "precision", "level", "regime", "kind"), k, strict=True))
+    return {name: value for name, value in zip(PARTS, k, strict=True) if value or name != "kernels"}
 
 
 def _differences(old: Data, new: Data) -> list[Data]:

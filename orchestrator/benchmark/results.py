@@ -97,7 +97,7 @@ def _summary(cell: Data, column: Data) -> Data:
         "compile_s": max(cell.get("first_call_s", call["median"]) - call["median"], 0.0),
         **_rates(cell, call["median"]),
         **_prices(cell, column, call["median"]),
-        "joules_per_item": _joules(cell),
+        "joules_per_item": joules_per_item(cell),
     }  # fmt: skip
 
 
@@ -131,7 +131,8 @@ def _prices(cell: Data, column: Data, call_s: float) -> Data:
     }
 
 
-def _joules(cell: Data) -> float | None:
+def joules_per_item(cell: Data) -> float | None:
+    """By the device's own counter; None where it has none."""
     told = cell.get("energy") or {}
     joules = told.get("joules_per_call") if isinstance(told, dict) else None
     return joules / (cell.get("items") or 1) if joules is not None else None

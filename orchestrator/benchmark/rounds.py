@@ -15,16 +15,19 @@ Data = dict[str, Any]
 
 def reference_of(cell: Data, measured: Iterable[Data]) -> Data | None:
     """The same case in the first column that has it, at the same precision and level, else at its first ones; within
-    that column its own first way. None for that itself."""
+    that column its own first way. Of kernels the first that were named, in the same column. None for that itself."""
     same = [c for c in measured if c["case"] == cell["case"]]
+    named = [c for c in same if c["column"] == cell["column"] and _way(c)[:3] == _way(cell)[:3]]
+    if named and named[0]["id"] != cell["id"]:
+        return named[0]
     first = [c for c in same if c["column"] == same[0]["column"]]
     alike = [c for c in first if _way(c) == _way(cell) and c["column"] != cell["column"]]
     chosen = (alike or first)[0]
     return None if chosen["id"] == cell["id"] else chosen
 
 
-def _way(cell: Data) -> tuple[str, str, str]:
-    return cell["precision"], cell["level"], cell["regime"]
+def _way(cell: Data) -> tuple[str, str, str, str]:
+    return cell["precision"], cell["level"], cell["regime"], cell.get("kernels", "")
 
 
 def compare(reference: Data, cell: Data) -> Ratio:

@@ -29,7 +29,8 @@ def begin(client: "Client", request: Data, working_dir: str = "", key: str = "")
     with bundle.scratch() as folder:
         where = Path(working_dir or ".").expanduser().absolute()
         package = bundle.pack(where, "benchmark", folder / "package.zip")
-        client.tell(package.told)
+        for line in package.left_out.told:
+            client.tell(line)
         entry.check(asked.entry, where)
         if asked.sample_input:
             entry.check(asked.sample_input, where, "sample_input")

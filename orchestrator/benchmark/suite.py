@@ -1,4 +1,4 @@
-"""What a run measures: cases × precisions × levels × regimes, on columns. Pure data, checked before anything starts."""
+"""What a run measures: cases × precisions × levels × regimes × kernels, on columns. Pure data, checked at first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
+from cluster.errors import nearest
 from cluster.validation import WrongValueError, checked
 from workers.benchmark import catalogue
+from workers.kernels import names as kernel_names
 
 Data = dict[str, Any]
 
@@ -19,7 +21,8 @@ Names = Annotated[tuple[Text, ...], Field(max_length=256)]
 class Request(BaseModel):
     """What a user asked for. `cases` are names, suites or patterns; `entry` names a model of their own instead.
 
-    `rounds` and `max_rounds` bound what each case gets, `case_s` its time and `max_minutes` that of the run.
+    `kernels` are implementations of operations, the first of which the others are compared with. `rounds` and
+    `max_rounds` bound what each case gets, `case_s` its time and `max_minutes` that of the run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -29,6 +32,7 @@ class Request(BaseModel):
     precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16"], ...], Field(min_length=1)] = ("fp32",)
     levels: Annotated[tuple[Literal["O0", "O1", "O2", "O3"], ...], Field(min_length=1)] = ("O1",)
     regimes: Annotated[tuple[Literal["hot", "cold"], ...], Field(min_length=1)] = ("hot",)
+    kernels: Names = ()
     rounds: Annotated[StrictInt, Field(ge=0, le=10_000)] = 0
     max_rounds: Annotated[StrictInt, Field(ge=1, le=10_000)] = 60
     case_s: Annotated[float, Field(gt=0)] = 30.0
@@ -53,8 +57,17 @@ class Request(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _kernels_exist(self) -> "Request":
+        for name in self.kernels:
+            if name not in kernel_names():
+                raise WrongValueError(f"unknown kernels {name!r}", nearest(name, kernel_names()), "kernels")
+        return self
+
     def to_plain(self) -> Data:
-        return self.model_dump(mode="json")
+        """Without `kernels` where none are asked for, as before there were any."""
+        plain = self.model_dump(mode="json")
+        return plain if self.kernels else {name: value for name, value in plain.items() if name != "kernels"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +77,11 @@ class Way:
     precision: str
     level: str
     regime: str
+    kernels: str = ""
 
     def __str__(self) -> str:
-        return f"{self.precision}/{self.level}" + ("/cold" if self.regime == "cold" else "")
+        told = f"{self.precision}/{self.level}" + ("/cold" if self.regime == "cold" else "")
+        return f"{told}/{self.kernels}" if self.kernels else told
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,8 @@ def _ways(asked: Request, cold: bool) -> Iterator[Way]:
     regimes = [r for r in asked.regimes if r == "hot" or cold] or ["hot"]
     for precision in asked.precisions:
         for level in asked.levels:
-            yield from (Way(precision, level, regime) for regime in regimes)
+            for regime in regimes:
+                yield from (Way(precision, level, regime, name) for name in dict.fromkeys(asked.kernels or ("",)))
 
 
 def _user(name: str, mode: str) -> Data:

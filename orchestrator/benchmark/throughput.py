@@ -1,10 +1,12 @@
 """From the lines of runs to the planner's table: the newest rate of each workload, mode, kind and precision."""
 
+import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.throughput import Key, Measured, Throughput
+from orchestrator.benchmark.results import joules_per_item
+from orchestrator.core.throughput import Estimated, Key, Measured, Throughput, of_package
 from workers.benchmark import statistics
 
 if TYPE_CHECKING:
@@ -15,13 +17,8 @@ DEFAULT_LEVEL = "O1"
 """What `ctx.prepare` applies unless told otherwise."""
 
 
-def of_package(sha: str) -> str:
-    """The name of a workload that is known by its folder only."""
-    return f"package:{sha[:16]}" if sha else ""
-
-
 def rows(lines: Iterable[Data]) -> Iterator[tuple[Key, Measured]]:
-    """What one run says. A wrong or unsteady cell says nothing, a model's cells at another level than O1 neither."""
+    """What one run says. A wrong or unsteady cell says nothing, nor one at another level than O1 or by kernels."""
     lines = list(lines)
     begun: Data = next((line for line in lines if line["line"] == "begun"), {})
     kinds = {line["column"]: line["facts"].get("kind", "") for line in lines if line["line"] == "column"}
@@ -37,14 +34,53 @@ def rows(lines: Iterable[Data]) -> Iterator[tuple[Key, Measured]]:
 
 def _counts(cell: Data) -> bool:
     told = cell["status"] == "measured" and cell["blocks"]
-    return bool(told) and (cell["level"], cell["regime"]) == (DEFAULT_LEVEL, "hot")
+    return bool(told) and (cell["level"], cell["regime"], cell.get("kernels", "")) == (DEFAULT_LEVEL, "hot", "")
 
 
 def _measured(cell: Data, run: str) -> Measured:
     call = statistics.interval([statistics.call_s(b) for b in cell["blocks"]])
     items = float(cell.get("items") or 1)
     at_s = float(cell["blocks"][-1]["at"])
-    return Measured(items / call.median, items / call.high, items / call.low, str(cell["item"]), run, at_s)
+    return Measured(
+        items / call.median,
+        items / call.high,
+        items / call.low,
+        str(cell["item"]),
+        run,
+        at_s,
+        joules_per_item(cell) or 0.0,
+    )
+
+
+def estimates(known: Mapping[Key, Measured]) -> dict[Key, Estimated]:
+    """Of each workload on kinds on which others were measured: for each mode and precision alone."""
+    found: dict[Key, Estimated] = {}
+    for mode, precision in sorted({(mode, precision) for _, mode, _, precision in known}):
+        here = {(w, kind): m for (w, m_, kind, p), m in known.items() if (m_, p) == (mode, precision)}
+        for (workload, kind), guess in _completed(here).items():
+            found[workload, mode, kind, precision] = guess
+    return found
+
+
+def _completed(known: Mapping[tuple[str, str], Measured]) -> dict[tuple[str, str], Estimated]:
+    """By workload and kind. A workload that was measured once and has two names counts once."""
+    from orchestrator.core.planner.completion import LEAST, completed  # with NumPy
+
+    kinds = sorted({kind for _, kind in known})
+    named: dict[tuple[Measured | None, ...], list[str]] = {}
+    for workload in sorted({workload for workload, _ in known}):
+        named.setdefault(tuple(known.get((workload, kind)) for kind in kinds), []).append(workload)
+    if len(named) <= LEAST or len(kinds) < 2:
+        return {}
+    told = completed([[one.items_per_s if one else math.nan for one in row] for row in named])
+    found: dict[tuple[str, str], Estimated] = {}
+    for at, (row, names) in enumerate(named.items()):
+        item = next(one.item for one in row if one)
+        for column, kind in enumerate(kinds):
+            if (count := int(told.count[at, column])) > 0:
+                rate, low, high = (float(part[at, column]) for part in (told.rate, told.low, told.high))
+                found |= {(name, kind): Estimated(rate, low, high, item, count) for name in names}
+    return found
 
 
 class Rates:
@@ -57,14 +93,18 @@ class Rates:
         self._heads: dict[str, list[Data]] = {}
         self._read_to: dict[str, int] = {}
         self._rows: dict[Key, Measured] = {}
+        self._estimates: dict[Key, Estimated] = {}
 
     def newest(self) -> Throughput:
         with self._lock:
-            for run, cells in self._lines.cell_counts().items():
-                if self._known.get(run) != cells:
-                    self._known[run] = cells
-                    self._take(run)
-            return Throughput(dict(self._rows))
+            counts = self._lines.cell_counts()
+            changed = [run for run, cells in counts.items() if self._known.get(run) != cells]
+            for run in changed:
+                self._known[run] = counts[run]
+                self._take(run)
+            if changed:
+                self._estimates = estimates(self._rows)
+            return Throughput(dict(self._rows), self._estimates)
 
     def _take(self, run: str) -> None:
         """Only what came since the last look: a planner asks twice a second."""

@@ -30,6 +30,7 @@ def _words(text: str) -> list[str]:
 @app.command("list")
 def list_(
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Only these.")] = None,
+    kernels: Annotated[str, typer.Option(help="Implementations of operations, a,b; the first is the reference.")] = "",
     scale: Annotated[Scale, typer.Option(help="Shapes: quick ones suit a CPU.", show_choices=True)] = Scale.quick,
     output: Output = Format.TABLE,
 ) -> None:
@@ -61,10 +62,11 @@ def run(
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16; several: a,b.")] = "fp32",
     level: Annotated[str, typer.Option(help="O0, O1, O2, O3; several: a,b.")] = "O1",
     regime: Annotated[str, typer.Option(help="hot, or hot,cold: operations with caches cold, too.")] = "hot",
+    kernels: Annotated[str, typer.Option(help="Implementations of operations, a,b; the first is the reference.")] = "",
     scale: Annotated[Scale, typer.Option(help="Shapes: quick ones suit a CPU.", show_choices=True)] = Scale.quick,
     rounds: Annotated[int, typer.Option(help="Minimum rounds; 0: chosen from the number of comparisons.", min=0)] = 0,
     max_rounds: Annotated[int, typer.Option(help="Maximum rounds of a case.", min=1)] = 60,
-    case_seconds: Annotated[float, typer.Option(help="Stop a case after so long, narrow enough or not.")] = 30.0,
+    case_seconds: Annotated[float, typer.Option(help="Stop a case, and its warm-up, after so long.")] = 30.0,
     max_minutes: Annotated[float, typer.Option(help="Begin no case after so long.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Of weights, inputs and the order of turns.", min=0)] = 0,
     all_devices: Annotated[bool, typer.Option("--all-devices", help="Every device, not one of each kind.")] = False,
@@ -82,8 +84,8 @@ def run(
     request = _request(
         patterns or ["all"], sample_input=sample_input, batch_size=batch_size, train=train, workload=workload,
         pools=_words(pools), kinds=_words(kinds), precisions=_words(precision), levels=_words(level),
-        regimes=_words(regime), scale=scale.value, rounds=rounds, max_rounds=max_rounds, case_s=case_seconds,
-        max_minutes=max_minutes, seed=seed, all_devices=all_devices, priority=priority,
+        regimes=_words(regime), kernels=_words(kernels), scale=scale.value, rounds=rounds, max_rounds=max_rounds,
+        case_s=case_seconds, max_minutes=max_minutes, seed=seed, all_devices=all_devices, priority=priority,
     )  # fmt: skip
     if here:
         lines = _measure_here(request, _words(here))

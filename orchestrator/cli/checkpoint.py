@@ -5,8 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from cluster.errors import UserError
+from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, is_local
 from orchestrator.cli.output import Format, Output, emit, say
-from orchestrator.cli.places import all_local, in_the_fleet, is_local, on_this_machine, working
+from orchestrator.cli.places import in_the_fleet, on_this_machine, working
 
 app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_args_is_help=True, rich_markup_mode=None)
 PLACE = "POOL:PATH|PATH|URI"
@@ -14,6 +15,7 @@ Place = Annotated[str, typer.Argument(help="A checkpoint, or a folder of them: t
 Root = Annotated[str, typer.Argument(help="The folder that holds the step-… folders.", metavar="POOL:PATH|PATH")]
 Key = Annotated[str, typer.Option("--key", help="Asked again with the same key, it counts once. Of work in the fleet.")]
 REFUSED, DIFFERENT = 1, 1
+CONVERT = "copy it, then `polyfleet checkpoint convert` it where it is"
 
 
 def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **options: Any) -> Any:
@@ -144,12 +146,22 @@ def copy(
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Copy a checkpoint and verify it there. Only missing chunks travel; cut off, it goes on where it was."""
+    """Copy a checkpoint between pools, this machine and object stores, and verify it there. Only missing chunks travel:
+    cut off, it goes on where it was.
+    """
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import copied
 
     what = f"copying {source}"
-    if all_local(source, target):
+    if between_here_and_a_pool(source, target):
+        if to_kind:
+            raise UserError("a copy between this machine and a pool does not convert", CONVERT)
+        from orchestrator import checkpoint_carry
+
+        carry = checkpoint_carry.up if is_local(source) else checkpoint_carry.down
+        with connect(progress=say) as client, working(what) as progress:
+            answer = carry(client, source, target, progress)
+    elif all_local(source, target):
         if to_kind:
             raise UserError("a copy on this machine does not convert", "use `polyfleet checkpoint convert`")
         answer = {"source": source, **on_this_machine("copy", {"source": source, "target": target}, what)}
@@ -204,8 +216,17 @@ def import_(
     """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP or Accelerate. Nothing in it is run."""
     from orchestrator.show.checkpoints import imported
 
-    places = {"source": source} | ({"root": target} if target else {})
-    answer = _run("import", places, f"importing {source}", key, format=format or None, step=step, drop=drop or None)
+    places, what = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
+    options: dict[str, Any] = {"format": format or None, "step": step, "drop": drop or None}
+    if target and is_local(source) and between_here_and_a_pool(source, target):
+        from orchestrator.checkpoint_carry import bring_in
+        from orchestrator.client import connect
+
+        told = {name: value for name, value in options.items() if value is not None}
+        with connect(progress=say) as client, working(what) as progress:
+            answer = bring_in(client, source, target, told, progress, key)
+    else:
+        answer = _run("import", places, what, key, **options)
     emit(answer, output, imported)
 
 

@@ -18,19 +18,32 @@ def up(
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="The demo's pools, those of them that can exist here.")] = False,
     address: Annotated[str, typer.Option(help="Use the Ray cluster at HOST:PORT instead of an own one.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look at the hosts of --file, say what would be done there, do nothing.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Bring a fleet up on this machine, or use one that runs.
+    """Bring a fleet up on this machine and the hosts its file names, or use one that runs.
 
-    Makes the pools' environments (minutes the first time), starts a Ray node per pool and the server. Without a file: a
-    pool for each back end this machine has. Returns at once when that fleet is up.
+    Makes the pools' environments (minutes the first time), starts a Ray node per pool and host, and the server. Without
+    a file: a pool for each back end this machine has. Returns at once when that fleet is up; nodes that are missing are
+    started. With --address no node is started here: --file then says which pools the cluster's autoscaler may grow
+    (min_nodes, max_nodes), and what they cost.
     """
-    if sum(map(bool, (file, demo, address))) > 1:
-        raise typer.BadParameter("give one of --file, --demo and --address")
+    if demo and (file or address):
+        raise typer.BadParameter("--demo takes neither --file nor --address")
     from orchestrator import lifecycle
-    from orchestrator.show.fleet import pools
+    from orchestrator.show.fleet import fleet, hosts
 
-    emit(lifecycle.up(say, file, demo=demo, address=address), output, pools)
+    if dry_run:
+        if not file or address:
+            raise typer.BadParameter("--dry-run looks at the hosts of a fleet file: give it by --file")
+        found = lifecycle.plan(file)
+        emit(found, output, hosts)
+        if any(row["problem"] for row in found):
+            raise typer.Exit(2)
+        return
+    emit(lifecycle.up(say, file, demo=demo, address=address), output, fleet)
 
 
 def down() -> None:
@@ -97,12 +110,19 @@ def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
 def backends(
     local: Local = False,
     libraries: Annotated[bool, typer.Option("--libraries", help="Execution libraries torch has here.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Implementations of single operations.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Every back end: its devices with their memory, or why it cannot be used; and the one to take."""
     from orchestrator import this_machine
     from orchestrator.show import fleet as show
+    from orchestrator.show import kernels as show_kernels
 
+    if kernels:
+        with waiting("asking drivers"):
+            rows = this_machine.kernels()
+        emit(rows, output, show_kernels.listed)
+        return
     if libraries or local or not _fleet_here():
         with waiting("asking torch"):
             found = this_machine.libraries() if libraries else this_machine.backends()

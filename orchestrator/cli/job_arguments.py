@@ -1,10 +1,11 @@
-"""From what was typed after `polyfleet submit` to a job's spec. Pure but for reading the file."""
+"""From what was typed after `polyfleet submit` or `run` to a job's spec. Pure but for reading files."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
+from orchestrator import env_file
 from orchestrator.spec import JobSpec, load_jobs, parse_job
 from orchestrator.submission import plain
 
@@ -20,22 +21,30 @@ class Given:
     command: list[str] | None = None
     name: str = ""
     env: list[str] | tuple[str, ...] = ()
+    env_files: list[Path] | tuple[Path, ...] = ()
     accelerators: str = ""
     pool: str = ""
     task: str = ""
     entry: str = ""
     working_dir: str = ""
+    launch: str = ""
+    data: list[str] | tuple[str, ...] = ()
+    checkpoint: str = ""
 
 
 def specs_of(given: Given) -> list[JobSpec]:
     """The jobs meant. Raises UserError or SpecError."""
-    return [_changed(data, given) for data in (_from_files(given) if given.words else [_without_file(given)])]
+    variables = _variables(given)
+    found = _from_files(given) if given.words else [_without_file(given)]
+    return [_changed(data, given, variables) for data in found]
 
 
-def _changed(data: Data, given: Given) -> JobSpec:
+def _changed(data: Data, given: Given, variables: dict[str, str]) -> JobSpec:
     if given.name:
         data["name"] = given.name
-    _set_variables(data, given.env)
+    _set_variables(data, variables)
+    if given.data:
+        data["data"] = [*data.get("data", []), *map(_data, given.data)]
     _choose_devices(data, given)
     return parse_job(data)
 
@@ -44,9 +53,9 @@ def _from_files(given: Given) -> list[Data]:
     said = " ".join(given.words)
     if given.command is not None:
         raise UserError(f"a job file, {said!r}, and a command after `--`", "keep one of them")
-    if given.task or given.entry or given.working_dir:
+    if given.task or given.entry or given.working_dir or given.launch or given.checkpoint:
         raise UserError(
-            f"a job file, {said!r}, and --task, --entry or --working-dir",
+            f"a job file, {said!r}, and --task, --entry, --working-dir, --launch or --checkpoint",
             "write them into the file; a command goes after `--`",
         )
     return [plain(spec) for word in given.words for spec in load_jobs(Path(word))]
@@ -61,27 +70,49 @@ def _without_file(given: Given) -> Data:
     parts = {
         "task": given.task,
         "command": list(given.command or ()),
+        "launch": given.launch,
         "entry": given.entry,
         "working_dir": given.working_dir,
+        "checkpoint": {"path": given.checkpoint} if given.checkpoint else {},
     }
     return {key: value for key, value in parts.items() if value}
 
 
-def _set_variables(data: Data, pairs: list[str] | tuple[str, ...]) -> None:
-    """What is typed wins over the file, in its candidates too."""
-    for pair in pairs:
+def _variables(given: Given) -> dict[str, str]:
+    """Of --env-file and --env; the latter win, and among files the last."""
+    found: dict[str, str] = {}
+    for path in given.env_files:
+        found |= env_file.read(path)
+    for pair in given.env:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise UserError(f"--env {pair!r} is not K=V", "e.g. --env LR=0.1")
-        data["env"] = data.get("env", {}) | {name: value}
-        for candidate in _candidates(data):
+        found[name] = value
+    return found
+
+
+def _data(text: str) -> Data:
+    uri, colon, mount = text.rpartition(":")
+    if not colon or not uri or not mount or mount.startswith("//"):
+        raise UserError(f"--data {text!r} is not URI:MOUNT", "e.g. --data ./tokens:data/ or s3://bucket/tokens:data/")
+    return {"uri": uri, "mount": mount}
+
+
+def _set_variables(data: Data, variables: dict[str, str]) -> None:
+    """What is typed wins over the job file, in its candidates too."""
+    if not variables:
+        return
+    data["env"] = data.get("env", {}) | variables
+    for candidate in _candidates(data):
+        for name in variables:
             candidate.get("env", {}).pop(name, None)
 
 
 def _choose_devices(data: Data, given: Given) -> None:
-    """`--accelerators` replaces all the file says of devices but memory and nodes; `--pool` narrows what is left."""
+    """`--accelerators` replaces all the file says of devices but memory, nodes, price; --pool narrows what is left."""
     if given.accelerators:
-        kept = {key: value for key, value in data.get("resources", {}).items() if key in ("memory", "nodes", "pool")}
+        stays = ("memory", "nodes", "pool", "max_price")
+        kept = {key: value for key, value in data.get("resources", {}).items() if key in stays}
         data["resources"] = kept | {"accelerators": given.accelerators}
     if given.pool:
         data["resources"] = data.get("resources", {}) | {"pool": given.pool}
@@ -92,3 +123,24 @@ def _choose_devices(data: Data, given: Given) -> None:
 def _candidates(data: Data) -> list[Data]:
     resources = data.get("resources", {})
     return [*resources.get("any_of", []), *resources.get("ordered", [])]
+
+
+def folder_needed(command: list[str], here: Path) -> str:
+    """What in `here` a command names, so that it needs that folder: a file, or a module after `-m`; "" for nothing."""
+    for before, word in zip(["", *command], command, strict=False):
+        if before == "-m":
+            top = word.partition(".")[0]
+            if top.isidentifier() and ((here / top).is_dir() or (here / f"{top}.py").is_file()):
+                return word
+        elif _is_file_of(word, here):
+            return word
+    return ""
+
+
+def _is_file_of(word: str, here: Path) -> bool:
+    if not word or word.startswith(("-", "/", "~")) or ".." in Path(word).parts:
+        return False
+    try:
+        return (here / word).is_file()
+    except (OSError, ValueError):  # a script may stand there, too long for a name
+        return False

@@ -31,7 +31,7 @@ def jobs(
 
     states = [_state(word) for word in state] if state else None
     fields = COLUMNS if output is Format.TABLE else ()
-    since_s = _since(since) if since else 0.0
+    since_s = moment(since) if since else 0.0
     with connect(progress=say) as client:
         if every:
             pages = list(client.job_pages(states, name=name, since_s=since_s, fields=fields))
@@ -41,7 +41,7 @@ def jobs(
         emit(found, output, shown)
 
 
-def _since(text: str) -> float:
+def moment(text: str, option: str = "--since") -> float:
     """Seconds since 1970: of a day or time as ISO 8601 writes it (UTC unless said), or so long ago."""
     import time
     from datetime import UTC, datetime
@@ -51,7 +51,7 @@ def _since(text: str) -> float:
     try:
         then = datetime.fromisoformat(text)
     except ValueError:
-        raise UserError(f"--since {text!r} is not a time", "write 30m, 2h, 7d, or 2026-11-20") from None
+        raise UserError(f"{option} {text!r} is not a time", "write 30m, 2h, 7d, or 2026-11-20") from None
     return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
 
 
@@ -101,13 +101,21 @@ def migrate(
     emit(view, output, lambda view: Stack((f"{view['id']}: {view['state']}",)))
 
 
-def explain(ref: Ref, output: Output = Format.TABLE) -> None:
+def explain(
+    ref: Ref,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--if", help="In a fleet with this change, e.g. '+4 amd:MI300X', 'pool tpu down', 'node a up'."),
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
     """Why a job runs where it does, or nowhere.
 
-    Per candidate and devices: fits, or the rule that refused it.
+    Per candidate and devices: fits, or the rule that refused it. With --if, which may be given several times, the
+    planner is asked about the fleet as it would be, and told is also what changes for other jobs.
     """
     from orchestrator.client import connect
     from orchestrator.show.jobs import plan
 
     with connect(progress=say) as client:
-        emit(client.explain(ref), output, plan)
+        emit(client.explain(ref, changes or ()), output, plan)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.output import Format, Output, Ref, say
+from orchestrator.show.text import log_lines
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -32,8 +33,11 @@ def logs(
             printed = print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
         else:
             printed = print_lines(_pages(client, ref, rank=rank, epoch=epoch, tail=tail), output)
+        view = client.job(ref)
         if not printed and tail != 0:
-            _say_why_nothing(client.job(ref), rank, epoch)
+            _say_why_nothing(view, rank, epoch)
+        for sentence in client.logs(ref, epoch=epoch, tail=0)["away"] if view["attempts"] else ():
+            say(sentence)
 
 
 def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
@@ -53,25 +57,35 @@ def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
         say(f"{view['id']}{who} has printed nothing; it is {view['state']}")
 
 
-def print_lines(pages: Iterable[list[Data]], output: Format) -> int:
-    """Each page as it comes; how many lines. A rank is named once a job has shown more than one of them."""
-    from orchestrator.cli.output import as_json, as_yaml, write
-    from orchestrator.show.text import log_lines
+class Printer:
+    """Prints pages of lines as they come. A rank is named once a job has shown more than one of them."""
 
-    ranks: set[int] = set()
+    def __init__(self, output: Format):
+        self._output = output
+        self._ranks: set[int] = set()
 
-    def shown(line: Data) -> str:
-        if output is Format.JSON:
+    def print(self, lines: list[Data]) -> None:
+        from orchestrator.cli.output import write
+
+        if lines:
+            write("\n".join(map(self._shown, lines)))
+
+    def _shown(self, line: Data) -> str:
+        from orchestrator.cli.output import as_json, as_yaml
+
+        if self._output is Format.JSON:
             return as_json(line, indent=None)
-        if output is Format.YAML:
+        if self._output is Format.YAML:
             return as_yaml([line])
-        ranks.add(line["rank"])
-        prefix = f"[{line['rank']}] " if len(ranks) > 1 else ""
+        self._ranks.add(line["rank"])
+        prefix = f"[{line['rank']}] " if len(self._ranks) > 1 else ""
         return "\n".join(prefix + text for text in log_lines(line["text"]))
 
-    count = 0
+
+def print_lines(pages: Iterable[list[Data]], output: Format) -> int:
+    """Each page as it comes; how many lines."""
+    printer, count = Printer(output), 0
     for lines in pages:
         count += len(lines)
-        if lines:
-            write("\n".join(map(shown, lines)))
+        printer.print(lines)
     return count

@@ -13,13 +13,22 @@ from orchestrator.cli import (
     checkpoint,
     completion,
     env,
+    execs,
+    files,
     fleet,
+    hosts,
     jobs,
+    kernels,
     logs,
     node,
+    offer,
+    render,
+    run,
     schema,
     server,
+    simulate,
     submit,
+    top,
     validate,
 )
 from orchestrator.cli.errors import EXIT_CODES, report
@@ -38,16 +47,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 VERBS: tuple[Callable[..., None], ...] = (
-    *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor),
-    *(submit.submit, jobs.jobs, jobs.show, logs.logs, jobs.cancel, jobs.migrate, jobs.explain),
-    *(validate.validate, schema.schema, completion.completion),
+    *(fleet.up, fleet.down, fleet.status, fleet.inventory, fleet.backends, fleet.doctor, top.top),
+    *(submit.submit, run.run, offer.offer, jobs.jobs, jobs.show, logs.logs, jobs.cancel, jobs.migrate, jobs.explain),
+    *(execs.exec_, execs.shell),
+    *(validate.validate, render.render, simulate.simulate, schema.schema, completion.completion),
 )
+TAKE_A_COMMAND = (submit.submit, run.run, offer.offer, execs.exec_)
 for verb in VERBS:
-    app.command(cls=submit.WithCommand if verb is submit.submit else None)(verb)
+    app.command(verb.__name__.rstrip("_"), cls=submit.WithCommand if verb in TAKE_A_COMMAND else None)(verb)
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(files.app, name="files")
 app.add_typer(node.app, name="node")
+app.add_typer(hosts.app, name="hosts")
 app.add_typer(env.app, name="env")
+app.add_typer(kernels.app, name="kernels")
 app.add_typer(server.app, name="server")
 
 
@@ -69,6 +83,8 @@ def root(
 def main() -> None:
     """The console script `polyfleet`."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - None where the caller closed it
+    # httpx also imports its own command, with rich and pygments, wherever it finds them: 0.05 s of each verb.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

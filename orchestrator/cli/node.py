@@ -36,6 +36,15 @@ def resume(node: Node, output: Output = Format.TABLE) -> None:
         _tell(client.node_resume(node), output)
 
 
+@app.command()
+def remove(node: Node, output: Output = Format.TABLE) -> None:
+    """Forget a node that is lost and will not come back."""
+    from orchestrator.client import connect
+
+    with connect(progress=say) as client:
+        _tell(client.node_remove(node), output)
+
+
 def _tell(view: Data, output: Format) -> None:
     from orchestrator.show.grid import Stack
 

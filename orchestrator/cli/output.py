@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -83,7 +83,7 @@ def say(message: str) -> None:
     sys.stderr.flush()
 
 
-def console(drawn: io.StringIO) -> "Console":
+def console(drawn: TextIO) -> "Console":
     """Draws as for stdout. Where that is not a terminal, a table is as wide as its content and nothing is cut off."""
     from rich.console import Console
 
@@ -97,6 +97,15 @@ def console(drawn: io.StringIO) -> "Console":
         markup=False,
         emoji=False,
     )
+
+
+@contextmanager
+def screen() -> "Iterator[Callable[[RenderableType], None]]":
+    """The whole terminal, until left. Yields what paints it anew."""
+    from rich.live import Live
+
+    with Live(console=console(sys.stdout), screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda shown: live.update(shown, refresh=True)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
@@ -28,6 +29,11 @@ class Task(StrEnum):
     RUN = "run"
 
 
+class Launch(StrEnum):
+    NODE = "node"
+    RANKS = "ranks"
+
+
 class WithCommand(TyperCommand):
     """Keeps what stands after `--` apart, in `ctx.meta`: the parser itself would take it for more words."""
 
@@ -37,31 +43,67 @@ class WithCommand(TyperCommand):
         return super().parse_args(ctx, args[:at])
 
 
+Words = Annotated[
+    list[str] | None, typer.Argument(help="Job files, or a command after `--`.", metavar="FILE... | -- COMMAND")
+]
+Name = Annotated[str, typer.Option("--name", "-n", help="What to call it.")]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", help="Variable for the job, K=V; may be repeated.", metavar="K=V")
+]
+EnvFile = Annotated[
+    list[Path] | None,
+    typer.Option("--env-file", help="File of such variables, as .env files are; --env wins over it.", metavar="FILE"),
+]
+Shown = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help="Data to read, shown at MOUNT in the job's folder: a path here, POOL:PATH, s3://…; may be repeated.",
+        metavar="URI:MOUNT",
+    ),
+]
+Accelerators = Annotated[
+    str, typer.Option("--accelerators", help="Devices, e.g. nvidia:H100:8; replaces those of the file.")
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        help="Without a file: what the script saves in $POLYFLEET_OUTPUT_DIR and resumes from, e.g. ckpt.pt.",
+        metavar="PATH",
+    ),
+]
+TaskName = Annotated[Task | None, typer.Option("--task", help="Without a file: what to do.", show_choices=True)]
+Entry = Annotated[str, typer.Option("--entry", help="Without a file: file.py:function or module:function.")]
+WorkingDir = Annotated[str, typer.Option("--working-dir", help="Without a file: folder to send along.")]
+LaunchAs = Annotated[
+    Launch | None,
+    typer.Option("--launch", help="Without a file: start the command once per node, or per device as torchrun does."),
+]
+Pool = Annotated[str, typer.Option("--pool", help="Only nodes of this pool.")]
+Key = Annotated[str, typer.Option("--key", help="Asked again with the same key, it counts once. Made anew by default.")]
+
+
 def submit(
     ctx: typer.Context,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(help="Job files, or a command after `--`.", metavar="FILE... | -- COMMAND"),
-    ] = None,
-    name: Annotated[str, typer.Option("--name", "-n", help="What to call it.")] = "",
-    env: Annotated[
-        list[str] | None, typer.Option("--env", help="Variable for the job, K=V; may be repeated.", metavar="K=V")
-    ] = None,
-    accelerators: Annotated[
-        str, typer.Option("--accelerators", help="Devices, e.g. nvidia:H100:8; replaces those of the file.")
-    ] = "",
-    pool: Annotated[str, typer.Option("--pool", help="Only nodes of this pool.")] = "",
-    task: Annotated[Task | None, typer.Option("--task", help="Without a file: what to do.", show_choices=True)] = None,
-    entry: Annotated[str, typer.Option("--entry", help="Without a file: file.py:function or module:function.")] = "",
-    working_dir: Annotated[str, typer.Option("--working-dir", help="Without a file: folder to send along.")] = "",
+    words: Words = None,
+    name: Name = "",
+    env: Env = None,
+    env_file: EnvFile = None,
+    accelerators: Accelerators = "",
+    pool: Pool = "",
+    task: TaskName = None,
+    entry: Entry = "",
+    working_dir: WorkingDir = "",
+    launch: LaunchAs = None,
+    data: Shown = None,
+    checkpoint: Checkpoint = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; the exit code tells how it ended.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print its log until its end; implies --wait.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, submit nothing.")] = False,
-    key: Annotated[
-        str, typer.Option("--key", help="Asked again with the same key, it counts once. Made anew by default.")
-    ] = "",
+    key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Submit a job: from a file, or a command after `--`. It is durable once its id is printed.
@@ -72,10 +114,11 @@ def submit(
     from orchestrator.cli import job_arguments
     from orchestrator.client import connect
 
-    command = ctx.meta["command"]
+    task_name = task.value if task else ""
     given = job_arguments.Given(
-        words or [], command, name, env or [], accelerators, pool, task.value if task else "", entry, working_dir
-    )
+        words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
+        working_dir, launch.value if launch else "", data or [], checkpoint,
+    )  # fmt: skip
     specs = job_arguments.specs_of(given)
     if len(specs) > 1 and follow:
         raise UserError(f"--follow and {len(specs)} jobs", "follow one of them with `polyfleet logs -f JOB`")
@@ -102,16 +145,21 @@ def _show_plans(client: "Client", specs: "list[JobSpec]", output: Format) -> Non
 
 def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool, bool], output: Format) -> None:
     """`ending`: whether to wait, whether to follow."""
-    from orchestrator import submission
-
     wait, follow = ending
-    with _accepted_once(key) as key, waiting(f"submitting {spec.name}"):
-        view = submission.submit(client, spec, key)
+    view = accepted(client, spec, key)
     if not wait:
-        _submitted(view, output)
+        tell_submitted(view, output)
         return
     say(f"submitted {view['id']}")
     _to_the_end(client, view["id"], follow, output)
+
+
+def accepted(client: "Client", spec: "JobSpec", key: str) -> Data:
+    """The job's view once it is durable."""
+    from orchestrator import submission
+
+    with _accepted_once(key) as key, waiting(f"submitting {spec.name}") as tell:
+        return submission.submit(client, spec, key, tell)
 
 
 def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool, output: Format) -> None:
@@ -119,8 +167,8 @@ def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool,
     from orchestrator.cli.errors import JOB_EXIT_CODES
     from orchestrator.show.grid import Stack
 
-    with _accepted_once(key) as key, waiting(f"submitting {len(specs)} jobs"):
-        ids = submission.submit_many(client, specs, key)
+    with _accepted_once(key) as key, waiting(f"submitting {len(specs)} jobs") as tell:
+        ids = submission.submit_many(client, specs, key, tell)
     emit(ids, output, lambda ids: Stack(tuple(ids)))
     if wait:
         codes = {JOB_EXIT_CODES[client.wait(job)["state"]] for job in ids}
@@ -138,7 +186,7 @@ def _accepted_once(key: str) -> Iterator[str]:
         raise
 
 
-def _submitted(view: Data, output: Format) -> None:
+def tell_submitted(view: Data, output: Format) -> None:
     from orchestrator.show.grid import Stack
 
     if view["reason"] != "submitted":
@@ -166,11 +214,11 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
     if not follow:
         emit(view, output, job)
     if follow or view["state"] != "SUCCEEDED":
-        _say_end(view)
+        say_end(view)
     raise typer.Exit(JOB_EXIT_CODES[view["state"]])
 
 
-def _say_end(view: Data) -> None:
+def say_end(view: Data) -> None:
     """After its log, which has the traceback of a failure already."""
     from orchestrator.show.jobs import failure
 

@@ -11,7 +11,7 @@ from orchestrator.core.fit import ANY
 from orchestrator.core.fold import WORKING, Record
 from orchestrator.core.messages import CancelAsked, MigrateAsked
 from orchestrator.core.model import Candidate, Job
-from orchestrator.core.plan import survey
+from orchestrator.core.options import options_of, refusals
 from orchestrator.core.room import Room
 from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.core.throughput import Throughput
@@ -71,7 +71,9 @@ def _moved(job: Job, asked: MigrateAsked) -> Candidate:
     first = job.candidates[0]
     named = [c for c in job.candidates if asked.kinds and set(c.kinds) & set(asked.kinds)]
     found = named[0] if named else replace(first, kinds=asked.kinds or ("any",), node="", memory_bytes=0)
-    return replace(found, pool=asked.pool or (found.pool if named else ""))
+    if asked.pool:
+        return replace(found, pool=asked.pool, pools=(), not_pools=())
+    return found if named else replace(found, pool="", pools=(), not_pools=())
 
 
 def _may_not(job: Job) -> bool:
@@ -82,8 +84,9 @@ def _may_not(job: Job) -> bool:
 
 def _why_not(draft: Draft, job: Job) -> str:
     seen = placing.snapshot(draft.ended(), draft.now, Throughput())
-    options, reasons = survey(job, Room(seen))
-    if options:
+    room = Room(seen)
+    if options_of(job, room):
         return ""
+    reasons = refusals(job, room)
     told = [f"{devices_id} {why}".strip() for (_, devices_id), why in sorted(reasons.items())]
     return "; ".join(told[:3]) or "the fleet has no nodes"

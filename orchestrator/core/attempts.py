@@ -7,19 +7,19 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from orchestrator.core.fold import Record
+from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.progress import Pace
 from workers.messages import Outcome
 
 MARGIN_S = 2.0
 """Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""
 
-SINGLE_RANK = frozenset({"run", "prepare", "benchmark"})
-"""A training rank drives one device; the other tasks are one process per node that sees all its devices."""
 
-
-def ranks_of(task: str, devices: int) -> int:
-    """On one node with so many devices of it."""
-    return 1 if task in SINGLE_RANK else devices
+def ranks_of(task: str, launch: str, devices: int) -> int:
+    """On one node with so many devices of it: one for each in a training, and where a command is launched so; else one
+    for all of them.
+    """
+    return devices if task == "train" or (task == "run" and launch == "ranks") else 1
 
 
 def node_of(devices_id: str) -> str:
@@ -31,6 +31,34 @@ def place_of(leases: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
     """16 hexadecimal digits."""
     text = ";".join(f"{devices_id}:{','.join(map(str, numbers))}" for devices_id, numbers in leases)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An attempt that may have left files. `over`: its nodes have told that no process of it is left."""
+
+    epoch: int
+    pool: str
+    nodes: tuple[str, ...]
+    started: bool
+    over: bool
+
+
+OVER = frozenset({"succeeded", "preempted", "cancelled"})
+"""Of an attempt on several nodes: all of them have told so."""
+
+
+def ran(attempts: tuple[Attempt, ...]) -> tuple[Ran, ...]:
+    """The newest first."""
+    return tuple(
+        Ran(a.epoch, a.pool, tuple(node_of(d) for d, _ in a.leases), a.started_s is not None, _is_over(a))
+        for a in reversed(attempts)
+    )
+
+
+def _is_over(attempt: Attempt) -> bool:
+    """A node that was lost, or that was told to end a part that counts no more, may act for a moment yet."""
+    return attempt.outcome in OVER or (attempt.outcome == "failed" and len(attempt.leases) == 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +105,8 @@ class Live:
     `cut_off`: why a fence was first raised, or its launch failed in part, and when: what its nodes tell later follows
     from that, whatever we asked them.
     `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
-    newest stored event of rank 0. `cancelled_s` is when its job was cancelled meanwhile. Monotonic seconds.
+    newest stored event of rank 0. `cancelled_s` is when its job was cancelled meanwhile. `pace` is None before
+    its first report. Monotonic seconds.
     """
 
     job: str
@@ -95,6 +124,7 @@ class Live:
     cut_off: str = ""
     cut_off_s: float = 0.0
     cancelled_s: float | None = None
+    pace: Pace | None = None
 
     @property
     def key(self) -> str:
@@ -130,5 +160,5 @@ def live_of(record: Record, now_s: float, *, launching: bool = False, told_at: i
     first_rank = 0
     for devices_id, numbers in attempt.leases:
         parts.append(Part(node_of(devices_id), devices_id, numbers, first_rank))
-        first_rank += ranks_of(record.job.task, len(numbers))
+        first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
     return Live(record.job.id, attempt.epoch, tuple(parts), now_s, launching, told_at)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.core.attempts import Ran
+from orchestrator.core.demand import Request
+from orchestrator.core.model import Data
 from workers.messages import Order
 
 
@@ -11,10 +14,12 @@ from workers.messages import Order
 class Launch:
     """Reserve, raise the fence, bring checkpoint and code, start every part. Answered by Launched or LaunchFailed.
 
-    `orders` are by node rank, without the meeting point and the checkpoint to resume from; `bundles` are Ray resources
-    by node rank, reserved under the name `place`. `fenced`: its fence may stand at its epoch already, since we raised
-    it so; else an attempt of that epoch has run. `visited` are the pools that may hold checkpoints of the job, `known`
-    is the newest one it told.
+    `orders` are by node rank, without the meeting point, the checkpoint to resume from and `data`, which is brought to
+    every node; `bundles` are Ray resources by node rank, reserved under the name `place`. `fenced`: its fence may stand
+    at its epoch already, since we raised it so; else an attempt of that epoch has run. `visited` are the pools that may
+    hold checkpoints of the job, `known` is the newest one it told; `patient`: where that cannot be reached, the job
+    waits for it. `replicas` are the copies that it has on other machines. `ran` are the attempts before, the newest
+    first.
     """
 
     job: str
@@ -30,6 +35,10 @@ class Launch:
     visited: tuple[str, ...] = ()
     known: dict[str, Any] | None = None
     resume_from: str = ""
+    ran: tuple[Ran, ...] = ()
+    patient: bool = False
+    data: tuple[Data, ...] = ()
+    replicas: tuple[dict[str, Any], ...] = ()
 
     @property
     def attempt(self) -> str:
@@ -113,6 +122,23 @@ class DropAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class RestAgent:
+    """End the agent of a node that nothing uses, so that the autoscaler may take the node away. No answer."""
+
+    node: str
+    ray_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskNodes:
+    """Tell the autoscaler all nodes that are needed, in use or not; it replaces what it was told before. Answered by
+    NodesAsked.
+    """
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreReport:
     """Metrics of a step. `at`: position among the events of its attempt."""
 
@@ -121,6 +147,21 @@ class StoreReport:
     time_s: float
     at: int
     metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Copy the checkpoint `path` of `pool`, which node `reader` sees, into the storage of `node`, and keep the newest
+    `keep` there. Answered by Replicated.
+    """
+
+    job: str
+    step: int
+    reader: str
+    pool: str
+    path: str
+    node: str
+    keep: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +190,10 @@ Command = (
     | RestartAgent
     | RestartNode
     | DropAgent
+    | RestAgent
+    | AskNodes
     | StoreReport
+    | Replicate
     | Refuse
     | Warn
 )

@@ -2,23 +2,39 @@
 commands to carry out once they are stored. No thread, no clock, no Ray: the server, the simulator and the tests of
 faults run the same function.
 
-| file          | decides                                                                     |
-|---------------|-----------------------------------------------------------------------------|
-| membership.py | which nodes there are, whose agent is started again, which take no work      |
-| following.py  | what agents tell of attempts                                                |
-| fencing.py    | when a silent part of an attempt may be taken for ended                     |
-| overtaken.py  | when a job may be placed of which an unknown attempt may run                |
-| ending.py     | who is asked to stop, and how an attempt ends                               |
-| placing.py    | where waiting jobs run (plan.py), and what their nodes are told (orders.py) |
-| asked.py      | what users ask for                                                          |
-| leaks.py      | which devices are held for nobody, and which node is started again for that |
+| file          | decides                                                                       |
+|---------------|-------------------------------------------------------------------------------|
+| membership.py | which nodes there are, whose agent is started again, which take no work       |
+| following.py  | what agents tell of attempts                                                  |
+| fencing.py    | when a silent part of an attempt may be taken for ended                       |
+| overtaken.py  | when a job may be placed of which an unknown attempt may run                  |
+| ending.py     | who is asked to stop, and how an attempt ends                                 |
+| placing.py    | where waiting jobs run (plan.py), and what their nodes are told (orders.py)   |
+| scaling.py    | which nodes an autoscaler is to start (demand.py), and which may be taken     |
+| asked.py      | what users ask of jobs; asked_of_nodes.py: of nodes                           |
+| progress.py   | how far open jobs are, as they report                                         |
+| replicas.py   | which checkpoint is copied to another machine, to which one, and when         |
+| leaks.py      | which devices are held for nobody, and which node is started again for that   |
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from orchestrator.core import asked, ending, fencing, following, leaks, membership, overtaken, placing
+from orchestrator.core import (
+    asked,
+    asked_of_nodes,
+    ending,
+    fencing,
+    following,
+    leaks,
+    membership,
+    overtaken,
+    placing,
+    progress,
+    replicas,
+    scaling,
+)
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import live_of
 from orchestrator.core.commands import Command
@@ -53,12 +69,20 @@ def heard(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
 
 
 def resumed(
-    records: Iterable[Record], drained: Mapping[str, str], told_at: Callable[[str, int], int], now: Now
+    records: Iterable[Record],
+    drained: Mapping[str, str],
+    told_at: Callable[[str, int], int],
+    now: Now,
+    reported: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Control:
-    """The state of a controller that starts: open jobs from the store, their attempts as nodes will tell of them."""
-    draft = Draft(Control(drained=dict(drained)), now)
+    """The state of a controller that starts: open jobs from the store, their attempts as nodes will tell of them, and
+    by job what was `reported` last.
+    """
+    draft, newest = Draft(Control(drained=dict(drained)), now), reported or {}
     for record in records:
         draft.keep(record)
+        if record.attempts and record.job.id in draft.records:
+            draft.progress[record.job.id] = progress.of_record(record, newest.get(record.job.id, {}), now.s)
         if (live := live_of(record, now.s)) is not None:
             draft.begin(replace(live, told_at=told_at(live.job, live.epoch), fence_known=False))
     return draft.ended()
@@ -83,6 +107,7 @@ def fenced(draft: Draft, told: m.Fenced) -> None:
 def joined(draft: Draft, told: m.Joined) -> None:
     membership.joined(draft, told)
     overtaken.begin_again(draft)
+    scaling.forgotten(draft)
 
 
 def reserved(draft: Draft, told: m.Reserved) -> None:
@@ -100,6 +125,7 @@ def tick(draft: Draft, told: m.Tick) -> None:
         fencing.look(draft)
         overtaken.look(draft)
         leaks.look(draft, told)
+        replicas.look(draft)
     placing.place(draft, told)
     if draft.control.joined:
         ending.release(draft)
@@ -113,14 +139,16 @@ def _lived_through(draft: Draft) -> None:
         for node in draft.nodes.values():
             heard_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.heard_s, node.lost_s))
             draft.nodes[node.name] = replace(node, heard_s=heard_s, lost_s=lost_s)
+        scaling.slept(draft, gap_s)
 
 
 HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Submitted: submitted,
     m.CancelAsked: asked.cancel,
     m.MigrateAsked: asked.migrate,
-    m.DrainAsked: membership.drain,
-    m.ResumeAsked: membership.resume,
+    m.DrainAsked: asked_of_nodes.drain,
+    m.ResumeAsked: asked_of_nodes.resume,
+    m.RemoveAsked: asked_of_nodes.remove,
     m.Joined: joined,
     m.Parted: membership.parted,
     m.NodesSeen: membership.seen,
@@ -135,7 +163,9 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Fenced: fenced,
     m.Released: released,
     m.Reserved: reserved,
+    m.Replicated: replicas.replicated,
     m.NotRestarted: leaks.not_restarted,
+    m.NodesAsked: scaling.asked,
     m.Tick: tick,
 }
 

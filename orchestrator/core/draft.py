@@ -8,11 +8,15 @@ from typing import Any, Generic, TypeVar
 
 from orchestrator.core.attempts import Live
 from orchestrator.core.commands import Command, Warn
+from orchestrator.core.demand import Scaling
 from orchestrator.core.fold import Record, apply, ignored
 from orchestrator.core.messages import Now
-from orchestrator.core.model import Event, Plan
+from orchestrator.core.model import Event, Plan, Progress, Since
 from orchestrator.core.nodes import Node
-from orchestrator.core.states import TERMINAL
+from orchestrator.core.places import Memory
+from orchestrator.core.policy import Policy, Project
+from orchestrator.core.states import TERMINAL, WAITING
+from orchestrator.core.throughput import History
 
 V = TypeVar("V")
 
@@ -40,13 +44,38 @@ class Overtaken:
 
 
 @dataclass(frozen=True, slots=True)
+class Copying:
+    """How far the newest checkpoint of a job is copied to another machine (see core/replicas.py): the one of `step` is
+    on its way to node `target` since `since_s`, or none is ("") and the next may go at `due_s`. `failures` in a row,
+    the last of them to node `failed`.
+    """
+
+    target: str = ""
+    step: int = -1
+    since_s: float = 0.0
+    due_s: float = 0.0
+    failures: int = 0
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncopied:
+    """An ended job whose newest checkpoint is still to be copied to another machine, since when."""
+
+    record: Record
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """`records` are the open jobs: not ended, or with an attempt that may still run; `lives` those attempts, by job.
 
-    `drained`: node -> reason. `paused_until_s`: by job. `releasing`: places whose reservation is to go back.
-    `raised`: by job, where we last raised its fence above an attempt. `overtaken`: jobs of which attempts have run that
-    the log does not know. `trouble` is why nothing can be placed, "" when it can; `joined` is whether we are in the
-    fleet's cluster, `joined_s` since when. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
+    `drained`: node -> reason. `paused_until_s` and `since`: by job. `releasing`: places whose reservation is to go
+    back. `raised`: by job, where we last raised its fence above an attempt. `overtaken`: jobs of which attempts have
+    run that the log does not know. `copies`, `progress` and, of ended jobs, `uncopied`: by job. `trouble` is why
+    nothing can be placed, "" when it can; `joined` is whether we are in the fleet's cluster, `joined_s` since when;
+    `scaling` is of its autoscaler. `planned_s` is of the newest plan, `decided_s` of the newest in which equals could
+    move; `memory` is for the next. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
     Monotonic seconds.
     """
 
@@ -56,12 +85,22 @@ class Control:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     drained: Mapping[str, str] = field(default_factory=dict)
     paused_until_s: Mapping[str, float] = field(default_factory=dict)
+    since: Mapping[str, Since] = field(default_factory=dict)
     releasing: Mapping[str, Kept] = field(default_factory=dict)
     raised: Mapping[str, int] = field(default_factory=dict)
     overtaken: Mapping[str, Overtaken] = field(default_factory=dict)
+    copies: Mapping[str, Copying] = field(default_factory=dict)
+    uncopied: Mapping[str, Uncopied] = field(default_factory=dict)
+    progress: Mapping[str, Progress] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    scaling: Scaling = field(default_factory=Scaling)
     plan: Plan = field(default_factory=Plan)
-    planned_s: float = 0.0
+    planned_s: float = float("-inf")
+    decided_s: float = float("-inf")
+    memory: Memory = field(default_factory=Memory)
+    policy: Policy = field(default_factory=Policy)
+    projects: Mapping[str, Project] = field(default_factory=dict)
     ticked_s: float = 0.0
     changed: bool = True
     joined: bool = False
@@ -123,9 +162,13 @@ class Draft:
         self.nodes = Table(control.nodes)
         self.drained = Table(control.drained)
         self.paused_until_s = Table(control.paused_until_s)
+        self.since = Table(control.since)
         self.releasing = Table(control.releasing)
         self.raised = Table(control.raised)
         self.overtaken = Table(control.overtaken)
+        self.copies = Table(control.copies)
+        self.uncopied = Table(control.uncopied)
+        self.progress = Table(control.progress)
         self.events: list[Event] = []
         self.commands: list[Command] = []
         self.changes: dict[str, Any] = {}
@@ -140,9 +183,13 @@ class Draft:
             nodes=self.nodes.now,
             drained=self.drained.now,
             paused_until_s=self.paused_until_s.now,
+            since=self.since.now,
             releasing=self.releasing.now,
             raised=self.raised.now,
             overtaken=self.overtaken.now,
+            copies=self.copies.now,
+            uncopied=self.uncopied.now,
+            progress=self.progress.now,
             **self.changes,
         )
 
@@ -161,7 +208,7 @@ class Draft:
         return self.record(Event(job, event, epoch, self.now.wall_s, data))
 
     def record(self, event: Event) -> str:
-        before = self.records.get(event.job)
+        before = self.known(event.job)
         if reason := ignored(before, event):
             return reason
         after = apply(before, event)
@@ -170,6 +217,11 @@ class Draft:
         self.keep(after)
         self.change(changed=True)
         return ""
+
+    def known(self, job: str) -> Record | None:
+        """Open, or ended and not copied yet."""
+        uncopied = self.uncopied.get(job)
+        return self.records.get(job) or (uncopied.record if uncopied else None)
 
     def note(self, owner: str, event: str, **data: Any) -> None:
         """Of something else than a job: it is stored, and moves none."""
@@ -196,11 +248,31 @@ class Draft:
         if record.job.state in TERMINAL and record.live is None:
             self.records.pop(record.job.id)
             self.paused_until_s.pop(record.job.id)
+            self.since.pop(record.job.id)
             self.raised.pop(record.job.id)
             self.overtaken.pop(record.job.id)
+            self.progress.pop(record.job.id)
+            if record.lacks_copies:
+                ended = self.uncopied.get(record.job.id)
+                self.uncopied[record.job.id] = Uncopied(record, ended.since_s if ended else self.now.s)
+            else:
+                self.forget_copies(record.job.id)
             return
+        self._keep_since(record)
         self.records[record.job.id] = record
         if not record.job.overtaken:
             self.overtaken.pop(record.job.id)
         elif record.job.id not in self.overtaken:
             self.overtaken[record.job.id] = Overtaken()
+
+    def _keep_since(self, record: Record) -> None:
+        job, before = record.job, self.records.get(record.job.id)
+        waits = job.state in WAITING
+        if before is None or (before.job.state in WAITING) != waits:
+            known = self.since.get(job.id)
+            self.since[job.id] = Since(known.known_s if known else self.now.s, self.now.s)
+
+    def forget_copies(self, job: str) -> None:
+        """Of an ended job: no more are made."""
+        self.uncopied.pop(job)
+        self.copies.pop(job)

@@ -4,7 +4,7 @@ Pure.
 
 from dataclasses import replace
 
-from orchestrator.core import fold, leaks, nodes, retry
+from orchestrator.core import fold, leaks, nodes, progress, retry
 from orchestrator.core.attempts import Asked, Live, Part
 from orchestrator.core.commands import Forget, Release, Stop
 from orchestrator.core.draft import Draft, Kept
@@ -41,8 +41,9 @@ def launched(draft: Draft, told: Launched) -> None:
     if live is None or live.epoch != told.epoch or not live.launching:
         return
     draft.lives[live.job] = replace(live, launching=False, since_s=draft.now.s)
-    if told.step is not None:
-        draft.event(live.job, "resumed", live.epoch, step=told.step)
+    said = {"missed": told.missed, "missed_files": told.missed_files, "script": told.script}
+    if told.step is not None or any(said.values()) or draft.records[live.job].missed_files:
+        draft.event(live.job, "resumed", live.epoch, step=told.step, **{k: v for k, v in said.items() if v})
     look_after(draft, live.job)
 
 
@@ -159,6 +160,8 @@ def _ask(draft: Draft, job: str, node: str, how: str) -> None:
 
 def _conclude(draft: Draft, live: Live) -> None:
     """Its end is stored, its reservation goes back, and its nodes may forget it."""
+    if draft.records[live.job].job.state is State.STARTING and _ran(live):
+        draft.event(live.job, "started", live.epoch)  # it ended before anybody saw it run
     record = draft.records[live.job]
     if record.job.state is State.CANCELLED:
         draft.event(live.job, "released", live.epoch, outcome="cancelled", reason=record.reason)
@@ -173,9 +176,15 @@ def _conclude(draft: Draft, live: Live) -> None:
         if (until_s := decision.pause_s + (live.raised_s if waited else draft.now.s)) > draft.now.s:
             draft.paused_until_s[live.job] = until_s
     draft.end(live)
+    progress.ended(draft, live.job)
     draft.releasing[live.place] = Kept(live.key, draft.now.s)
     for rank, part in enumerate(live.parts):
         _forget(draft, live.part_key(rank), part)
+
+
+def _ran(live: Live) -> bool:
+    """Every rank has started: only those have exit codes."""
+    return all(part.outcome is not None and part.outcome.exit_codes for part in live.parts)
 
 
 def _forget(draft: Draft, key: str, part: Part) -> None:

@@ -1,20 +1,24 @@
 """Why a job can, cannot, or can never run: the same rules as plan.py, told for one job."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from cluster.errors import nearest
-from orchestrator.core.fit import EVER, refusal, right_kind, right_pool
+from orchestrator.core.demand import NEW
+from orchestrator.core.durations import told_s
+from orchestrator.core.expected import expected
+from orchestrator.core.fit import EVER, enough_free, least, refusal, right_kind, right_pool
 from orchestrator.core.gang import islands, too_few_nodes
 from orchestrator.core.model import Candidate, Devices, Job, Snapshot, Start
-from orchestrator.core.plan import plan, survey
-from orchestrator.core.policies import Policy
-from orchestrator.core.policies.fifo import fifo
+from orchestrator.core.options import noted, refusals
+from orchestrator.core.plan import plan
 from orchestrator.core.room import Room, asked
-from orchestrator.core.states import State
-from orchestrator.core.throughput import sentence
+from orchestrator.core.states import TERMINAL, State
+from orchestrator.core.urgency import slack_s
 
 REASONS_KEPT = 1000
+HOLDERS = 3
+"""Jobs that hold devices of a node are named up to so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +43,50 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`impossible` is the sentence of `never`; `preempt` names the jobs that would be asked to stop."""
+    """`impossible` is the sentence of `never`; `preempt` names the jobs that would be asked to stop. `late` is by
+    how much it cannot be in time any more, as far as that is known.
+    """
 
     candidates: tuple[Answer, ...]
     would_start: Start | None
     preempt: tuple[str, ...]
     impossible: str
+    late: str = ""
 
 
-def explain(job: Job, snapshot: Snapshot, policy: Policy = fifo) -> Explanation:
+def explain(job: Job, snapshot: Snapshot) -> Explanation:
     """What the next plan says of `job`, in its place in the line. It need not be in the snapshot: then it is new."""
-    asked = replace(job, state=State.PENDING)
+    known = next((other for other in snapshot.jobs if other.id == job.id), job)  # with what a snapshot adds
+    asked = replace(known, state=State.PENDING)
     others = tuple(other for other in snapshot.jobs if other.id != job.id)
-    decided = plan(replace(snapshot, jobs=(*others, asked)), policy)
+    decided = plan(replace(snapshot, jobs=(*others, asked)))
     start = next((s for s in decided.start if s.job == job.id), None)
-    refused = survey(asked, Room(snapshot))[1] if start else decided.why_not[job.id]
+    why_not = noted(decided.why_not, snapshot.notes)
+    refused = refusals(asked, Room(snapshot)) if start else why_not[job.id]
     preempt = tuple(p.victim for p in decided.preempt if p.job == job.id)
     answers = tuple(_answer(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates))
-    return Explanation(answers, start, preempt, never(job, snapshot.devices))
+    return Explanation(answers, start, preempt, never(job, snapshot.possible), late(job, snapshot))
+
+
+def late(job: Job, seen: Snapshot) -> str:
+    """By how much it would miss its deadline if it ran from now on at its best place; "" where it need not."""
+    if not job.deadline_s or job.state in TERMINAL:
+        return ""
+    if (left_s := job.deadline_s - seen.wall_s) <= 0:
+        return f"its deadline was {told_s(-left_s)} ago"
+    best_s = min(_known_s(job, seen), default=0.0)
+    over_s = -slack_s(job, seen.wall_s, best_s)
+    return f"ends {told_s(over_s)} after its deadline at the earliest" if over_s > 0 else ""
+
+
+def _known_s(job: Job, seen: Snapshot) -> Iterator[float]:
+    """How long it would run at each of its places of which that is known."""
+    room, expect = Room(seen), expected(seen)
+    for want in job.candidates:
+        for island, ids in room.places(want).islands.items():
+            most = least(want, room.devices[ids[0]]) if want.exclusive else want.count
+            if (found := expect(job, island.kind, most * want.nodes)).known:
+                yield found.seconds
 
 
 def never(job: Job, devices: Iterable[Devices]) -> str:
@@ -90,14 +120,31 @@ class Never:
 
 def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]) -> Answer:
     refused = {key: told for (number, key), told in why_not.items() if number == index}
+    refused |= {key: f"{refused[key]}; {held}" for key, held in _held(want, refused, snapshot).items()}
     fits = {have.id: have for have in sorted(snapshot.devices, key=lambda d: d.id) if have.id not in refused}
     measured = {
-        name: sentence(snapshot.throughput.of(job, index, have.kind), snapshot.wall_s) for name, have in fits.items()
+        name: snapshot.throughput.sentence(job, index, have.kind, snapshot.wall_s) for name, have in fits.items()
     }
     told = measured if job.workload else {}
     return Answer(
         index, want.kinds, want.count, want.min_count, want.nodes, want.pool, tuple(fits), refused, told, want.exclusive
     )
+
+
+def _held(want: Candidate, refused: dict[str, str], seen: Snapshot) -> dict[str, str]:
+    """By devices id, of those that are refused because too few are free: who has the others."""
+    busy = {have.id for have in seen.devices if (why := enough_free(want, have)) and why in refused.get(have.id, "")}
+    holders: dict[str, list[str]] = {}
+    for attempt in seen.running:
+        for devices_id, numbers in attempt.leases:
+            if devices_id in busy and numbers:
+                holders.setdefault(devices_id, []).append(attempt.job)
+    return {devices_id: _named(sorted(jobs)) for devices_id, jobs in holders.items()}
+
+
+def _named(jobs: list[str]) -> str:
+    more = f" and {len(jobs) - HOLDERS} more" if len(jobs) > HOLDERS else ""
+    return f"held by {', '.join(jobs[:HOLDERS])}{more}"
 
 
 def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
@@ -107,12 +154,19 @@ def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
         return ""
     if able:
         return too_few_nodes(want, found)
-    if want.pool and all(right_pool(want, have) for have in devices):
-        return f"no pool is called {want.pool}; {nearest(want.pool, sorted({have.pool for have in devices}))}"
+    pools = sorted({have.pool for have in devices})
+    if (want.pool or want.pools) and not {want.pool, *want.pools} & {*pools}:
+        named = want.pool or want.pools[0]
+        return f"no pool is called {' or '.join(want.pools) or named}; {nearest(named, pools)}"
     right = [have for have in devices if not right_pool(want, have) and not right_kind(want, have)]
     if not right:
         return _no_such_kind(want, devices)
-    return "; ".join(f"{have.id}: {refusal(want, have, EVER)}" for have in sorted(right, key=lambda d: d.id)[:3])
+    told = [f"{_told_as(have)}: {refusal(want, have, EVER)}" for have in sorted(right, key=lambda d: d.id)]
+    return "; ".join(list(dict.fromkeys(told))[:3])
+
+
+def _told_as(have: Devices) -> str:
+    return f"a node that may be started in pool {have.pool}" if have.node.startswith(NEW) else have.id
 
 
 def _no_such_kind(want: Candidate, devices: tuple[Devices, ...]) -> str:

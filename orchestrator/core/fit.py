@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from cluster.catalogue import meets
+from cluster.catalogue import architecture_of, computes, features, meets, offers
 from orchestrator.core.model import Candidate, Devices, Job
 
 ANY = "any"
@@ -21,7 +21,7 @@ def matches(pattern: str, have: Devices) -> bool:
 
 def asked_by_name(want: Candidate, have: Devices) -> bool:
     """The full kind or the pool itself was written down, so nothing is chosen behind the user's back."""
-    return want.pool == have.pool or any(pattern.lower() == have.kind.lower() for pattern in want.kinds)
+    return have.pool in (want.pool, *want.pools) or any(pattern.lower() == have.kind.lower() for pattern in want.kinds)
 
 
 def right_kind(want: Candidate, have: Devices) -> str:
@@ -37,9 +37,32 @@ def not_emulated_unasked(want: Candidate, have: Devices) -> str:
 
 
 def right_pool(want: Candidate, have: Devices) -> str:
-    if want.pool in ("", have.pool):
-        return ""
-    return f"is in pool {have.pool}, job asks for pool {want.pool}"
+    if want.pool not in ("", have.pool):
+        return f"is in pool {have.pool}, job asks for pool {want.pool}"
+    if want.pools and have.pool not in want.pools:
+        return f"is in pool {have.pool}, job asks for pools {', '.join(want.pools)}"
+    return f"is in pool {have.pool}, which the job excludes" if have.pool in want.not_pools else ""
+
+
+def computes_with(want: Candidate, have: Devices) -> str:
+    """Natively, by what is written of its kind: what nobody wrote down is not promised."""
+    known = {dtype: computes(have.backend, architecture_of(have.kind), dtype) for dtype in want.dtypes}
+    if wrong := next((dtype for dtype, told in known.items() if told is False), ""):
+        return f"does not compute with {wrong} natively, which the job asks for"
+    unknown = next((dtype for dtype, told in known.items() if told is None), "")
+    return f"is not known to compute with {unknown} natively, which the job asks for" if unknown else ""
+
+
+def offers_features(want: Candidate, have: Devices) -> str:
+    """By what is written of its kind."""
+    known = {asked: offers(have.kind, asked) for asked in want.features}
+    if missing := next((asked for asked, told in known.items() if not told), ""):
+        name, _, which = missing.partition("=")
+        asks = "which the job asks for" if not which else f"job asks for {which}"
+        if known[missing] is None:
+            return f"is not known to offer {name}, {asks}"
+        return f"offers {name} {features(have.kind)[name]}, {asks}" if which else f"does not offer {name}, {asks}"
+    return ""
 
 
 def right_node(want: Candidate, have: Devices) -> str:
@@ -52,14 +75,24 @@ def enough_memory(want: Candidate, have: Devices) -> str:
     if have.memory_bytes >= want.memory_bytes:
         return ""
     if not have.memory_bytes:
-        return f"memory per device is unknown, job needs {_gib(want.memory_bytes)} GiB"
-    return f"{_gib(have.memory_bytes)} GiB per device, job needs {_gib(want.memory_bytes)}"
+        return f"memory per device is unknown, job needs {_gib(want.memory_bytes)} GiB{_estimated(want)}"
+    return f"{_gib(have.memory_bytes)} GiB per device, job needs {_gib(want.memory_bytes)}{_estimated(want)}"
+
+
+def _estimated(want: Candidate) -> str:
+    return " (estimated from its model)" if want.memory_estimated else ""
 
 
 def enough_devices(want: Candidate, have: Devices) -> str:
     if have.total >= least(want, have):
         return ""
     return f"has {_devices(have.total)} in all, job needs {needed(want)}"
+
+
+def not_too_dear(want: Candidate, have: Devices) -> str:
+    if not want.max_price or have.price_per_hour <= want.max_price:
+        return ""
+    return f"costs {have.price_per_hour:g} per device and hour, job pays at most {want.max_price:g}"
 
 
 def node_takes_jobs(_want: Candidate, have: Devices) -> str:
@@ -82,7 +115,10 @@ def other_vendor(job: Job, have: Devices) -> str:
     return f"is {have.backend}; the job last ran on {job.backend}, and recovery.cross_vendor is false"
 
 
-EVER: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, right_node, enough_memory, enough_devices)
+EVER: tuple[Rule, ...] = (
+    *(right_kind, not_emulated_unasked, right_pool, right_node),
+    *(enough_memory, enough_devices, not_too_dear, computes_with, offers_features),
+)
 """What no waiting will change on these devices."""
 
 LASTING: tuple[Rule, ...] = (*EVER, node_takes_jobs)

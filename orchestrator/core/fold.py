@@ -3,7 +3,7 @@
 | event       | moves the job | its data                                                                              |
 |-------------|---------------|---------------------------------------------------------------------------------------|
 | submitted   | to PENDING    | job (as plain data), spec, package                                                    |
-| placed      | yes           | candidate, kind, pool, leases [[devices id, [numbers]]], reason; epoch is the new one |
+| placed      | yes           | candidate, kind, pool, leases [[devices id, [numbers]]], launch, reason; a new epoch   |
 | started     | yes           |                                                                                       |
 | preempted   | yes           | reason: the attempt was asked to save and stop                                        |
 | finished    | yes           | reason, result                                                                        |
@@ -12,8 +12,10 @@
 | refused     | yes           | reason: nothing can ever run it                                                       |
 | cancelled   | yes           | reason; its attempt lives on until `released`                                         |
 | released    | no            | outcome, reason: no process of the attempt is left, its devices are free              |
-| checkpoint  | no            | pool, path, step, at (position among the events of its rank)                          |
-| resumed     | no            | step                                                                                  |
+| checkpoint  | no            | pool, path, step, node, at (position among the events of its rank)                    |
+| replicated  | no            | pool, path, step, node: where a copy of that checkpoint is now                        |
+| unreplicated| no            | step, reason: why there is no copy of it                                              |
+| resumed     | no            | step; missed, missed_files, script: sentences (see Record)                            |
 | migrated    | no            | candidates that replace the job's own, reason                                         |
 | overtaken   | no            | node, seen: the epoch of an attempt there that is newer than any this log knows       |
 
@@ -30,18 +32,22 @@ from typing import Any
 
 from cluster.plain import dumped, from_plain, to_plain
 from orchestrator.core.model import Candidate, Event, Job, Running, Start
+from orchestrator.core.policy import HIGHEST
 from orchestrator.core.retry import Decision
 from orchestrator.core.states import MOVES, TERMINAL, State
 
 WORKING = frozenset({State.STARTING, State.RUNNING})
-NOTES = frozenset({"released", "checkpoint", "resumed", "migrated", "overtaken"})
+NOTES = frozenset({"released", "checkpoint", "replicated", "unreplicated", "resumed", "migrated", "overtaken"})
+OF_COPIES = frozenset({"replicated", "unreplicated"})
+"""Notes that also count once the job has ended."""
 UNFENCED = frozenset({"cancelled", "migrated", "overtaken"})
 ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrupted", "released": "released"}
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One placement. It holds its leases until `ended_s` is set. `outcome` is a word of ENDINGS, or finer.
+    """One placement. It holds its leases until `ended_s` is set. `outcome` is a word of ENDINGS, or finer. `launch` is
+    its candidate's: a move may replace the candidates. `aged` is what its job's long wait added to its priority.
 
     `peak_memory_bytes` is of the node that used most; 0 where it was not measured.
     """
@@ -57,12 +63,17 @@ class Attempt:
     outcome: str = ""
     reason: str = ""
     peak_memory_bytes: int = 0
+    launch: str = "node"
+    aged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of a job. `reason` is of the event that led to its state, `seq` of the last that counted. What
-    was written by its user is in the event `submitted`.
+    """All that is known of a job. `reason` is of the event that led to its state, `seq` of the last that counted.
+    `missed` says why it did not go on from its newest checkpoint, `missed_files` without which of its files, `script`
+    what became of a checkpoint of its script's own. `replicas` are the newest copies of its checkpoints, one for each
+    node (pool, path, step, node), `unreplicated` is why the newest has none. What its user wrote is in the event
+    `submitted`.
     """
 
     job: Job
@@ -70,6 +81,11 @@ class Record:
     attempts: tuple[Attempt, ...] = ()
     checkpoint: dict[str, Any] | None = None
     resumed_step: int | None = None
+    missed: str = ""
+    script: str = ""
+    missed_files: str = ""
+    replicas: tuple[dict[str, Any], ...] = ()
+    unreplicated: str = ""
     result: dict[str, Any] | None = None
     failure: dict[str, Any] | None = None
     started_s: float | None = None
@@ -81,6 +97,14 @@ class Record:
         """The attempt that holds devices, if one does: also of a cancelled job until it is released."""
         last = self.attempts[-1] if self.attempts else None
         return last if last and last.ended_s is None else None
+
+    @property
+    def lacks_copies(self) -> bool:
+        """Its newest checkpoint has fewer copies on other machines than the job asked for."""
+        if not self.job.replicas or self.checkpoint is None or not self.checkpoint.get("node"):
+            return False
+        there = [replica for replica in self.replicas if replica["step"] == self.checkpoint["step"]]
+        return len(there) < self.job.replicas
 
 
 def fold(events: Iterable[Event]) -> dict[str, Record]:
@@ -117,17 +141,26 @@ def ignored(record: Record | None, event: Event) -> str:
     if event.event == "released":
         return "" if record.live else "nothing is left to release"
     if event.event in NOTES:
-        return f"the job is {job.state}" if job.state in TERMINAL else ""
+        return f"the job is {job.state}" if job.state in TERMINAL and event.event not in OF_COPIES else ""
     return "" if (job.state, event.event) in MOVES else f"a job in {job.state} has no move for {event.event}"
 
 
 def running(records: Iterable[Record]) -> tuple[Running, ...]:
     """The live attempts, as a snapshot wants them. Of equals the one that was submitted first counts as the oldest."""
-    held = ((record.job, record.live) for record in records)
-    return tuple(
-        Running(job.id, job.priority, job.number, live.leases, stopping=job.state not in WORKING)
-        for job, live in held
-        if live
+    return tuple(_running(record, record.live) for record in records if record.live)
+
+
+def _running(record: Record, live: Attempt) -> Running:
+    job = record.job
+    return Running(
+        job.id,
+        min(HIGHEST, job.priority + live.aged),
+        job.number,
+        live.leases,
+        stopping=job.state not in WORKING,
+        asked=job,
+        candidate=live.candidate,
+        saves=record.checkpoint is not None,
     )
 
 
@@ -139,6 +172,9 @@ def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
     """The event that makes `start` the job's next attempt."""
     leases = [[devices_id, list(numbers)] for devices_id, numbers in start.leases]
     data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": leases, "reason": start.reason}
+    data["launch"] = job.candidates[start.candidate].launch
+    if start.aged:
+        data["aged"] = start.aged
     return Event(job.id, "placed", job.next_epoch, now_s, data)
 
 
@@ -171,8 +207,14 @@ def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
 def _noted(record: Record, event: Event) -> Record:
     if event.event == "checkpoint":
         return replace(record, checkpoint=dict(event.data))
+    if event.event == "replicated":
+        others = (r for r in record.replicas if r["node"] != event.data["node"])
+        return replace(record, replicas=(*others, dict(event.data)), unreplicated="")
+    if event.event == "unreplicated":
+        return replace(record, unreplicated=str(event.data["reason"]))
     if event.event == "resumed":
-        return replace(record, resumed_step=int(event.data["step"]))
+        told: dict[str, Any] = {name: event.data.get(name, "") for name in ("missed", "missed_files", "script")}
+        return replace(record, resumed_step=event.data["step"], **told)
     if event.event == "migrated":
         candidates = tuple(from_plain(Candidate, c) for c in event.data["candidates"])
         return replace(record, job=replace(record.job, candidates=candidates, first_candidate=0))
@@ -192,7 +234,9 @@ def _moved(record: Record, event: Event) -> Record:
 def _placed(record: Record, event: Event) -> Record:
     data = event.data
     leases = tuple((devices_id, tuple(numbers)) for devices_id, numbers in data["leases"])
-    attempt = Attempt(event.epoch, data["candidate"], data["kind"], data["pool"], leases, event.time_s)
+    told = data["candidate"], data["kind"], data["pool"]
+    launch, aged = data.get("launch", "node"), data.get("aged", 0)
+    attempt = Attempt(event.epoch, *told, leases, event.time_s, launch=launch, aged=aged)
     job = replace(record.job, epoch=event.epoch, backend=data["kind"].partition(":")[0])
     return replace(record, job=job, attempts=(*record.attempts, attempt))
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from orchestrator.core import ending, membership, nodes
+from orchestrator.core import ending, membership, nodes, progress
 from orchestrator.core.attempts import Live
 from orchestrator.core.commands import Forget, Stop, StoreReport
 from orchestrator.core.draft import Draft
@@ -41,7 +41,7 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
 
 
 def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
-    changes: dict[str, Any] = {"heard_s": max(node.heard_s, now_s), "failing": False}
+    changes: dict[str, Any] = {"heard_s": max(node.heard_s, now_s), "failing": False, "unmade": 0}
     if beat.facts is not None:
         changes |= {"facts": beat.facts, "refused": nodes.refusal(beat.facts)}
     if beat.attempts is not None and (node.listed_s is None or beat.asked_s >= node.listed_s):
@@ -64,7 +64,7 @@ def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None
     for event in report.events if not part.spoiled else ():
         if event.rank == 0 and event.at > told_at:
             told_at = event.at
-            _absorb(draft, live, node, event)
+            live = _absorb(draft, live, node, event)
     part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), unsure="")
     live = live.with_part(report.node_rank, part, told_at)
     draft.lives[live.job] = live
@@ -74,12 +74,14 @@ def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None
         ending.part_ended(draft, live.job, report.node_rank, report.outcome)
 
 
-def _absorb(draft: Draft, live: Live, node: str, event: RankEvent) -> None:
+def _absorb(draft: Draft, live: Live, node: str, event: RankEvent) -> Live:
     """Rank 0 speaks for all; what was stored before is known by its position, since clocks may be set back."""
     if event.type == "checkpoint":
         _checkpoint(draft, live, node, event)
     elif event.type == "report":
         draft.command(StoreReport(live.job, live.epoch, event.t, event.at, dict(event.data)))
+        return replace(live, pace=progress.reported(draft, live, event.t, event.data))
+    return live
 
 
 def _checkpoint(draft: Draft, live: Live, node: str, event: RankEvent) -> None:
@@ -89,7 +91,7 @@ def _checkpoint(draft: Draft, live: Live, node: str, event: RankEvent) -> None:
         return  # a path that user code made up
     told = {key: event.data[key] for key in ("step", "bytes", "seconds", "blocked_s") if key in event.data}
     path = str(whole.relative_to(facts.storage))
-    draft.event(live.job, "checkpoint", live.epoch, pool=facts.pool, path=path, at=event.at, **told)
+    draft.event(live.job, "checkpoint", live.epoch, pool=facts.pool, path=path, node=node, at=event.at, **told)
 
 
 def spoiled(draft: Draft, told: Spoiled) -> None:

@@ -4,21 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orchestrator.core.fit import least
-from orchestrator.core.model import Candidate, Devices
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Island:
-    """Devices that may share one collective group: same back end, environment and pool, same kind.
-
-    `per_node`: how many devices each node has, where whole nodes are wanted; else 0.
-    """
-
-    pool: str
-    kind: str
-    backend: str
-    environment: str
-    per_node: int = 0
+from orchestrator.core.model import Candidate, Data, Devices, Job
+from orchestrator.core.places import Island
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +37,33 @@ def islands(want: Candidate, devices: Iterable[Devices]) -> dict[Island, list[De
     return dict(sorted(grouped.items()))
 
 
-def option(
-    index: int, want: Candidate, fits: list[Devices], fewest: bool = False, avoid: tuple[str, ...] = ()
-) -> Option | None:
-    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses; those of `avoid` come last.
+def option(index: int, want: Candidate, fits: list[Devices], job: Job, fewest: bool = False) -> Option | None:
+    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses; those that `job` avoids
+    come last, those that have its checkpoint first, and of equal ones those that have most of its data.
 
-    Of a range, as many devices per node as `want.nodes` nodes can give, or the `fewest`. Every node gives the same
-    number, since the ranks of unequal nodes wait for the slowest.
+    Of `want.counts`, as many devices per node as `want.nodes` nodes can give, or the `fewest`. Every node gives the
+    same number, since the ranks of unequal nodes wait for the slowest.
     """
     if len(fits) < want.nodes:
         return None
     frees = sorted((len(have.free) for have in fits), reverse=True)
-    count = least(want, fits[0]) if fewest or want.exclusive else min(want.count, frees[want.nodes - 1])
+    count = least(want, fits[0])
+    if not (fewest or want.exclusive):
+        possible = range(min(want.count, frees[want.nodes - 1]), count, -1)
+        count = next(filter(want.divides, possible), count)
     able = [have for have in fits if len(have.free) >= count]
-    tightest = sorted(able, key=lambda d: (d.node in avoid, len(d.free), d.id))
+    tightest = sorted(able, key=lambda d: (d.node in job.avoid, far(job, d), len(d.free), absent(job.data, d), d.id))
     return Option(index, count, tuple(tightest[: want.nodes]))
+
+
+def far(job: Job, have: Devices) -> bool:
+    """Whether its checkpoint would have to be brought there."""
+    return bool(job.checkpoint_in) and have.storage not in job.checkpoint_in
+
+
+def absent(data: tuple[Data, ...], have: Devices) -> int:
+    """How many of them the node would have to fetch."""
+    return sum(one.key not in have.data for one in data)
 
 
 def too_few_nodes(want: Candidate, found: dict[Island, list[Devices]]) -> str:

@@ -2,25 +2,25 @@
 
 from dataclasses import replace
 
-from cluster.errors import nearest
 from orchestrator.core import ending, nodes
-from orchestrator.core.commands import DropAgent, Fence, MakeAgent, Refuse, RestartAgent
+from orchestrator.core.commands import DropAgent, Fence, MakeAgent, RestAgent, RestartAgent
 from orchestrator.core.draft import Draft
 from orchestrator.core.messages import (
     AgentDied,
     AgentFailed,
     AgentMade,
-    DrainAsked,
     Joined,
     NodeSeen,
     NodesSeen,
     Parted,
-    ResumeAsked,
 )
-from orchestrator.core.nodes import OWNER, Node
+from orchestrator.core.nodes import Node
 
 MADE_AGAIN_S = 1.0
-"""Between two tries to make an agent."""
+"""Between two tries to make an agent, a few times; then longer and longer."""
+QUICK_TRIES = 3
+LONGEST_AGAIN_S = 300.0
+"""Whoever repairs such a node waits no longer than this for its agent."""
 
 HUNG_S = 5.0
 """An agent that has not answered for so long is ended and started again. The next one is there within three seconds on
@@ -35,6 +35,9 @@ HELLO_HUNG_S = 60.0
 
 HEAD_REGAINED_S = 15.0
 """Ray's nodes are back at a head that was started again within seconds, on a busy machine later."""
+
+REST_AGAIN_S = 60.0
+"""An agent that could not be ended, or was just being made, keeps its node from being given back."""
 
 FORGOTTEN_S = 3600.0
 """So long a lost node without attempts is still told of."""
@@ -110,18 +113,24 @@ def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None
         quarantined_until_s=before[0].quarantined_until_s if before else 0.0,
         same_as="" if name == row.name else row.name,
         strangers={key: s for node in before for key, s in node.strangers.items() if key not in mine},
+        cpus=row.cpus,
+        pool=row.pool,
     )
     draft.change(changed=True)
     _make(draft, name)
 
 
 def _lost(draft: Draft, node: Node) -> None:
-    gone = node if node.restarts(draft.now.s) else nodes.failed(node, "Ray reported it dead", draft.now.s)
-    draft.nodes[node.name] = replace(
-        gone, lost="Ray reports the node dead", lost_s=draft.now.s, has_agent=False, making_s=None
-    )
+    """One that rested was given back."""
     draft.command(DropAgent(node.name, node.ray_id))
     draft.change(changed=True)
+    if node.resting and not draft.on_node(node.name):
+        draft.nodes.pop(node.name)
+        return
+    gone = node if node.restarts(draft.now.s) else nodes.failed(node, "Ray reported it dead", draft.now.s)
+    draft.nodes[node.name] = replace(
+        gone, lost="Ray reports the node dead", lost_s=draft.now.s, has_agent=False, making_s=None, resting_s=None
+    )
 
 
 def _noticed(draft: Draft, name: str, row: NodeSeen) -> None:
@@ -148,17 +157,40 @@ def look(draft: Draft) -> None:
         if node.lost:
             if node.silent_s(draft.now.s) > FORGOTTEN_S and not draft.on_node(name):
                 draft.nodes.pop(name)
+        elif node.resting_s is not None:
+            if draft.now.s - node.resting_s > REST_AGAIN_S:
+                rest(draft, name)
         elif not node.has_agent:
-            if node.making_s is None or draft.now.s - node.making_s > MADE_AGAIN_S:
+            if node.making_s is None or draft.now.s - node.making_s > again_s(node.unmade):
                 _make(draft, name)
         else:
             _hung(draft, node)
+
+
+def again_s(unmade: int) -> float:
+    """Before the next try to make an agent, after so many in vain."""
+    return float(min(LONGEST_AGAIN_S, MADE_AGAIN_S * 2 ** min(max(0, unmade - QUICK_TRIES), 16)))
 
 
 def _make(draft: Draft, name: str) -> None:
     node = draft.nodes[name]
     draft.nodes[name] = replace(node, has_agent=False, making_s=draft.now.s)
     draft.command(MakeAgent(name, node.ray_id))
+
+
+def rest(draft: Draft, name: str) -> None:
+    """Ray counts a node with an agent as busy: without, its autoscaler may take it away."""
+    node = draft.nodes[name]
+    draft.nodes[name] = replace(node, has_agent=False, making_s=None, resting_s=draft.now.s)
+    draft.command(RestAgent(name, node.ray_id))
+    draft.change(changed=True)
+
+
+def wake(draft: Draft, name: str) -> None:
+    """What it knew of itself holds until it tells anew; what runs there it has to tell first."""
+    draft.nodes[name] = replace(draft.nodes[name], resting_s=None, listed_s=None, heard_s=draft.now.s)
+    draft.change(changed=True)
+    _make(draft, name)
 
 
 def _hung(draft: Draft, node: Node) -> None:
@@ -173,53 +205,41 @@ def _hung(draft: Draft, node: Node) -> None:
 
 def agent_made(draft: Draft, told: AgentMade) -> None:
     node = draft.nodes.get(told.node)
-    if node is None or node.ray_id != told.ray_id or node.lost:
+    if node is None or node.ray_id != told.ray_id or node.lost or node.resting:
         return
     if told.error:
-        draft.warn(f"the agent of {told.node} could not be made and is tried again: {told.error}")
+        _unmade(draft, node, f"its agent could not be made: {told.error}")
     else:
         draft.nodes[told.node] = replace(node, has_agent=True, making_s=None, restarted_s=draft.now.s)
 
 
 def agent_died(draft: Draft, told: AgentDied) -> None:
     node = draft.nodes.get(told.node)
-    if node is None or node.ray_id != told.ray_id or node.lost:
+    if node is None or node.ray_id != told.ray_id or node.lost or node.resting:
         return
     if draft.now.s - node.restarted_s > ENDED_BY_US_S and not node.restarts(draft.now.s):
         draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
-    if told.gone:
+    if told.gone and told.why:
+        _unmade(draft, draft.nodes[node.name], told.why)
+    elif told.gone:
         _make(draft, node.name)
+
+
+def _unmade(draft: Draft, node: Node, why: str) -> None:
+    """It is tried again after a pause. The first times that is nobody's concern: Ray's head may be away."""
+    tries = node.unmade + 1
+    shown = why if tries >= QUICK_TRIES else node.broken
+    if tries == 1 or shown != node.broken:
+        draft.warn(f"node {node.name}: {why}; it is tried again")
+    if shown != node.broken:
+        draft.change(changed=True)
+    draft.nodes[node.name] = replace(node, has_agent=False, making_s=draft.now.s, unmade=tries, broken=shown)
 
 
 def agent_failed(draft: Draft, told: AgentFailed) -> None:
     """Until it tells what runs there. What runs is not known to have ended: its lease decides."""
     node = draft.nodes.get(told.node)
-    if node is not None and node.ray_id == told.ray_id and node.broken != told.why:
+    if node is not None and node.ray_id == told.ray_id and node.broken != told.why and not node.resting:
         draft.nodes[node.name] = replace(node, broken=told.why)
         draft.warn(f"node {node.name}: {told.why}")
         draft.change(changed=True)
-
-
-def drain(draft: Draft, asked: DrainAsked) -> None:
-    if asked.node not in draft.nodes:
-        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
-        return
-    if draft.control.drained.get(asked.node) != asked.reason:
-        draft.note(OWNER + asked.node, "drained", reason=asked.reason)
-        draft.drained[asked.node] = asked.reason
-        draft.change(changed=True)
-    if asked.now:
-        ending.save_all(draft, asked.node, f"node {asked.node} is drained{f': {asked.reason}' if asked.reason else ''}")
-
-
-def resume(draft: Draft, asked: ResumeAsked) -> None:
-    node = draft.nodes.get(asked.node)
-    if node is None and asked.node not in draft.drained:
-        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
-        return
-    if asked.node in draft.drained:
-        draft.note(OWNER + asked.node, "undrained")
-        draft.drained.pop(asked.node)
-    if node is not None:
-        draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0)
-    draft.change(changed=True)

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cluster.vocabulary import NodeFacts
+from orchestrator.core.demand import NodeGroup
 from orchestrator.core.fold import Record
-from orchestrator.core.throughput import Throughput
+from orchestrator.core.policy import Policy, Project
+from orchestrator.core.throughput import History, Throughput
 from workers.messages import AttemptReport
 
 
@@ -62,6 +64,13 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveAsked:
+    """Forget `node`, which is lost and will not come back."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """We are in the fleet's cluster."""
 
@@ -75,11 +84,15 @@ class Parted:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """A living node as Ray lists it. `draining_s`: seconds left of a notice that Ray was given, or None."""
+    """A living node as Ray lists it. `draining_s`: seconds left of a notice that Ray was given, or None. `cpus`: how
+    many Ray gives out there, 0 where it is not told. `pool`: as its label says, "" without one.
+    """
 
     ray_id: str
     name: str
     draining_s: float | None = None
+    cpus: float = 0.0
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +111,12 @@ class AgentMade:
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """Its process ended: Ray starts it again, unless it is `gone` for good."""
+    """Its process ended: Ray starts it again, unless it is `gone` for good. `why`: it never began, for this reason."""
 
     node: str
     ray_id: str
     gone: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +160,16 @@ class Spoiled:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Every part was started. `step`: of the checkpoint it goes on from, or None."""
+    """Every part was started. `step`: of the checkpoint it goes on from, or None. `missed` says which newer one could
+    not be reached, `missed_files` which files of the job, `script` what became of a checkpoint of its script's own.
+    """
 
     job: str
     epoch: int
     step: int | None = None
+    missed: str = ""
+    script: str = ""
+    missed_files: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +219,9 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The reservation of a place went back, or `error` says why not."""
+    """The reservation of a place went back, or `error`
+    says why not.
+    """
 
     place: str
     error: str = ""
@@ -214,6 +235,19 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicated:
+    """A verified copy of the checkpoint of that step lies in the storage of `node`, at `path`; or `error`
+    says why not.
+    """
+
+    job: str
+    step: int
+    node: str
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NotRestarted:
     """A node that was to be started again stays as it is: nothing is withheld there now, or it was too often."""
 
@@ -222,10 +256,22 @@ class NotRestarted:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesAsked:
+    """The autoscaler was told what nodes are needed, or `error` says why not. `failed`: pool -> why its newest launch
+    failed, as the autoscaler tells.
+    """
+
+    error: str = ""
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool.
     `recorded` are the nodes of the fleet's record, `expected` those of them that live as far as is known there: one
-    that has not told yet is not absent. `repairs`: this server starts them again when they end.
+    that has not told yet is not absent. `repairs`: this server starts them again when they end. `groups` are what this
+    cluster's autoscaler may start, `called`: when an agent was last asked for something beside jobs, by node.
+    `history` is what jobs of each workload took, `policy` and `projects` are the fleet file's.
     """
 
     throughput: Throughput = field(default_factory=Throughput)
@@ -234,6 +280,11 @@ class Tick:
     expected: frozenset[str] = frozenset()
     recorded: frozenset[str] = frozenset()
     repairs: bool = False
+    groups: tuple[NodeGroup, ...] = ()
+    called: Mapping[str, float] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    policy: Policy = field(default_factory=Policy)
+    projects: Mapping[str, Project] = field(default_factory=dict)
 
 
 Message = (
@@ -242,6 +293,7 @@ Message = (
     | MigrateAsked
     | DrainAsked
     | ResumeAsked
+    | RemoveAsked
     | Joined
     | Parted
     | NodesSeen
@@ -256,6 +308,8 @@ Message = (
     | Fenced
     | Released
     | Reserved
+    | Replicated
     | NotRestarted
+    | NodesAsked
     | Tick
 )

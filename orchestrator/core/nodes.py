@@ -60,7 +60,9 @@ class Node:
     have come back. `refused` is why it cannot be used at all (another protocol), `broken` why its agent cannot tell
     what runs there, `drains` what Ray says of its end. `same_as`: the name that it was given and that another living
     node bears. `failures`: the newest, as (when, what). `failing`: a failure was told since it was last heard.
-    `withheld`: see core/leaks.py. Monotonic seconds.
+    `withheld`: see core/leaks.py. `cpus`: how many Ray gives out there, 0 where that is not known. `unmade`: how
+    often in a row its agent could not be made or ended without a word. `resting_s`: when its agent was last ended
+    since an autoscaler may take the node away, None while it is to have one. Monotonic seconds.
     """
 
     name: str
@@ -83,10 +85,18 @@ class Node:
     failing: bool = False
     quarantined_until_s: float = 0.0
     withheld: Withheld | None = None
+    cpus: float = 0.0
+    unmade: int = 0
+    pool: str = ""
+    resting_s: float | None = None
 
     @property
     def ready(self) -> bool:
-        return self.facts is not None and not (self.lost or self.refused or self.broken)
+        return self.facts is not None and not (self.lost or self.refused or self.broken or self.resting)
+
+    @property
+    def resting(self) -> bool:
+        return self.resting_s is not None
 
     @property
     def notice(self) -> str:
@@ -134,6 +144,8 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
     """Why the whole node takes no work now, or ""."""
     if node.lost:
         return f"node {node.name} is lost: {node.lost}"
+    if node.resting:
+        return f"node {node.name} is resting: nothing used it, and it may be given back; a job that needs it wakes it"
     if node.refused:
         return f"node {node.name} {node.refused}"
     if node.broken:
@@ -162,6 +174,12 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
     if (silent_s := node.silent_s(now_s)) > SILENT_S:
         return f"node {node.name} has not answered for {silent_s:.0f} s"
     return ""
+
+
+def useless(node: Node, drained: Mapping[str, str], now_s: float) -> bool:
+    """Whether it is there and takes no work for longer than a moment."""
+    broken = node.refused or node.broken or node.same_as or node.notice
+    return bool(broken) or node.name in drained or node.quarantined_until_s > now_s
 
 
 def refusal(facts: NodeFacts) -> str:
@@ -230,4 +248,6 @@ def _group(
         schedulable=not reason,
         reason=reason,
         price_per_hour=price_per_hour,
+        data=facts.data,
+        storage=facts.storage_id,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.catalogue import ray_resource
 from cluster.vocabulary import NodeFacts
-from orchestrator.core.attempts import place_of, ranks_of
+from orchestrator.core.attempts import place_of, ran, ranks_of
 from orchestrator.core.commands import Launch
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices
@@ -23,11 +23,14 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One node's part of the placement: its devices, and what its agent told of it."""
+    """One node's part of the placement: its devices, and what its agent told of it. `cpus`: how many Ray gives out
+    there, 0 where that is not known.
+    """
 
     devices: Devices
     numbers: tuple[int, ...]
     facts: NodeFacts
+    cpus: float = 0.0
 
 
 def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Launch:
@@ -48,13 +51,20 @@ def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Laun
         tuple(visited),
         record.checkpoint,
         job.resume_from,
+        ran(record.attempts[:-1]),
+        patient=job.recovery.on_disconnect == "wait",
+        data=job.data,
+        replicas=record.replicas,
     )
 
 
 def orders(record: Record, shares: list[Share]) -> tuple[Order, ...]:
     """One per node, in rank order; where ranks meet and what they resume from is filled in when they are given."""
-    ranks = [ranks_of(record.job.task, len(share.numbers)) for share in shares]
+    launch = record.attempts[-1].launch
+    ranks = [ranks_of(record.job.task, launch, len(share.numbers)) for share in shares]
     common = _common(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
+    if record.job.candidates[record.attempts[-1].candidate].whole_batch:
+        common["batch_size"] //= sum(ranks)
     return tuple(
         Order(
             **common,
@@ -87,10 +97,12 @@ def _common(record: Record) -> dict[str, Any]:
         "task": job.task,
         "entry": job.entry,
         "command": want.command,
+        "launch": attempt.launch,
         "arguments": want.arguments,
         "package": job.package,
         "environment": want.environment,
         "keep_checkpoints": job.keep_checkpoints,
+        "output_limit_bytes": job.output_limit_bytes,
         "precision": want.precision,
         "batch_size": want.batch_size,
         "seed": job.seed,
@@ -103,10 +115,11 @@ def _common(record: Record) -> dict[str, Any]:
 
 def bundle(share: Share) -> Resources:
     """What the devices cost in Ray's resources. A CPU device is its share of the node's CPUs, rounded down to what Ray
-    counts in, so that the shares of all devices fit together.
+    counts in, so that the shares of all devices fit together. Ray's number of them counts: it may have been told fewer
+    than the machine has (`ray start --num-cpus`), and would wait for the others for ever.
     """
     resource, count = ray_resource(share.devices.backend, share.devices.emulated), len(share.numbers)
     if resource != "CPU":
         return {resource: float(count)}
-    each = SHARES_PER_CPU * share.facts.cpu_count // max(share.devices.total, 1)
+    each = int(SHARES_PER_CPU * (share.cpus or share.facts.cpu_count)) // max(share.devices.total, 1)
     return {"CPU": each * count / SHARES_PER_CPU}

@@ -1,9 +1,9 @@
 """From the controller's state to the next placements: the snapshot, the plan, and what follows from it. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from orchestrator.core import ending, fold, nodes, overtaken
+from orchestrator.core import ending, fold, nodes, overtaken, scaling
 from orchestrator.core.attempts import MARGIN_S, live_of, node_of
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.explain import never
@@ -21,6 +21,9 @@ STARTS_AT_ONCE = 100
 
 PLAN_EVERY_S = 2.0
 """Also without any news: pauses end, nodes become silent, measurements come in."""
+
+AGAIN_S = 0.05
+"""Between two plans, whatever happens meanwhile."""
 
 FEW = 200
 REST_PER_JOB_S = 50e-6
@@ -44,6 +47,16 @@ def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
         throughput,
         control.paused_until_s,
         now.wall_s,
+        control.scaling.startable,
+        control.scaling.notes,
+        control.progress,
+        control.history,
+        control.since,
+        control.policy.name,
+        control.memory,
+        control.policy.ageing_s,
+        control.projects,
+        control.policy.explore_device_s,
     )
 
 
@@ -57,11 +70,21 @@ def devices_of(node: nodes.Node, control: Control, now_s: float, held: nodes.Lea
 def waiting(control: Control, now_s: float) -> tuple[Job, ...]:
     """Jobs to be placed. One of which an attempt may still run somewhere is not: two never run at once."""
     held = maybe_running(control, now_s)
+    storages = {node.name: node.facts.storage_id for node in control.nodes.values() if node.facts}
     return tuple(
-        record.job
+        _near(record, storages)
         for record in control.records.values()
         if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in held
     )
+
+
+def _near(record: fold.Record, storages: Mapping[str, str]) -> Job:
+    """The job, with the storages that hold its newest checkpoint, as far as these are known now."""
+    if record.checkpoint is None:
+        return record.job
+    copies = [copy["node"] for copy in record.replicas if copy["step"] == record.checkpoint.get("step")]
+    there = {storages.get(node, "") for node in (record.checkpoint.get("node", ""), *copies)}
+    return replace(record.job, checkpoint_in=tuple(sorted(there - {""})))
 
 
 def maybe_running(control: Control, now_s: float) -> dict[str, str]:
@@ -90,18 +113,30 @@ def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
 
 
 def place(draft: Draft, tick: Tick) -> None:
-    """Plan where there is news, or time has passed; then place, preempt, and refuse what can never run."""
-    control, now = draft.ended(), draft.now
-    changed = control.changed or tick.trouble != control.trouble
-    draft.change(trouble=tick.trouble, prices=tick.prices, changed=changed)
+    """Plan where there is news, or time has passed; then place, preempt, refuse what can never run, and ask for nodes
+    that may be started.
+    """
+    scaling.told(draft, tick)
+    now, before = draft.now, draft.ended()
+    file_changed = (tick.policy, tick.projects) != (before.policy, before.projects)
+    changed = before.changed or tick.trouble != before.trouble or file_changed
+    told = {"prices": tick.prices, "history": tick.history, "policy": tick.policy, "projects": tick.projects}
+    draft.change(trouble=tick.trouble, changed=changed, **told)
+    if tick.policy != before.policy:
+        draft.change(memory=replace(before.memory, fault=""))
+    control = draft.ended()
     if not control.joined or now.s < _due_s(control, changed):
         return
     seen = snapshot(control, now, tick.throughput)
-    decided = _with_reasons(control, plan(seen, most=STARTS_AT_ONCE), now)
-    draft.change(plan=decided, planned_s=now.s, changed=False)
+    full = now.s - control.decided_s >= control.policy.every_s
+    decided = _with_reasons(control, plan(seen, full=full, most=STARTS_AT_ONCE), now)
+    draft.change(plan=decided, memory=decided.memory, planned_s=now.s, changed=False)
+    if full:
+        draft.change(decided_s=now.s)
     if not tick.trouble:
         _apply(draft, decided, {d.id: d for d in seen.devices})
         _refuse(draft, seen, tick)
+        decided = scaling.look(draft, seen, decided, tick)
         draft.change(plan=decided, planned_s=now.s)
 
 
@@ -116,7 +151,7 @@ def _due_s(control: Control, changed: bool) -> float:
     """When the next plan is to be made, as things stand."""
     ended = [until_s for until_s in control.paused_until_s.values() if until_s > control.planned_s]
     many = max(0, len(control.records) - FEW)
-    rested_s = control.planned_s + min(many * REST_PER_JOB_S, PLAN_EVERY_S)
+    rested_s = control.planned_s + min(AGAIN_S + many * REST_PER_JOB_S, PLAN_EVERY_S)
     if changed:
         return rested_s
     return max(rested_s, min([control.planned_s + PLAN_EVERY_S, *ended]))
@@ -143,9 +178,9 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     draft.releasing.pop(live.place)  # the next attempt takes over what this one had reserved
     shares = []
     for part in live.parts:
-        facts = draft.nodes[node_of(part.devices_id)].facts
-        assert facts is not None
-        shares.append(Share(devices[part.devices_id], part.numbers, facts))
+        node = draft.nodes[node_of(part.devices_id)]
+        assert node.facts is not None
+        shares.append(Share(devices[part.devices_id], part.numbers, node.facts, node.cpus))
     draft.command(launch(record, shares, fenced=draft.raised.get(job) == record.job.epoch))
 
 
@@ -159,7 +194,7 @@ def _refuse(draft: Draft, seen: Snapshot, tick: Tick) -> None:
     joins = tick.recorded if now_s - draft.control.joined_s <= RETURNS_S else frozenset()
     if untold or (tick.expected | joins) - {node.name for node in known if not node.lost} or not known:
         return
-    here = [have for have in seen.devices if have.node not in gone]
+    here = [have for have in seen.possible if have.node not in gone]
     left = [have for have in seen.devices if have.node in gone]
     for job in seen.jobs:
         if job.recovery.on_disconnect == "stop" and job.id not in draft.lives and (why := _impossible(job, here)):

@@ -71,7 +71,8 @@ def after(job: Job, ended: Ended) -> Decision:
         return _refused(job, ended)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
         cause = ended.asked or "was stopped together with its node"
-        return _interrupted(job, ended, cause, moves_on=False, pause=False)
+        told = f"{cause}; {ended.message}" if ended.state == "preempted" and ended.message else cause
+        return _interrupted(job, ended, told, moves_on=False, pause=False)
     return _failed(job, ended)
 
 

@@ -4,18 +4,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from orchestrator.core.fit import LASTING, refusal
-from orchestrator.core.gang import Island, Option, islands
+from orchestrator.core.gang import Option, island_of
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
+from orchestrator.core.places import Island
+from orchestrator.core.quota import Quota
 
 Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a candidate could run if enough were free: devices ids by island. `refused` has the others, with why."""
+    """Where a candidate could run if enough were free: devices ids by island, all in a fixed order. `refused` has the
+    others, with why, by those that are alike.
+    """
 
     islands: dict[Island, tuple[str, ...]]
-    refused: dict[tuple[int, str], str]
+    refused: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Room:
@@ -29,22 +33,39 @@ class Room:
         self.soon: dict[str, Numbers] = {}
         self.kept: dict[str, dict[str, int]] = {}
         self.version = 0
+        self._below: dict[int, list[Running]] = {}
+        self.quota = Quota(snapshot.projects, snapshot.running)
         self._places: dict[tuple[object, ...], Places] = {}
+        alike: dict[tuple[object, ...], list[str]] = {}
+        for have in self.devices.values():
+            alike.setdefault(_alike(have), []).append(have.id)
+        self._alike = [tuple(ids) for ids in alike.values()]
         for attempt in list(self.running.values()):
             if attempt.stopping:
                 self.stop(attempt)
 
-    def places(self, index: int, want: Candidate) -> Places:
+    def places(self, want: Candidate) -> Places:
         """Found once for all candidates that ask for the same: a queue holds many jobs and few kinds of them."""
-        key = (index, *asked(want))
+        key = asked(want)
         if key not in self._places:
-            refused = {have.id: refusal(want, have, LASTING) for have in self.devices.values()}
-            able = islands(want, (have for have in self.devices.values() if not refused[have.id]))
-            self._places[key] = Places(
-                {island: tuple(have.id for have in nodes) for island, nodes in able.items()},
-                {(index, devices_id): why for devices_id, why in refused.items() if why},
-            )
+            self._places[key] = self._found(want)
         return self._places[key]
+
+    def _found(self, want: Candidate) -> Places:
+        """Devices that are alike in all that rules look at are asked about once."""
+        able: dict[Island, list[tuple[str, ...]]] = {}
+        refused = []
+        for ids in self._groups(want):
+            have = self.devices[ids[0]]
+            if why := refusal(want, have, LASTING):
+                refused.append((why, ids))
+            else:
+                able.setdefault(island_of(want, have), []).append(ids)
+        merged = {island: _merged(groups) for island, groups in sorted(able.items())}
+        return Places(merged, tuple(refused))
+
+    def _groups(self, want: Candidate) -> Iterable[tuple[str, ...]]:
+        return ((devices_id,) for devices_id in self.devices) if want.node else self._alike
 
     def take(self, option: Option) -> None:
         for devices_id, numbers in option.leases:
@@ -53,9 +74,17 @@ class Room:
     def stop(self, attempt: Running) -> None:
         """Its devices come free soon, and nobody else may count on stopping it."""
         self.version += 1
+        self.quota.stops(attempt)
         del self.running[attempt.job]
+        self._below.clear()
         for devices_id, numbers in attempt.leases:
             self.soon[devices_id] = tuple(sorted({*self.soon.get(devices_id, ()), *numbers}))
+
+    def below(self, priority: int) -> list[Running]:
+        """Attempts of lower priority that may be stopped."""
+        if priority not in self._below:
+            self._below[priority] = [r for r in self.running.values() if r.priority < priority and r.preemptible]
+        return self._below[priority]
 
     def promised(self, devices_id: str) -> int:
         """Devices that are free, or will be without anything more being done."""
@@ -80,8 +109,10 @@ class Room:
     def shape(self, job: Job) -> tuple[object, ...]:
         """Equal for jobs that a plan treats alike."""
         vendor = "" if job.recovery.cross_vendor else job.backend
-        wants = tuple((want.nodes, *asked(want)) for want in job.candidates)
-        return (job.priority, job.objective, vendor, job.ordered, job.first_candidate, job.avoid, wants)
+        wants = tuple([(want.nodes, *asked(want)) for want in job.candidates])
+        project = job.project if job.project in self.quota.projects else ""
+        place = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
+        return (job.priority, job.objective, project, vendor, *place, wants)
 
     def _without(self, devices_id: str, numbers: Iterable[int]) -> None:
         self.version += 1
@@ -89,6 +120,21 @@ class Room:
         self.devices[devices_id] = replace(have, free=tuple(sorted(set(have.free) - set(numbers))))
 
 
+def _merged(groups: list[tuple[str, ...]]) -> tuple[str, ...]:
+    return groups[0] if len(groups) == 1 else tuple(sorted(devices_id for ids in groups for devices_id in ids))
+
+
+def _alike(have: Devices) -> tuple[object, ...]:
+    """What LASTING rules look at, but the node's name, and what tells islands apart. One that takes no jobs may say why
+    of its own.
+    """
+    told = have.reason or have.node if not have.schedulable else ""
+    where = (have.pool, have.kind, have.backend, have.environment)
+    return (*where, have.memory_bytes, have.total, have.emulated, have.price_per_hour, told)
+
+
 def asked(want: Candidate) -> tuple[object, ...]:
     """What decides on which devices it may run."""
-    return (want.kinds, want.pool, want.node, want.memory_bytes, want.min_count, want.count, want.exclusive)
+    place = (want.kinds, want.pool, want.pools, want.not_pools, want.node)
+    each = (want.dtypes, want.features, want.memory_bytes, want.memory_estimated, want.max_price)
+    return (*place, *each, want.min_count, want.count, want.exclusive)

@@ -3,11 +3,13 @@
 from typing import Any
 
 from orchestrator.core.fit import asked_by_name
-from orchestrator.core.gang import Option
+from orchestrator.core.gang import Option, absent, far
 from orchestrator.core.model import Job
-from orchestrator.core.throughput import Rates, sentence
+from orchestrator.core.throughput import Rates
 
-WANTS_SPEED = frozenset({"throughput", "finish_time"})
+WANTS_SPEED = frozenset({"throughput", "finish_time", "deadline"})
+
+TRIED = "; tried, for a limited time, before kinds that were measured"
 
 
 def rank(job: Job, candidate: int) -> int:
@@ -23,17 +25,19 @@ def price_per_hour(option: Option) -> float:
 
 
 def score(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:
-    """Rank of the candidate; nodes that failed it last come later; then what the objective asks for; then the tightest
-    fit, then the price.
+    """Rank of the candidate; nodes that failed it last come later; then what the objective asks for; then where its
+    checkpoint is; then the tightest fit, then the price, then how much of its data is not there yet.
     """
     left_over = sum(len(have.free) - option.count for have in option.nodes)
     avoided = sum(have.node in job.avoid for have in option.nodes)
-    return (rank(job, option.candidate), avoided, *_objective(job, option, rates), left_over, price_per_hour(option))
+    price, to_fetch = price_per_hour(option), sum(absent(job.data, have) for have in option.nodes)
+    away = any(far(job, have) for have in option.nodes)
+    return (rank(job, option.candidate), avoided, *_objective(job, option, rates), away, left_over, price, to_fetch)
 
 
 def _objective(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:
-    """For speed what was measured fastest; for cost what an item costs, else an hour. Where nothing was measured, an
-    accelerator before a CPU, and a kind asked for by name before one that matches.
+    """For speed what was measured fastest; for cost what an item costs, else an hour; for energy what an item takes.
+    Where nothing was measured, an accelerator before a CPU, and a kind asked for by name before one that matches.
     """
     have = option.nodes[0]
     on_cpu = have.backend == "cpu"
@@ -41,6 +45,9 @@ def _objective(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:
     if job.objective == "cost":
         each = price_per_item(option, rates)
         return (each is None, each or 0.0, price_per_hour(option), on_cpu, not by_name)
+    if job.objective == "energy":
+        joules = rates.joules_per_item(option)
+        return (not joules, joules, on_cpu, not by_name)
     if job.objective in WANTS_SPEED:
         return (-rates.expected(option), on_cpu, not by_name, -option.count)
     return (on_cpu, not by_name)
@@ -55,14 +62,24 @@ def reason(job: Job, option: Option, rates: Rates, now_s: float) -> str:
     """Why this place, with what is not known said as such."""
     have = option.nodes[0]
     which = f"candidate {option.candidate + 1} of {len(job.candidates)}: " if len(job.candidates) > 1 else ""
-    where = f"{have.kind} in pool {have.pool}"
-    told = sentence(rates.throughput.of(job, option.candidate, have.kind), now_s)
+    where = f"{have.kind} in pool {have.pool}{_near(job, option)}"
+    told = rates.sentence(option, now_s)
     if job.objective == "cost":
         return f"{which}{where}, {_cost(option, rates, told)}"
+    if job.objective == "energy":
+        return f"{which}{where}, {_energy(option, rates, told)}"
     if job.objective in WANTS_SPEED:
         known = told if told != "unmeasured" else "the tightest fit: throughput of this job is unmeasured"
-        return f"{which}{where}, {known}"
+        return f"{which}{where}, {known}{TRIED if rates.is_tried(option) else ''}"
     return f"{which}{where}, the tightest fit"
+
+
+def _near(job: Job, option: Option) -> str:
+    """What of the job is there already."""
+    saved = bool(job.checkpoint_in) and not any(far(job, have) for have in option.nodes)
+    cached = bool(job.data) and not any(absent(job.data, have) for have in option.nodes)
+    told = ["its checkpoint is"] * saved + ["its data is cached"] * cached
+    return f", where {' and '.join(told)}" if told else ""
 
 
 def _cost(option: Option, rates: Rates, told: str) -> str:
@@ -70,3 +87,9 @@ def _cost(option: Option, rates: Rates, told: str) -> str:
     if not price:
         return "which declares no price"
     return f"{price:.2f} per hour" + (f", {each * 1e6:.3g} per million items: {told}" if each else "")
+
+
+def _energy(option: Option, rates: Rates, told: str) -> str:
+    if joules := rates.joules_per_item(option):
+        return f"{joules:.3g} J per item: {told}"
+    return "the tightest fit: the energy of this job is unmeasured"

@@ -4,16 +4,20 @@ The rule is simple on purpose. A blocked job claims one place that could serve i
 no job after it in the policy's order takes those devices. The place with the fewest missing devices is claimed. Only
 jobs ahead of it take from a place that is set aside, so the number missing falls with every attempt that ends there: a
 gang at the head of the line starts, however many small jobs come after it. Only attempts of strictly lower priority are
-asked to stop, only where that makes the job fit, and none that could have been spared. A job in a pause after a failure
-claims nothing.
+asked to stop, of the same one those that a full decision would have elsewhere (core/moves.py), and of any those that
+run beyond the quota of their project for a job that has more right to it (core/quota.py); only where that
+makes the job fit, and none that could have been spared. A job that lacks quota has attempts of its own project stop,
+where they are of lower priority; else what is left of the quota is kept for it, and no devices are. A job in a pause
+after a failure claims nothing.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.core.fit import least, other_vendor
-from orchestrator.core.model import Candidate, Devices, Job, Preempt, Running
+from orchestrator.core.model import Devices, Job, Preempt, Running
+from orchestrator.core.places import Place
 from orchestrator.core.room import Room
 from orchestrator.core.score import rank
 
@@ -32,26 +36,69 @@ class Claim:
     missing: int
 
 
-def claim(job: Job, room: Room) -> Claim | None:
-    """The place this job waits for; None when no node that takes jobs could ever hold it."""
-    return min(_claims(job, room), key=lambda c: _order(job, c), default=None)
+def claim(job: Job, room: Room, own: bool = False) -> Claim | None:
+    """The place this job waits for; None when no node that takes jobs could ever hold it, or quota is lacking. `own`:
+    attempts of its project may stop for it also where it may borrow.
+    """
+    return min(_claims(job, room, own), key=lambda c: _order(job, c), default=None)
 
 
-def apply(job: Job, claimed: Claim, room: Room) -> list[Preempt]:
-    """Set the claimed devices aside; the attempts to stop for it."""
+def keep_quota(job: Job, room: Room) -> None:
+    """For one that is too large for what is left of its project's quota: smaller ones do not take it meanwhile."""
+    for index in sorted(range(len(job.candidates)), key=lambda index: rank(job, index)):
+        want = job.candidates[index]
+        for nodes in _islands(job, index, room):
+            have = nodes[0]
+            devices = least(want, have) * want.nodes
+            if room.quota.refusal(job, devices, have.kind) and room.quota.could_ever(job, devices, have.kind):
+                room.quota.keep(job, have.kind, devices)
+                return
+
+
+def claim_at(job: Job, place: Place, room: Room, equals: frozenset[str] = frozenset()) -> Claim | None:
+    """At this one place; also jobs of `equals` may stop for it."""
+    nodes = nodes_of(job, place, room)
+    if len(nodes) < place.nodes or room.quota.refusal(job, place.devices, place.island.kind):
+        return None
+    return _claim_in(place.candidate, place.count, place.nodes, job, nodes, room, equals)
+
+
+def could_stop(job: Job, room: Room, equals: frozenset[str] = frozenset()) -> bool:
+    """Whether anybody may be asked to stop for it; cheap, and asked often."""
+    return bool(equals or room.quota.borrowed or room.below(job.priority))
+
+
+def nodes_of(job: Job, place: Place, room: Room) -> list[Devices]:
+    """All that take jobs now and could be part of it."""
+    want = job.candidates[place.candidate]
+    islands = room.places(want).islands
+    per_node = place.count if want.exclusive else 0
+    ids = islands.get(replace(place.island, per_node=per_node), ())
+    if not ids or other_vendor(job, room.devices[ids[0]]):  # an island has one vendor
+        return []
+    return [room.devices[devices_id] for devices_id in ids]
+
+
+def apply(job: Job, claimed: Claim, room: Room, equals: Mapping[str, str] | None = None) -> list[Preempt]:
+    """Set the claimed devices aside; the attempts to stop for it. `equals`: why those of the same priority do."""
     for victim in claimed.victims:
         room.stop(victim)
     for devices_id in claimed.nodes:
         room.keep(job.id, devices_id, claimed.count)
+        kind = room.devices[devices_id].kind
+        room.quota.keep(job, kind, claimed.count)
     why = f"{job.id} (priority {job.priority}) needs {claimed.count} of {', '.join(claimed.nodes)}"
-    return [Preempt(victim.job, job.id, why) for victim in claimed.victims]
+    return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in claimed.victims]
 
 
-def sentence(claimed: Claim) -> str:
+def sentence(claimed: Claim, equals: Collection[str] = ()) -> str:
     """What `explain` says beside the refusals of single devices."""
     where = ", ".join(claimed.nodes)
     if claimed.victims:
-        return f"waits for {', '.join(v.job for v in claimed.victims)} of lower priority to save and stop on {where}"
+        lower = "" if any(victim.job in equals for victim in claimed.victims) else " of lower priority"
+        if not all(any(devices_id in claimed.nodes for devices_id, _ in v.leases) for v in claimed.victims):
+            lower += ", which hold the quota of its project,"
+        return f"waits for {', '.join(v.job for v in claimed.victims)}{lower} to save and stop on {where}"
     if not claimed.missing:
         return f"waits for attempts that are stopping on {where}"
     needed = claimed.count * len(claimed.nodes)
@@ -60,48 +107,92 @@ def sentence(claimed: Claim) -> str:
     return f"waits for {claimed.missing} of {needed} devices on {where}; no later job takes the others"
 
 
-def _claims(job: Job, room: Room) -> Iterator[Claim]:
+def _islands(job: Job, index: int, room: Room) -> Iterator[list[Devices]]:
+    """Nodes that could hold candidate number `index` together; all of one kind and vendor."""
+    want = job.candidates[index]
+    for ids in room.places(want).islands.values():
+        nodes = [room.devices[devices_id] for devices_id in ids]
+        if len(nodes) >= want.nodes and not other_vendor(job, nodes[0]):
+            yield nodes
+
+
+def _claims(job: Job, room: Room, own: bool) -> Iterator[Claim]:
     for index, want in enumerate(job.candidates):
-        for ids in room.places(index, want).islands.values():
-            nodes = [room.devices[devices_id] for devices_id in ids]
-            if len(nodes) >= want.nodes and not other_vendor(job, nodes[0]):  # an island has one vendor
-                yield _claim_in(index, want, job, nodes, room)
+        for nodes in _islands(job, index, room):
+            lacks_quota = room.quota.needs(job, want, nodes[0])
+            if lacks_quota and room.quota.may_borrow(job) and not own:  # it gets what is idle first
+                continue
+            need = least(want, nodes[0])  # the same on all nodes of an island
+            claimed = _claim_in(index, need, want.nodes, job, nodes, room)
+            if not lacks_quota or room.quota.within(job, need * want.nodes, nodes[0].kind, claimed.victims):
+                yield claimed
 
 
-def _claim_in(index: int, want: Candidate, job: Job, nodes: list[Devices], room: Room) -> Claim:
-    need = least(want, nodes[0])  # the same on all nodes of an island
+def _claim_in(
+    index: int, need: int, count: int, job: Job, nodes: list[Devices], room: Room, equals: frozenset[str] = frozenset()
+) -> Claim:
+    """`need` devices on each of `count` of these nodes."""
     promised = {have.id: room.promised(have.id) for have in nodes}
-    lower = [r for r in room.running.values() if r.priority < job.priority and r.preemptible]
-    victims = _fewest_victims(need, want.nodes, promised, lower)
+    kind = nodes[0].kind if nodes else ""
+    victims = _Asked(job, need, count, kind, room).fewest_victims(promised, _may_stop(job, room, equals, kind))
     for victim in victims:
         _count(promised, victim, 1)
-    fullest = sorted(nodes, key=lambda d: (-min(promised[d.id], need), d.total, d.id))[: want.nodes]
+    fullest = sorted(nodes, key=lambda d: (-min(promised[d.id], need), d.total, d.id))[:count]
     missing = sum(max(0, need - promised[have.id]) for have in fullest)
     return Claim(index, need, tuple(have.id for have in fullest), tuple(victims), missing)
 
 
-def _fewest_victims(need: int, nodes: int, promised: dict[str, int], lower: list[Running]) -> list[Running]:
-    """A set of which none can be spared, or nobody when stopping all would not help.
+def _may_stop(job: Job, room: Room, equals: frozenset[str], kind: str) -> list[Running]:
+    """Of lower priority; equals that the decision would have elsewhere; and who has borrowed devices of such a kind."""
+    lower = room.below(job.priority)
+    others = (room.running[name] for name in sorted({*equals, *room.quota.borrowed}) if name in room.running)
+    return [*lower, *(r for r in others if r.priority >= job.priority and _gives_way(r, job, room, equals, kind))]
 
-    Spared first: higher priority, then submitted earlier, then the name.
-    """
-    here = [r for r in lower if any(devices_id in promised for devices_id, _ in r.leases)]
-    left = dict(promised)
-    for attempt in here:
-        _count(left, attempt, 1)
-    if not _enough(need, nodes, left):
-        return []
-    victims = []
-    for attempt in sorted(here, key=lambda r: (-r.priority, r.order, r.job)):
-        _count(left, attempt, -1)
-        if not _enough(need, nodes, left):
+
+def _gives_way(attempt: Running, job: Job, room: Room, equals: frozenset[str], kind: str) -> bool:
+    equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
+    return equal or room.quota.gives_back(attempt, job, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`need` devices on each of `nodes` nodes."""
+
+    job: Job
+    need: int
+    nodes: int
+    kind: str
+    room: Room
+
+    def fewest_victims(self, promised: dict[str, int], lower: list[Running]) -> list[Running]:
+        """A set of which none can be spared, or nobody when stopping all would not help.
+
+        Spared first: higher priority, then submitted earlier, then the name.
+        """
+        here = [r for r in lower if self._helps(r, promised)]
+        left, victims = dict(promised), list(here)
+        for attempt in here:
             _count(left, attempt, 1)
-            victims.append(attempt)
-    return victims
+        if not self._enough(left, victims):
+            return []
+        for attempt in sorted(here, key=lambda r: (-r.priority, r.order, r.job)):
+            _count(left, attempt, -1)
+            victims.remove(attempt)
+            if not self._enough(left, victims):
+                _count(left, attempt, 1)
+                victims.append(attempt)
+        return victims
 
+    def _helps(self, attempt: Running, promised: dict[str, int]) -> bool:
+        """By its devices, or by the quota that it holds."""
+        here = any(devices_id in promised for devices_id, _ in attempt.leases)
+        return here or (self.room.quota.is_of(self.job, attempt, self.kind) and not self._within(()))
 
-def _enough(need: int, nodes: int, promised: dict[str, int]) -> bool:
-    return sum(count >= need for count in promised.values()) >= nodes
+    def _enough(self, promised: dict[str, int], victims: Collection[Running]) -> bool:
+        return sum(count >= self.need for count in promised.values()) >= self.nodes and self._within(victims)
+
+    def _within(self, victims: Collection[Running]) -> bool:
+        return self.room.quota.within(self.job, self.need * self.nodes, self.kind, victims)
 
 
 def _count(promised: dict[str, int], attempt: Running, sign: int) -> None:

@@ -13,18 +13,24 @@ from cluster.identity import agent_name, fleet_identity, namespace
 from cluster.paths import home
 from cluster.processes import ProcessId, kill
 from cluster.vocabulary import NodeFacts
+from orchestrator.runtime import travelling
 
+MOST_EXECS = 8
+"""As workers/execs.py has it."""
 NODE_LABEL = "polyfleet.io/node"
 GROUP_OF = {"stop": "ends", "forget": "ends", "hello": "watches", "watch": "watches"}
-GROUP_THREADS = 4
+GROUP_OF |= dict.fromkeys(("exec_read", "exec_write", "exec_resize", "exec_close"), "execs")
+GROUP_THREADS = {"ends": 4, "watches": 4, "execs": 2 * MOST_EXECS}
+POOL_LABEL = "polyfleet.io/pool"
 ROLE_LABEL = "polyfleet.io/role"
+WITHOUT_WORK = ("head", "server")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """One of Ray's nodes. `name`: the label we gave it, else its host and the start of its id; two nodes may have one
-    label. `takes_work`: it is no head of ours and has CPUs. `drain_left_s`: None, or after how many seconds whoever
-    drains it will end it, counted when it was listed; infinite where nobody said.
+    label. `takes_work`: it is no head of ours, nor the node of a server, and has CPUs. `drain_left_s`: None, or after
+    how many seconds whoever drains it will end it, counted when it was listed; infinite where nobody said.
     """
 
     ray_id: str
@@ -36,6 +42,14 @@ class NodeRow:
     resources: Mapping[str, float]
     labels: Mapping[str, str]
     drain_left_s: float | None = None
+
+    @property
+    def cpus(self) -> float:
+        return self.resources.get("CPU", 0.0)
+
+    @property
+    def pool(self) -> str:
+        return self.labels.get(POOL_LABEL, "")
 
     @property
     def draining(self) -> bool:
@@ -66,6 +80,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def last_line(text: str) -> str:
+    """Of a traceback, what was raised."""
+    return (text.strip().splitlines() or [""])[-1].strip()
+
+
 def nodes() -> list[NodeRow]:
     """Every node that Ray knows, those that are gone too."""
     import ray
@@ -83,7 +102,7 @@ def row(node: Mapping[str, Any], leaving: Mapping[str, float]) -> NodeRow:
         ray_id=ray_id,
         name=labels.get(NODE_LABEL) or f"{node['NodeManagerHostname']}-{ray_id[:6]}",
         alive=bool(node["Alive"]),
-        takes_work=labels.get(ROLE_LABEL) != "head" and resources.get("CPU", 0) > 0,
+        takes_work=labels.get(ROLE_LABEL) not in WITHOUT_WORK and resources.get("CPU", 0) > 0,
         host=node["NodeManagerHostname"],
         address=node["NodeManagerAddress"],
         resources=resources,
@@ -107,8 +126,9 @@ def seconds_left(deadline_ms: int, now_s: float) -> float:
     return max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else float("inf")
 
 
-def make(ray_id: str) -> Any:
+def make(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
     """The agent of that node, found by its name when it already lives. Small plain arguments only: they outlive us.
+    `cpus`: how many Ray gives out there, 0 where that is not known. `carried`: our code is brought there first.
 
     Agents of other fleets in the same Ray cluster are in other namespaces.
     """
@@ -127,16 +147,19 @@ def make(ray_id: str) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_id, soft=False),
     }
-    return grouped(AgentActor).options(**options).remote(fleet=identity)
+    agent = travelling.carried(AgentActor, travelling.bring(ray_id)) if carried else AgentActor
+    return grouped(agent).options(**options).remote(fleet=identity, cpus=cpus)
 
 
 def grouped(agent: type) -> Any:
-    """The actor class. Stops and watches have threads of their own: they never wait behind starts that hang."""
+    """The actor class. Stops and watches have threads of their own: they never wait behind starts that hang. So do
+    commands beside jobs, each of which keeps one waiting.
+    """
     import ray
 
     for name, group in GROUP_OF.items():
         ray.method(concurrency_group=group)(getattr(agent, name))
-    options: dict[str, Any] = {"concurrency_groups": dict.fromkeys(GROUP_OF.values(), GROUP_THREADS)}
+    options: dict[str, Any] = {"concurrency_groups": GROUP_THREADS}
     return ray.remote(**options)(agent)
 
 
@@ -151,6 +174,17 @@ def end_for_good(actor: Any) -> None:
     import ray
 
     ray.kill(actor, no_restart=True)
+
+
+def end_named(ray_id: str) -> None:
+    """The agent of that node for good, whether we know it or not; nothing where it has none."""
+    import ray
+
+    try:
+        actor = ray.get_actor(agent_name(ray_id), namespace=namespace(fleet_identity(home())))
+    except ValueError:
+        return
+    end_for_good(actor)
 
 
 def end_hung(actor: Any, facts: NodeFacts | None) -> None:

@@ -25,8 +25,8 @@ from orchestrator.core.messages import (
     Spoiled,
 )
 from orchestrator.core.nodes import Node
-from orchestrator.runtime import actors
-from orchestrator.runtime.actors import first_line
+from orchestrator.runtime import actors, travelling
+from orchestrator.runtime.actors import first_line, last_line
 from orchestrator.runtime.engine import RAY
 from workers.errors import TakenOver
 from workers.messages import AttemptReport, Unusable
@@ -73,13 +73,17 @@ class Agents:
     `generation` is the controller's: agents refuse one that is older than one they have seen, and `floor` is the newest
     that was told of by nodes that we have just found: we have to count above it. A newer one that is told by a node
     which has obeyed us already is of a server that was started after this one: `overtaken` says so, and we do not count
-    above that. `repaired` gets a node and what was done for it.
+    above that. `repaired` gets a node and what was done for it. `called`: when an agent was last asked for something by
+    `call` or `actor`, by node (monotonic).
     """
 
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
         self._post, self._repaired = post, repaired
         self._handles: dict[str, Handle] = {}
         self._wanted: dict[str, str] = {}
+        self._made_by_s: dict[tuple[str, str], float] = {}  # of those being made, by name and Ray's id of the node
+        self._cpus: dict[str, float] = {}
+        self._lacking: set[str] = set()
         self._lock = threading.Lock()
         self._nodes_asked_s: float | None = None
         self._nodes_seen_s = 0.0
@@ -88,6 +92,7 @@ class Agents:
         self.floor = 0
         self.overtaken = ""
         self._obeyed: set[str] = set()
+        self.called: dict[str, float] = {}
 
     def __getitem__(self, node: str) -> Node:
         if node not in self.nodes:
@@ -118,10 +123,16 @@ class Agents:
     # -- what the controller commands
 
     def make(self, node: str, ray_id: str) -> None:
+        """One at a time is made for a node: a second would slow down the first where the machine is loaded."""
+        carried = ray_id in self._lacking
+        limit_s = travelling.LIMIT_S if carried else LIMIT_S
         with self._lock:
             self._wanted[node] = ray_id
-        make, made = partial(actors.make, ray_id), partial(self._made, node, ray_id)
-        RAY.ask(f"make the agent of {node}", make, LIMIT_S, made)
+            if time.monotonic() < self._made_by_s.get((node, ray_id), 0.0):
+                return
+            self._made_by_s[node, ray_id] = time.monotonic() + limit_s
+        make = partial(actors.make, ray_id, self._cpus.get(ray_id, 0.0), carried)
+        RAY.ask(f"make the agent of {node}", make, limit_s, partial(self._made, node, ray_id))
 
     def _made(self, node: str, ray_id: str, actor: Any) -> None:
         """One that was dropped while it was made is not watched: it may have another name by now. The same holds for
@@ -129,6 +140,7 @@ class Agents:
         """
         failed = isinstance(actor, BaseException)
         with self._lock:
+            self._made_by_s.pop((node, ray_id), None)
             if self._wanted.get(node) != ray_id:
                 return
             if not failed:
@@ -147,11 +159,17 @@ class Agents:
 
     def drop(self, node: str, ray_id: str) -> None:
         with self._lock:
+            self._made_by_s.pop((node, ray_id), None)
             if self._wanted.get(node) == ray_id:
                 del self._wanted[node]
             handle = self._handles.get(node)
             if handle is not None and handle.ray_id == ray_id:
                 del self._handles[node]
+
+    def rest(self, node: str, ray_id: str) -> None:
+        """End the agent of a node that nothing uses."""
+        self.drop(node, ray_id)
+        RAY.ask(f"end the agent of {node}, which is idle", partial(actors.end_named, ray_id), LIMIT_S, _logged)
 
     def tell(self, node: str, method: str, *args: Any, done: Callable[[BaseException | None], None]) -> None:
         """One call, not waited for: `done` gets None or the error, in another thread."""
@@ -179,7 +197,8 @@ class Agents:
             log.warning("Ray's head does not tell its nodes: %s", first_line(found))
             return
         rows = [row for row in found if row.alive and row.takes_work]
-        self._post(NodesSeen(tuple(NodeSeen(row.ray_id, row.name, row.drain_left_s) for row in rows)))
+        self._cpus = {row.ray_id: row.cpus for row in rows}
+        self._post(NodesSeen(tuple(NodeSeen(r.ray_id, r.name, r.drain_left_s, r.cpus, r.pool) for r in rows)))
 
     def unwatched(self) -> list[str]:
         """Nodes whose agent is asked for nothing now."""
@@ -231,7 +250,7 @@ class Agents:
     def _failed(self, handle: Handle, error: BaseException) -> None:
         import ray
 
-        handle.rest_until_s, handle.greeted = time.monotonic() + REST_S, False
+        greeted, handle.rest_until_s, handle.greeted = handle.greeted, time.monotonic() + REST_S, False
         if isinstance(error, ray.exceptions.RayTaskError):
             log.error("node %s: %s", handle.node, error.cause)
             if isinstance(error.cause, TakenOver):
@@ -241,9 +260,24 @@ class Agents:
                 self._post(AgentFailed(handle.node, handle.ray_id, why))
         if isinstance(error, ray.exceptions.RayActorError):
             gone = isinstance(error, ray.exceptions.ActorDiedError)
-            if not (handle.hung or self._restarts(handle.node)):
+            if gone:  # for good: asked again while the next one is made, it would tell the same once more
+                self._left(handle)
+            why = self._why_none(handle, str(error)) if gone and not greeted else ""
+            if greeted and not (handle.hung or self._restarts(handle.node)):
                 self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
-            self._post(AgentDied(handle.node, handle.ray_id, gone))
+            self._post(AgentDied(handle.node, handle.ray_id, gone, why))
+
+    def _left(self, handle: Handle) -> None:
+        with self._lock:
+            if self._handles.get(handle.node) is handle:
+                del self._handles[handle.node]
+
+    def _why_none(self, handle: Handle, error: str) -> str:
+        """Why an agent never began. "" where only our code is missing there: the next try brings it."""
+        if travelling.lacks_us(error) and handle.ray_id not in self._lacking:
+            self._lacking.add(handle.ray_id)
+            return ""
+        return f"its agent cannot start: {last_line(error)}"
 
     def _restarts(self, name: str) -> bool:
         """Whether all of the node was to be started again a moment ago, which is told in its own words."""
@@ -281,6 +315,9 @@ class Agents:
     def actor(self, node: str) -> Any:
         """Raises FleetError while it is being made."""
         handle = self._handles.get(self[node].name)
+        self.called[node] = time.monotonic()
+        if handle is None and self[node].resting:
+            raise FleetError(f"node {node} is resting and has no agent", f"`polyfleet node resume {node}` wakes it")
         if handle is None:
             raise FleetError(f"node {node} has no agent yet", "it is being started: ask again")
         return handle.actor
@@ -295,6 +332,7 @@ class Agents:
         with self._lock:
             self._handles.clear()
             self._wanted.clear()
+            self._made_by_s.clear()
         self._nodes_asked_s, self._nodes_seen_s = None, 0.0
 
 
@@ -315,4 +353,4 @@ def _spoiled(node: str, told: Any, why: str) -> list[Message]:
 
 def _logged(found: Any) -> None:
     if isinstance(found, BaseException):
-        log.warning("ending a hung agent: %s", first_line(found))
+        log.warning("ending an agent: %s", first_line(found))

@@ -14,19 +14,34 @@ from typing import Any
 from cluster.errors import FleetError, PolyfleetError
 from orchestrator.core import commands as c
 from orchestrator.core.commands import Command
-from orchestrator.core.messages import Fenced, LaunchFailed, Message, NotRestarted, Released, Stopped
-from orchestrator.runtime import fences, reservations, room
+from orchestrator.core.messages import (
+    Fenced,
+    LaunchFailed,
+    Message,
+    NodesAsked,
+    NotRestarted,
+    Released,
+    Replicated,
+    Stopped,
+)
+from orchestrator.runtime import autoscaler, fences, reservations, room
+from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.keeping import Keeping
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.repair import RepairThread
+from orchestrator.runtime.replicating import Replicator
 from orchestrator.store.events import EventStore
 
 log = logging.getLogger(__name__)
 
 LAUNCHES = 32
 RELEASES = 4
+ASK_S = 2.0 * autoscaler.LIMIT_S
+COPIES = 4
+"""No more are commanded at once (core/replicas.py)."""
 PLACE_S = 15.0
 """A release waits no longer for Ray than this."""
 
@@ -39,7 +54,7 @@ class _Occupied(FleetError):
 
 
 class Carrier:
-    """Only the controller's thread calls `carry`."""
+    """Only the controller's thread calls `carry`. `keeping` keeps what is lost with nodes that may be given back."""
 
     def __init__(
         self,
@@ -48,25 +63,31 @@ class Carrier:
         store: EventStore,
         jobs: Jobs,
         post: Callable[[Message], None],
+        keeping: Keeping,
         repair: RepairThread | None = None,
     ):
+        self.keeping = keeping
         self._repair = repair
         self._agents, self._launcher, self._store, self._jobs, self._post = agents, launcher, store, jobs, post
         self._launches = ThreadPoolExecutor(LAUNCHES, thread_name_prefix="launches")
         self._releases = ThreadPoolExecutor(RELEASES, thread_name_prefix="releases")
+        self._copies = ThreadPoolExecutor(COPIES, thread_name_prefix="copies")
         self._taken: set[str] = set()
         self._places: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._ways: dict[type, Callable[[Any], None]] = {
             c.Launch: self._launch,
             c.Stop: self._stop,
-            c.Forget: lambda f: agents.tell(f.node, "forget", f.job, f.epoch, done=partial(_noted, f)),
+            c.Forget: lambda f: keeping.before(f, lambda: self._forget(f)),
             c.Fence: self._fence,
             c.Release: self._release,
             c.MakeAgent: lambda m: agents.make(m.node, m.ray_id),
             c.RestartAgent: lambda r: agents.restart(r.node, r.ray_id, r.reason),
             c.RestartNode: self._restart_node,
             c.DropAgent: lambda d: agents.drop(d.node, d.ray_id),
+            c.RestAgent: lambda r: agents.rest(r.node, r.ray_id),
+            c.AskNodes: self._ask_nodes,
             c.StoreReport: self._report,
+            c.Replicate: partial(self._in, self._copies, self._replicated),
             c.Refuse: lambda _: None,
             c.Warn: lambda w: log.warning("%s", w.text),
         }
@@ -75,8 +96,12 @@ class Carrier:
         self._ways[type(command)](command)
 
     def close(self) -> None:
-        for threads in (self._launches, self._releases):
+        self.keeping.close()
+        for threads in (self._launches, self._releases, self._copies):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    def _forget(self, forget: c.Forget) -> None:
+        self._agents.tell(forget.node, "forget", forget.job, forget.epoch, done=partial(_noted, forget))
 
     def _in(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
         threads.submit(self._told, carry, command)
@@ -115,6 +140,13 @@ class Carrier:
         except PolyfleetError as e:
             return Released(release.place, str(e))
         return Released(release.place)
+
+    def _replicated(self, asked: c.Replicate) -> Message:
+        try:
+            return Replicator(self._launcher.checkpoints).replicate(asked)
+        except Exception as e:
+            log.exception("copying a checkpoint of %s", asked.job)
+            return Replicated(asked.job, asked.step, asked.node, error=f"internal error: {e!r}")
 
     @contextmanager
     def _alone_at(self, place: str) -> Iterator[None]:
@@ -156,6 +188,13 @@ class Carrier:
             self._post(Fenced(fence.job, fence.epoch, error=str(stands), asked_s=fence.asked_s))
         else:
             self._post(Fenced(fence.job, fence.epoch, stands, asked_s=fence.asked_s))
+
+    def _ask_nodes(self, asked: c.AskNodes) -> None:
+        RAY.ask("ask its autoscaler for nodes", partial(autoscaler.ask, asked.requests), ASK_S, self._asked)
+
+    def _asked(self, failed: Any) -> None:
+        told = isinstance(failed, BaseException)
+        self._post(NodesAsked(first_line(failed)) if told else NodesAsked(failed=failed))
 
     def _report(self, report: c.StoreReport) -> None:
         self._store.report(

@@ -12,6 +12,7 @@ from cluster import fleet_record
 from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.paths import home
+from orchestrator import installed_policies, node_groups
 from orchestrator.core import control
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Command
@@ -20,13 +21,15 @@ from orchestrator.core.messages import Message
 from orchestrator.core.model import Devices, Plan, Snapshot
 from orchestrator.core.nodes import OWNER, drained
 from orchestrator.core.placing import snapshot
-from orchestrator.core.throughput import Throughput
+from orchestrator.core.policy import Policy, Project
+from orchestrator.core.throughput import History, Throughput
 from orchestrator.runtime import crash, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
 from orchestrator.runtime.carrying import Carrier
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.keeping import Keeping
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.leaving import give_back
 from orchestrator.runtime.link import NO_FLEET, Link
@@ -55,7 +58,8 @@ LIMIT_S = 10.0
 
 class Runtime(threading.Thread):
     """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed.
-    `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go.
+    `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go. `measured` is
+    what the newest tick had of workloads.
     """
 
     def __init__(
@@ -65,19 +69,23 @@ class Runtime(threading.Thread):
         agents: Agents,
         launcher: Launcher,
         inbox: Inbox,
+        keeping: Keeping,
         throughput: Callable[[], Throughput] = Throughput,
         pulse: Pulse | None = None,
         repair: RepairThread | None = None,
+        history: Callable[[], History] = History,
     ):
         super().__init__(name="controller", daemon=True)
         self._jobs, self._store, self._agents, self._inbox = jobs, store, agents, inbox
-        self._throughput, self._repair = throughput, repair
+        self._throughput, self._history, self._repair = throughput, history, repair
+        self.measured = Throughput(), History()
         self.pulse = pulse or Pulse()
         self.replaced, self.trouble = False, NO_FLEET
         self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
         self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
         self._record: FleetRecord | None = None
+        self._groups = node_groups.Known()
         self._unread = ""
         self._compared, self._compare_at_s = "", 0.0
         self._reserved_s = 0.0
@@ -86,9 +94,10 @@ class Runtime(threading.Thread):
         self._closing = threading.Event()
         agents.generation = store.next_generation()
         self._link = Link(agents, self._inbox.put)
-        self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, repair)
+        self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
         known = drained(e for e in store.events_below(OWNER))
-        begun = control.resumed(jobs.open(), known, store.told_at, now())
+        reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
+        begun = control.resumed(jobs.open(), known, store.told_at, now(), reported)
         self._steps = Steps(jobs, begun, self._stored, self._storing)
         for job_id, why in jobs.damaged.items():
             # Jobs whose history cannot be trusted do not go on: one of them might run twice.
@@ -220,7 +229,13 @@ class Runtime(threading.Thread):
             return []
         living, recorded = self._workers()
         trouble = self.trouble or self.holding
-        return [m.Tick(self._throughput(), trouble, self._prices(), living, recorded, self.repairs)]
+        groups = self._groups.of(self.fleet.pools) if self.fleet else ()
+        self._carrier.keeping.pools = frozenset(group.pool for group in groups)
+        called = dict(self._agents.called) if groups else {}
+        self.measured = throughput, history = self._throughput(), self._history()
+        there = living, recorded, self.repairs, groups, called
+        file = self._policy(), self._projects()
+        return [m.Tick(throughput, trouble, self._prices(), *there, history, *file)]
 
     def _workers(self) -> tuple[frozenset[str], frozenset[str]]:
         """Nodes of the fleet's record: those that live as far as is known here, and all."""
@@ -234,14 +249,14 @@ class Runtime(threading.Thread):
         there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
         if there != self._nodes_told:
             self._nodes_told = there
-            self.seen(self.snapshot().devices)
+            self.seen(self.snapshot().possible)
 
     def _linked(self, recorded: FleetRecord | None) -> list[Message]:
         """Our place in the fleet's Ray cluster, and what the controller does not know of it yet."""
         for kind, *rest in self._inbox.of_the_link():
             told: Callable[..., Any] = getattr(self._link, kind)  # joined, left or parted
             told(*rest)
-        trouble = self._link.trouble(recorded, lambda: give_back(self._agents, list(self.control.lives.values())))
+        trouble = self._link.trouble(recorded, self._give_back)
         self._troubled((trouble and self._unread) or trouble)
         if self._agents.overtaken and self._repair:
             self._repair.close()
@@ -253,6 +268,11 @@ class Runtime(threading.Thread):
             self._reserved_s = 0.0
             return [m.Joined()]
         return []
+
+    def _give_back(self) -> None:
+        scaling = self.control.scaling
+        grows = bool(scaling.groups or scaling.asked or scaling.asking)
+        give_back(self._agents, list(self.control.lives.values()), grows)
 
     def _compare_origin(self, fleet: FleetRecord) -> None:
         """With which database the fleet began; tried again where the disk does not take it."""
@@ -266,6 +286,16 @@ class Runtime(threading.Thread):
     def _prices(self) -> dict[str, float]:
         pools = self.fleet.pools if self.fleet else {}
         return {name: float(pool.get("price_per_hour") or 0.0) for name, pool in pools.items()}
+
+    def _policy(self) -> Policy:
+        told = self.fleet.policy_spec if self.fleet else {}
+        policy = Policy(**{name: value for name, value in told.items() if name in Policy.__slots__})
+        installed_policies.expect(policy.name)
+        return policy
+
+    def _projects(self) -> dict[str, Project]:
+        told = self.fleet.projects if self.fleet else {}
+        return {name: Project(project["quota"], project["borrow"]) for name, project in told.items()}
 
     def _carry(self, commands: list[Command]) -> None:
         for command in commands:

@@ -41,7 +41,7 @@ class FleetSeen:
         fleet = fleet_record.read()
         if fleet is None or fleet.state != "up" or self._runtime.trouble:
             raise FleetError(self._runtime.trouble or "no fleet is up", NO_FLEET)
-        if not self._agents.items():
+        if not (self._agents.items() or self._grows):
             raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
         return self._runtime.snapshot()
 
@@ -60,17 +60,22 @@ class FleetSeen:
             if RAY.blocked() or self._agents.overtaken:
                 return  # what has not shown itself by now does not within a moment
             if self._complete(fleet):
-                self._known.look(self._runtime.snapshot().devices)
+                self._known.look(self._runtime.snapshot().possible)
                 self._settled = fleet.address
                 return
             time.sleep(0.05)
+
+    @property
+    def _grows(self) -> bool:
+        """It may have no node, until a job needs one."""
+        return bool(self._runtime.control.scaling.groups)
 
     def _complete(self, fleet: FleetRecord) -> bool:
         """Every node of the fleet has told what it has, or is lost."""
         if self._settled == fleet.address:
             return True
         known = {name for name, agent in self._agents.items() if agent.facts or agent.lost}
-        return bool(known) and known >= {p.node for p in fleet.living() if p.role == "worker"}
+        return bool(known or self._grows) and known >= {p.node for p in fleet.living() if p.role == "worker"}
 
     def _look(self, devices: tuple[Devices, ...]) -> None:
         """Half of a fleet is not its inventory."""

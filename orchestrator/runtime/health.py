@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cluster.vocabulary import Finding
 from orchestrator.core.leaks import Leak
+from orchestrator.runtime import travelling
 from orchestrator.runtime.engine import Blocked
 from orchestrator.runtime.link import HEAD_GONE, HEAD_STARTS, NO_FLEET
 
@@ -18,6 +19,8 @@ TROUBLE_S = 3.0
 
 LITTLE_ROOM_BYTES = 256 << 20
 NAMED = 5
+AGAIN = "it is tried again by itself; the server's log and those it names tell more"
+UNMADE_REMEDY = f"{travelling.REMEDY}; it is tried again every few minutes"
 GIB = 1 << 30
 MIB = 1 << 20
 NoteOf = tuple[str, Finding]
@@ -26,7 +29,8 @@ NoteOf = tuple[str, Finding]
 @dataclass(frozen=True, slots=True)
 class ControllerSeen:
     """`trouble` is why no fleet is served, for `trouble_s`; `holding` why nothing is placed; `failing` the last turn's
-    error. `overtaken`: another server controls the fleet, and `trouble` says what to do.
+    error. `overtaken`: another server controls the fleet, and `trouble` says what to do. `gap`: 0 to 1, what
+    any other than the last full decision could gain at most, by the measure of `policy`; 0 where order decides.
     """
 
     turn_age_s: float
@@ -37,17 +41,21 @@ class ControllerSeen:
     trouble_s: float = 0.0
     holding: str = ""
     overtaken: bool = False
+    policy_fault: str = ""
+    policy: str = ""
+    gap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """`unknown`: attempts that run there and are not in the database."""
+    """`unknown`: attempts that run there and are not in the database. `unmade`: why it has no agent."""
 
     node: str
     lost: str
     ready: bool
     silent_s: float
     unknown: tuple[str, ...] = ()
+    unmade: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,15 @@ def findings(seen: Seen) -> list[NoteOf]:
     order = {"error": 0, "warning": 1, "info": 2}
     found = [*_controller(seen), *_head(seen), *_nodes(seen), *_strangers(seen), *_leaks(seen), *_store(seen.store)]
     repaired = [(node, Finding("info", "repair", f"{said} at {when}")) for when, node, said in seen.repairs]
-    waiting = [("", Finding("warning", "repair", said, "see the logs it names")) for said in seen.not_repaired]
+    waiting = [
+        (
+            "",
+            Finding(
+                "warning", "repair", said, "it is tried again by itself; the logs it names and the server's tell more"
+            ),
+        )
+        for said in seen.not_repaired
+    ]
     return sorted([*found, *waiting, *repaired], key=lambda pair: order[pair[1].level])
 
 
@@ -100,6 +116,9 @@ def age(seconds: float) -> str:
 
 def _controller(seen: Seen) -> Iterator[NoteOf]:
     own = seen.controller
+    if own.policy_fault:
+        said = f"{own.policy_fault}; jobs are served in the order of submission meanwhile"
+        yield "", Finding("error", "policy", said, "mend or replace it, or name another `policy` in the fleet file")
     if own.turn_age_s > TURN_LATE_S:
         said = f"last turn {age(own.turn_age_s)} ago: {own.doing}"
         remedy = "see the server's log; `polyfleet server stop` ends it, and jobs go on with the next server"
@@ -139,7 +158,9 @@ def _remedy(holding: str, repairing: bool) -> str:
 
 def _nodes(seen: Seen) -> Iterator[NoteOf]:
     for node in seen.nodes:
-        if node.lost:
+        if node.unmade:
+            yield node.node, Finding("error", "agent", node.unmade, UNMADE_REMEDY)
+        elif node.lost:
             remedy = "the server starts it again" if seen.repairing else "`polyfleet up` restarts lost nodes"
             yield node.node, Finding("error", "node", f"lost: {node.lost}", remedy)
         elif node.silent_s > (SILENT_S if node.ready else STARTING_S):

@@ -5,12 +5,14 @@ from typing import Any
 
 from orchestrator.core.fencing import waits_for
 from orchestrator.core.fold import Record
-from orchestrator.core.model import Event
+from orchestrator.core.model import Event, Progress
+from orchestrator.core.progress import ran_on
+from orchestrator.core.remaining import Known
 from orchestrator.core.states import WAITING
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.steps import now
-from orchestrator.runtime.views import job_view
+from orchestrator.runtime.views import job_view, progress_view
 
 
 class JobViews:
@@ -25,7 +27,12 @@ class JobViews:
 
     def whole(self, record: Record) -> dict[str, Any]:
         metrics = self._jobs.metrics(record.job.id) if record.attempts else {}
-        return job_view(record, metrics, self.why(record))
+        return job_view(record, metrics, self.why(record), progress_view(record, self._known(record)))
+
+    def _known(self, record: Record) -> Known:
+        throughput, history = self._runtime.measured
+        progress = self._runtime.control.progress.get(record.job.id) or Progress()
+        return Known(throughput, progress, history, ran_on(record.attempts, now().wall_s))
 
     def why(self, record: Record) -> str:
         """Why a waiting job, one whose node is silent, or one whose launch takes long waits, in one sentence; "" for

@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,8 @@ from orchestrator.store.sqlite import ReplacedError
 NEAREST_OF = 50
 METRICS_KEPT = 10_000
 CHECKED_AT_ONCE = 100
+FINISHED_KEPT = 50
+"""Newest jobs that finished since somebody looked: with more of them each says less."""
 GONE = "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer"
 
 
@@ -42,6 +44,7 @@ class Jobs:
         self._store, self._table = store, store.jobs
         self._lock = threading.Lock()
         self._metrics: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._finished: deque[str] = deque(maxlen=FINISHED_KEPT)
 
     @property
     def damaged(self) -> dict[str, str]:
@@ -64,7 +67,13 @@ class Jobs:
             numbers = self._store.append(events, strict=True)
         except FleetError as e:
             raise NotStored.of(e) from e
+        self._finished.extend(event.job for event in events if event.event == "finished")
         return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
+
+    def finished(self) -> list[Record]:
+        """Those that were committed since the last call, the newest ones at least; oldest first. They are in memory."""
+        ids = [self._finished.popleft() for _ in range(len(self._finished))]
+        return [record for job in ids if (record := self.get(job))]
 
     # -- what may not be trusted, and what is too old
 

@@ -8,8 +8,10 @@ from contextlib import suppress
 from functools import partial
 
 from orchestrator.core.attempts import Live
-from orchestrator.runtime import reservations
+from orchestrator.runtime import autoscaler, reservations
+from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.engine import RAY
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +19,10 @@ STOPS_S = 5.0
 """So long a cluster that is left waits for its nodes to have heard that their attempts are to stop."""
 
 
-def give_back(agents: Agents, lives: Iterable[Live]) -> None:
-    """It waits for Ray."""
+def give_back(agents: Agents, lives: Iterable[Live], grows: bool = False) -> None:
+    """It waits for Ray. `grows`: its autoscaler has nodes for us."""
+    if grows:
+        _need_no_nodes()
     heard: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def done(node: str, error: BaseException | None) -> None:
@@ -36,3 +40,10 @@ def give_back(agents: Agents, lives: Iterable[Live]) -> None:
     agents.dismiss()
     for place in reservations.held():
         reservations.release(place)
+
+
+def _need_no_nodes() -> None:
+    try:
+        RAY.run("ask its autoscaler for nodes", lambda: autoscaler.ask(()), autoscaler.LIMIT_S)
+    except Exception as e:
+        log.warning("Ray's autoscaler was not told that its nodes are needed no more: %s", first_line(e))

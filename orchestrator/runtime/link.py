@@ -10,6 +10,7 @@ from cluster import connect, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from cluster.listeners import owners, port_of
+from cluster.processes import ProcessId, alive
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.engine import RAY
@@ -20,6 +21,7 @@ JOIN_S = 30.0
 LEAVE_S = 30.0
 END_S = 5.0
 AGAIN_S = 1.0
+LONGEST_REST_S = 30.0
 NO_FLEET = "no fleet is up"
 HEAD_GONE = "the fleet's head is gone"
 HEAD_STARTS = "the fleet's head is starting"
@@ -38,6 +40,8 @@ class Link:
         self._under_way = ""
         self._since_s = 0.0
         self._failed = ""
+        self._failures = 0
+        self._raylet: ProcessId | None = None
 
     def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
         """ "" when we are in the recorded fleet's cluster, else why not; what leads there is begun. A fleet that
@@ -59,7 +63,7 @@ class Link:
             return reason
         if self.fleet is None:
             return self._join(recorded)
-        if self.fleet.address == recorded.address:
+        if self.fleet.address == recorded.address and self._works():
             if recorded.headless:
                 self.holding = HEAD_GONE
                 return ""
@@ -76,6 +80,7 @@ class Link:
         """Whether it worked."""
         self._under_way, self._since_s = "", time.monotonic()
         self._failed = "" if error is None else first_line(error)
+        self._failures = 0 if error is None else self._failures + 1
         self.fleet = fleet if error is None else None
         return error is None
 
@@ -103,10 +108,21 @@ class Link:
         """The reason why we are not in it yet."""
         if not _answers(fleet):
             return HEAD_GONE if fleet.headless else HEAD_STARTS
-        if not self._failed or time.monotonic() - self._since_s > AGAIN_S:
+        if not self._failed or time.monotonic() - self._since_s > _rest_s(fleet, self._failures):
             self._begin(f"joining the Ray cluster at {fleet.address}")
-            self._ask("join the cluster", lambda: _join(fleet), JOIN_S, ("joined", fleet))
+            self._ask("join the cluster", lambda: self._enter(fleet), JOIN_S, ("joined", fleet))
         return self._failed or f"joining the Ray cluster at {fleet.address}"
+
+    def _enter(self, fleet: FleetRecord) -> None:
+        """In a thread of RAY."""
+        connect.prepare(fleet)
+        self._raylet = connect.connect(fleet)
+
+    def _works(self) -> bool:
+        """Whether the raylet that we work through lives, where it may end without the head: it was cut off from it, or
+        whoever runs it has stopped it.
+        """
+        return self._raylet is None or alive(self._raylet)
 
     def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
         self._begin(f"leaving the Ray cluster at {fleet.address}")
@@ -149,9 +165,9 @@ def _answers(fleet: FleetRecord) -> bool:
     return not fleet.embedded or not (fleet.headless or owners(port_of(fleet.address)) == frozenset())
 
 
-def _join(fleet: FleetRecord) -> None:
-    connect.prepare(fleet)
-    connect.connect(fleet)
+def _rest_s(fleet: FleetRecord, failures: int) -> float:
+    """Before the next try. Where nodes are others' to start again, and ours to be started with each try, it grows."""
+    return AGAIN_S if fleet.embedded else min(LONGEST_REST_S, AGAIN_S * 2.0 ** min(failures, 9))
 
 
 def _leave(give_back: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from orchestrator.core.attempts import node_of, ranks_of
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.kept_logs import KeptLogs
 
 STREAMS = {"out": "stdout", "err": "stderr"}
 STAMP = len("2026-11-20T23:14:53.123456Z")
@@ -47,8 +48,8 @@ class Page:
 class Logs:
     """Cursors have keys `epoch.rank` and byte offsets for values. Safe to use from several threads."""
 
-    def __init__(self, agents: Agents):
-        self._agents = agents
+    def __init__(self, agents: Agents, kept: KeptLogs):
+        self._agents, self._kept = agents, kept
         self._read_to_end: dict[tuple[str, str], int] = {}  # where logs end to which nothing is added any more
 
     def read(
@@ -71,6 +72,18 @@ class Logs:
             lines = [*self._last(record, attempt, rank, at, wanted), *lines]
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
 
+    def away(self, record: Record, epoch: int | None) -> list[str]:
+        """What is not shown since it lies on a node that is not here: a sentence for each."""
+        sentences: dict[str, None] = {}
+        for attempt in self._attempts(record, epoch):
+            for rank, name in placed_ranks(record, attempt):
+                node = self._agents.get(name)
+                if (node is None or node.lost) and not self._kept.has(record.job.id, attempt.epoch, rank):
+                    why = f"lost: {node.lost}" if node else "gone from the fleet"
+                    who = f"attempt {attempt.epoch} ran on node {name}, which is {why}"
+                    sentences[f"{who}; its log is whole once that is back"] = None
+        return list(sentences)
+
     def _attempts(self, record: Record, epoch: int | None) -> list[Attempt]:
         attempts = [a for a in record.attempts if epoch in (None, a.epoch)]
         if not attempts and record.attempts:
@@ -82,8 +95,9 @@ class Logs:
     ) -> list[dict[str, Any]]:
         """Of one attempt; `at` is moved to the ends of its logs."""
         ends = {}
-        for number, node in _ranks(record, attempt, rank):
-            if found := self._ask(node, "log_tail", record.job.id, attempt.epoch, number, count):
+        for number, node in placed_ranks(record, attempt, rank):
+            log = record.job.id, attempt.epoch, number
+            if found := self._kept.tail(*log, count) or self._ask(node, "log_tail", *log, count):
                 key = f"{attempt.epoch}.{number}"
                 at[key], ends[key] = found["start"], found["end"]
         last: deque[dict[str, Any]] = deque(maxlen=count)
@@ -101,7 +115,9 @@ class Logs:
 
         What a rank has printed later than the last line read of another one, which has more, waits for the next page.
         """
-        ranks = [(n, node) for n, node in _ranks(record, attempt, rank) if not self._is_read(record, attempt, n, at)]
+        ranks = [
+            (n, node) for n, node in placed_ranks(record, attempt, rank) if not self._is_read(record, attempt, n, at)
+        ]
         share = max(limit_bytes // max(len(ranks), 1), LEAST_BYTES)
         asked = (self._of_rank(record.job.id, attempt.epoch, n, node, at, share) for n, node in ranks)
         pages = [page for page in asked if page is not None]
@@ -118,7 +134,8 @@ class Logs:
 
     def _of_rank(self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int) -> Page | None:
         key = f"{epoch}.{rank}"
-        found = self._ask(node, "logs", job, epoch, rank, at.get(key, 0), limit_bytes)
+        asked = job, epoch, rank, at.get(key, 0), limit_bytes
+        found = self._kept.read(*asked) or self._ask(node, "logs", *asked)
         if found is None:
             return None
         if found["ended"]:
@@ -151,9 +168,9 @@ class Logs:
         return end is not None and at.get(key, 0) >= end
 
 
-def _ranks(record: Record, attempt: Attempt, wanted: int | None) -> Iterator[tuple[int, str]]:
+def placed_ranks(record: Record, attempt: Attempt, wanted: int | None = None) -> Iterator[tuple[int, str]]:
     """Global ranks of an attempt with the node each ran on."""
-    each = [(node_of(d), ranks_of(record.job.task, len(numbers))) for d, numbers in attempt.leases]
+    each = [(node_of(d), ranks_of(record.job.task, attempt.launch, len(numbers))) for d, numbers in attempt.leases]
     nodes = [node for node, count in each for _ in range(count)]
     return ((number, node) for number, node in enumerate(nodes) if wanted in (None, number))
 

@@ -3,26 +3,29 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cluster.errors import FleetError, SpecError
+from cluster.errors import FleetError, SpecError, nearest
 from orchestrator import entry
-from orchestrator.benchmark import throughput
 from orchestrator.bundle import refuse_our_names
+from orchestrator.checkpoint_places import of_this_machine
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
+from orchestrator.core.throughput import of_package
 from orchestrator.limits import TooManyJobs, most_waiting
 from orchestrator.runtime import crash
+from orchestrator.runtime.data_store import DataStore, missing
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.runtime.views import acknowledged
-from orchestrator.spec import parse_job
+from orchestrator.spec import JobSpec, parse_job
+from orchestrator.spec_parts import DataSpec
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer, Asked
 from orchestrator.store.work import Stored
@@ -43,7 +46,7 @@ class Submission:
     @property
     def quick(self) -> bool:
         """To check it, no file has to be read and no node to be asked: others may wait for it."""
-        return not self.package and not self.spec.get("secrets") and not self.spec.get("checkpoint")
+        return not self.package and not any(self.spec.get(name) for name in ("secrets", "checkpoint", "data"))
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class _Accepting:
 
 class Submissions:
     """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or "". `stored`
-    gets the records of what was accepted; `count` tells how many jobs have not ended.
+    gets the records of what was accepted; `count` tells how many jobs have not ended, `projects` those of the fleet.
     """
 
     def __init__(
@@ -70,13 +73,16 @@ class Submissions:
         jobs: Jobs,
         store: EventStore,
         packages: Packages,
+        data: DataStore,
         checkpoints: Checkpoints,
         seen: Seen,
         stored: Stored,
         count: Callable[[], int],
+        projects: Callable[[], Collection[str]] = tuple,
     ):
-        self._jobs, self._store, self._packages, self._checkpoints = jobs, store, packages, checkpoints
-        self._seen, self._stored, self._count = seen, stored, count
+        self._jobs, self._store, self._packages, self._data = jobs, store, packages, data
+        self._checkpoints = checkpoints
+        self._seen, self._stored, self._count, self._projects = seen, stored, count, projects
         self._never = Never(())
         self._most = most_waiting()
         self._waiting, self._counted_s = 0, float("-inf")
@@ -144,6 +150,8 @@ class Submissions:
             raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
         if package:
             refuse_our_names(self._packages.names(package), checked.task)
+        self._refuse_data(checked, self._packages.names(package) if package and checked.data else [])
+        self._refuse_project(checked.project)
         resolve_secrets(checked.secrets)
         if ":" in checked.checkpoint.resume_from and not waits:
             self._checkpoints.show(checked.checkpoint.resume_from)
@@ -151,8 +159,24 @@ class Submissions:
         if devices is not None and (impossible := self._never_on(devices)(job)):
             raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
         if package:
-            job = replace(job, workload=job.workload or throughput.of_package(package), package=package)
+            job = replace(job, workload=job.workload or of_package(package), package=package)
         return job
+
+    def _refuse_project(self, project: str) -> None:
+        """A fleet without projects takes any: nothing is counted there."""
+        known = self._projects()
+        if project and known and project not in known:
+            raise SpecError("project", f"the fleet has no project {project!r}", nearest(project, sorted(known)))
+
+    def _refuse_data(self, spec: JobSpec, names: list[str]) -> None:
+        """Data of the client's machine that was not sent, and mounts where the submitted folder has something."""
+        for index, one in enumerate(spec.data):
+            if of_this_machine(one.uri) and not (one.sha256 and self._data.has(one.sha256)):
+                raise missing(f"data.{index}.uri", one.uri)
+            refuse_our_names([f"{one.path}/x.py"], spec.task)
+            if clash := next((name for name in names if _clash(name, one)), ""):
+                told = f"{one.mount!r} is where the submitted folder has {clash!r}"
+                raise SpecError(f"data.{index}.mount", told, "name another place in the job's folder")
 
     def _never_on(self, devices: tuple[Devices, ...]) -> Never:
         """What was found of the same devices before is kept."""
@@ -167,6 +191,11 @@ class Submissions:
         if self._waiting + more > self._most:
             raise TooManyJobs(self._waiting, self._most)
         self._waiting += more
+
+
+def _clash(name: str, data: DataSpec) -> bool:
+    """Whether a file of the submitted folder lies where data is shown, or as a file in the way to it."""
+    return f"{name}/".startswith(f"{data.path}/") or f"{data.path}/".startswith(f"{name}/")
 
 
 def _not_stored(told: Data | Exception) -> Data | Exception:

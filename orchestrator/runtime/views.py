@@ -1,7 +1,7 @@
 """Jobs and nodes as JSON for the API: what `polyfleet show`, `jobs` and `inventory` print."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from cluster.plain import to_plain
 from orchestrator.core import nodes
@@ -11,6 +11,8 @@ from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.nodes import Leased, Node
 from orchestrator.core.placing import devices_of
+from orchestrator.core.progress import devices_of as devices_of_attempt
+from orchestrator.core.remaining import Known, Source, remaining
 from orchestrator.core.states import TERMINAL, State
 
 
@@ -19,7 +21,39 @@ def iso(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds") if seconds else None
 
 
-def job_view(record: Record, metrics: dict[str, Any], why_waiting: str = "") -> dict[str, Any]:
+class ProgressView(TypedDict):
+    """Of an open job that was placed. `of` and `steps_per_s` are None where they are not known; how long is left is on
+    the devices it runs on, or ran on last, `left_from` a word of core/remaining.py and `left` the same as a sentence.
+    """
+
+    step: int
+    of: int | None
+    steps_per_s: float | None
+    left_s: float
+    left_from: Source
+    left: str
+
+
+def progress_view(record: Record, known: Known) -> ProgressView | None:
+    if record.job.state in TERMINAL or not record.attempts:
+        return None
+    last, told = record.attempts[-1], known.progress
+    devices = devices_of_attempt(last)
+    left = remaining(record.job, last.kind, devices, known)
+    rate = told.rates.get((last.kind, devices)) if record.live else None
+    return {
+        "step": told.step,
+        "of": told.of or record.job.work.steps or None,
+        "steps_per_s": rate,
+        "left_s": left.seconds,
+        "left_from": left.source,
+        "left": left.sentence,
+    }
+
+
+def job_view(
+    record: Record, metrics: dict[str, Any], why_waiting: str = "", progress: ProgressView | None = None
+) -> dict[str, Any]:
     job, last = record.job, record.attempts[-1] if record.attempts else None
     return {
         "id": job.id,
@@ -39,7 +73,13 @@ def job_view(record: Record, metrics: dict[str, Any], why_waiting: str = "") -> 
         "restarts": job.restarts,
         "interruptions": job.interruptions,
         "resumed_step": record.resumed_step,
+        "missed_checkpoint": record.missed,
+        "script_checkpoint": record.script,
+        "missed_files": record.missed_files,
         "checkpoint": record.checkpoint,
+        "replicas": list(record.replicas),
+        "unreplicated": record.unreplicated,
+        "progress": progress,
         "metrics": metrics,
         "result": record.result,
         "failure": record.failure if job.state in TERMINAL | {State.RECOVERING} else None,
@@ -96,6 +136,8 @@ def _state(node: Node, control: Control, now_s: float) -> str:
     """One word, and a reason where it is not ready."""
     if why := node.lost or node.refused or node.broken:
         return f"lost: {why}"
+    if node.resting:
+        return "resting"
     if node.facts is None or node.listed_s is None:
         return "starting"
     if node.name in control.drained:
@@ -117,7 +159,7 @@ def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, l
         "environment": facts.environment if facts else "",
         "kinds": sorted({d.kind for d in devices}),
         "nodes": sum(not node.lost for node in found),
-        "nodes_declared": spec.get("nodes", len(found)),
+        "nodes_declared": len(spec.get("hosts") or ()) or spec.get("max_nodes") or spec.get("nodes", len(found)),
         "devices": sum(d.total for d in devices if d.schedulable),
         "free": sum(len(d.free) for d in devices if d.schedulable),
         "price_per_hour": spec.get("price_per_hour", 0.0),

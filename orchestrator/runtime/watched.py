@@ -3,6 +3,7 @@
 It takes no lock that the controller's thread holds while it waits, and asks neither Ray nor an agent.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.plain import to_plain
@@ -14,6 +15,7 @@ from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
+from orchestrator.runtime.rejoin import RejoinThread
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.steps import now
 from orchestrator.store.events import EventStore
@@ -23,8 +25,12 @@ NAMED_ROWS = 20
 
 
 class Watched:
-    def __init__(self, store: EventStore, agents: Agents, runtime: Runtime, repair: RepairThread | None):
-        self._store, self._agents, self._runtime, self._repair = store, agents, runtime, repair
+    """`repairs` are the threads that start again what was lost; none where that is switched off."""
+
+    def __init__(
+        self, store: EventStore, agents: Agents, runtime: Runtime, repairs: Sequence[RepairThread | RejoinThread]
+    ):
+        self._store, self._agents, self._runtime, self._repairs = store, agents, runtime, repairs
 
     def seen(self) -> Seen:
         runtime, at = self._runtime, now()
@@ -34,12 +40,19 @@ class Watched:
             tuple(RAY.blocked()),
             RAY.exhausted,
             tuple(
-                NodeSeen(name, _down(node), node.ready, node.silent_s(at.s), tuple(node.unknown))
+                NodeSeen(
+                    name,
+                    _down(node),
+                    node.ready,
+                    0.0 if node.resting else node.silent_s(at.s),
+                    tuple(node.unknown),
+                    node.broken if node.unmade and not node.lost else "",
+                )
                 for name, node in runtime.control.nodes.items()
             ),
             tuple(leaks(runtime.control, at)),
             tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
-            tuple(self._repair.waiting.values()) if self._repair else (),
+            tuple(dict.fromkeys(why for repair in self._repairs for why in repair.waiting.values())),
             runtime.replaced,
             runtime.repairs,
         )
@@ -55,6 +68,9 @@ class Watched:
             runtime.trouble_s,
             runtime.holding,
             bool(self._agents.overtaken),
+            runtime.control.memory.fault,
+            runtime.control.policy.name,
+            runtime.control.memory.gap,
         )
 
     def _database(self) -> StoreSeen:

@@ -16,7 +16,19 @@ from orchestrator.server import answers
 from orchestrator.server.facade import Facade
 from orchestrator.server.guard import Guard
 from orchestrator.server.proof import proof
-from orchestrator.server.routes import benchmarks, changes, checkpoints, fleet, jobs, packages, schema, server
+from orchestrator.server.routes import (
+    benchmarks,
+    changes,
+    checkpoints,
+    data,
+    execs,
+    files,
+    fleet,
+    jobs,
+    packages,
+    schema,
+    server,
+)
 from orchestrator.server.together import Together
 
 
@@ -51,9 +63,10 @@ def make_app(
     app.state.stopping = threading.Event()
     app.state.streams = None
     app.state.works = None
+    app.state.execs = None
     app.state.submissions = Together(lambda asked: service.submit_each(asked))  # the schema is made without a service
     app.state.stop = stop or app.state.stopping.set
-    for part in (jobs, server, fleet, changes, packages, checkpoints, benchmarks, schema):
+    for part in (jobs, execs, files, server, fleet, changes, packages, data, checkpoints, benchmarks, schema):
         app.include_router(part.router)
     answers.install(app)
     return app

@@ -18,7 +18,13 @@ PUBLIC = frozenset({("GET", "/healthz")})
 SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
 PACKAGES = "/v1/packages/"
 BULK = "/v1/jobs/bulk"
-WAITING = ("/v1/changes", "/v1/checkpoints")
+RAW = {
+    "/v1/uploads/": (8 << 20) + 1024,
+    "/v1/checkpoints/incoming/": (8 << 20) + 1024,
+    "/v1/checkpoints/incoming": 256 << 20,
+}
+"""Paths, the longest first, whose PUT takes plain bytes: pieces of files and checkpoints, and manifests."""
+WAITING = ("/v1/changes", "/v1/checkpoints", "/v1/uploads")
 HTTP_PORT = 80
 """Clients leave it out of Host."""
 JSON_LIMIT_BYTES = 1024 * 1024
@@ -98,13 +104,29 @@ def _trust(scope: Scope) -> None:
 def _waits(scope: Scope) -> bool:
     """It may be open for long and holds no thread meanwhile; such have limits of their own."""
     path = scope["path"]
-    return path.endswith("/stream") or path.startswith(WAITING) or (scope["method"], path) in PUBLIC
+    if _raw(scope):  # its body is held in memory
+        return False
+    return (
+        path.endswith("/stream") or path.startswith(WAITING) or _is_of_files(path) or (scope["method"], path) in PUBLIC
+    )
+
+
+def _is_of_files(path: str) -> bool:
+    """`/v1/jobs/{ref}/files…`: such routes have a few threads of their own."""
+    return path.startswith("/v1/jobs/") and path.split("/")[4:5] == ["files"]
 
 
 def body_limit_bytes(scope: Scope) -> int:
     if scope["path"] == BULK:
         return BULK_LIMIT_BYTES
+    if raw := _raw(scope):
+        return RAW[raw]
     return PACKAGE_LIMIT_BYTES if scope["path"].startswith(PACKAGES) else JSON_LIMIT_BYTES
+
+
+def _raw(scope: Scope) -> str:
+    """The path of RAW that this request is for, or ""."""
+    return next((path for path in RAW if scope["method"] == "PUT" and scope["path"].startswith(path)), "")
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
@@ -126,6 +148,7 @@ def _content_type_refusal(scope: Scope) -> Refusal | None:
     if scope["method"] in SAFE_VERBS:
         return None
     wanted = "application/zip" if scope["path"].startswith(PACKAGES) else "application/json"
+    wanted = "application/octet-stream" if _raw(scope) else wanted
     given = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
     if given == wanted.encode():
         return None

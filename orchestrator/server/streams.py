@@ -160,13 +160,16 @@ def event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {to_json(data, ascii_only=True)}\n\n".encode()
 
 
-def events(request: Request, source: AsyncIterator[Item]) -> StreamingResponse:
+def events(request: Request, source: AsyncIterator[Item], after: Callable[[], None] | None = None) -> StreamingResponse:
     """Sends what `source` yields as (event name, data), None being "nothing yet". An error becomes the last event.
+    `after` is called in a thread once the stream has ended, however it ends.
 
     Raises TooManyStreams.
     """
     counted = ExitStack()
     counted.enter_context(streams(request).counted())
+    if after is not None:
+        counted.callback(asyncio.get_running_loop().run_in_executor, None, after)
 
     async def body() -> AsyncIterator[bytes]:
         last = time.monotonic()
@@ -229,6 +232,10 @@ class Logs:
     async def tail(self, count: int) -> list[Data]:
         """The last `count` lines there are now, whatever the cursor was; it is behind them afterwards."""
         return await self._lines(self.service.logs_tail, count)
+
+    async def away(self) -> list[str]:
+        """Which attempts ran on nodes that are not here, whose lines are missing."""
+        return list(await self.streams.call(self.service.logs_away, self.ref, self.epoch))
 
     async def _lines(self, ask: Callable[..., Data], *arguments: Any) -> list[Data]:
         asked = (self.ref, self.rank, self.epoch, *arguments)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.show.grid import Grid, Stack, facts, grid
 from orchestrator.show.text import one_line, visible
 from orchestrator.show.units import ago, duration
+from orchestrator.show.ways import way_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Data = dict[str, Any]
 WORDS = {"unsupported": "unsupported", "failed": "failed", "wrong": "WRONG", "lost": "lost", "skipped": "not measured"}
-TIMES = "times are those of the quickest parts; × is the first column's time over this one's"
+TIMES = "times are those of the quickest parts; × is the time of the first column, or kernels, over this one's"
 SIGNS = {"FASTER": "▲", "SLOWER": "▼", "SAME": "=", "INCONCLUSIVE": "?"}
 
 
@@ -69,9 +70,9 @@ def _style(tile: Tile) -> str:
 
 def report(results: Data) -> Stack:
     """The map, what could not be measured and why, and how far the whole can be trusted."""
-    ways = list(dict.fromkeys(_way(cell) for cell in results["cells"]))
+    ways = list(dict.fromkeys(way_of(cell) for cell in results["cells"]))
     columns = [column["column"] for column in results["columns"]]
-    by_place = {(c["case"], _way(c), c["column"]): c for c in results["cells"]}
+    by_place = {(c["case"], way_of(c), c["column"]): c for c in results["cells"]}
     cases = list(dict.fromkeys(cell["case"] for cell in results["cells"]))
     rows = []
     for case in cases:
@@ -83,10 +84,6 @@ def report(results: Data) -> Stack:
     heat = HeatMap(tuple(one_line(c) for c in columns), tuple(rows))
     told = [*_trust(results), *_reasons(results)]
     return Stack((heat, *(["", *told] if told else [])))
-
-
-def _way(cell: Data) -> str:
-    return f"{cell['precision']} {cell['level']}" + (" cold" if cell["regime"] == "cold" else "")
 
 
 def _tile(cell: Data | None) -> Tile:
@@ -128,7 +125,7 @@ def _reasons(results: Data) -> list[str]:
     for cell in results["cells"]:
         if cell["call_s"] is None:
             found.setdefault((cell["column"], cell["status"], cell["reason"]), []).append(
-                f"{cell['case']} {_way(cell)}"
+                f"{cell['case']} {way_of(cell)}"
             )
     told = [
         f"{column}: {WORDS.get(status, status)}: {visible(reason)} ({_some(names)})"
@@ -202,7 +199,7 @@ def compared(data: Data) -> Stack:
     rows = sorted(data["cells"], key=lambda r: order.get(r["verdict"], -1))
     table = grid(
         ("CASE", "CONFIGURATION", "KIND", "BEFORE", "AFTER", "RATIO", "INTERVAL", "VERDICT", "NOTE"),
-        ((r["case"], _way(r), r["kind"], *_change(r)) for r in rows),
+        ((r["case"], way_of(r), r["kind"], *_change(r)) for r in rows),
         empty="the runs have no case and configuration in common",
     )
     environment = [f"{d['kind']}: {d['what']} was {d['before'] or 'absent'}, is {d['after'] or 'absent'}"
@@ -227,7 +224,7 @@ def series(rows: list[Data]) -> Grid:
 
     return grid(
         ("CASE", "CONFIGURATION", "KIND", "RUNS", "FIRST", "LAST", "STEPS"),
-        ((r["case"], _way(r), r["kind"], len(r["points"]), duration(r["points"][0]["call_s"]),
+        ((r["case"], way_of(r), r["kind"], len(r["points"]), duration(r["points"][0]["call_s"]),
           duration(r["points"][-1]["call_s"]), told(r)) for r in rows),
         empty="no run measured that",
     )  # fmt: skip

@@ -11,19 +11,21 @@ Data = dict[str, Any]
 
 def checkpoints(rows: list[Data]) -> Grid:
     """One line per checkpoint; what is wrong with one only where something is."""
-    columns = ("CHECKPOINT", "STEP", "SIZE", "KIND", "SAVED", "PROBLEM")
-    damaged = any(c.get("problem") for c in rows)
-    return grid(
-        columns if damaged else columns[:-1],
-        (_listed(c) if damaged else _listed(c)[:-1] for c in rows),
-        empty="no checkpoints",
-    )
+    columns = ["CHECKPOINT", "STEP", "SIZE", "KIND", "SAVED"]
+    cells = [_listed(c) for c in rows]
+    if any(c.get("nodes") for c in rows):
+        columns.append("ON")
+        cells = [(*cell, ", ".join(c.get("nodes", ()))) for cell, c in zip(cells, rows, strict=True)]
+    if any(c.get("problem") for c in rows):
+        columns.append("PROBLEM")
+        cells = [(*cell, c.get("problem", "")) for cell, c in zip(cells, rows, strict=True)]
+    return grid(tuple(columns), cells, empty="no checkpoints")
 
 
 def _listed(c: Data) -> tuple[Any, ...]:
     problem = c.get("problem", "")
     saved_bytes = "" if problem else size(c["bytes"])
-    return (_place(c), c["step"], saved_bytes, c["producer"]["kind"], c["created"], problem)
+    return (_place(c), c["step"], saved_bytes, c["producer"]["kind"], c["created"])
 
 
 def shown(data: Data) -> Stack:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.show.grid import Grid, Stack, facts, grid
+from orchestrator.show.grid import Drawn, Grid, Stack, facts, grid
 from orchestrator.show.units import size
 
 Data = dict[str, Any]
@@ -32,6 +32,66 @@ def pools(fleet: Data) -> Grid:
         title=f"fleet {fleet['name']} at {fleet['address']}: {fleet['state']}",
         empty="the fleet has no pools",
     )
+
+
+def fleet(told: Data) -> Stack:
+    """Pools, who is served first, and what projects hold of their quotas."""
+    parts: list[Grid | str] = [pools(told), "", policy(told["policy"])]
+    if told["projects"]:
+        parts += ["", projects(told["projects"])]
+    return Stack(tuple(parts))
+
+
+def policy(told: Data) -> str:
+    by_order = told["name"] in ("fifo", "priority")
+    parts = [] if by_order else [f"equals may be stopped or moved every {told['every_s']:g} s"]
+    if told["ageing_s"]:
+        parts += [f"a priority more for each {told['ageing_s']:g} s of waiting"]
+    return "; ".join([f"policy {told['name']}", *parts])
+
+
+def projects(rows: list[Data]) -> Grid:
+    """A line for each kind of each project's quota."""
+    lines = (
+        (row["project"], row["kind"], _number(row["quota"]), _number(row["held"]), row["borrowed"] or "", _may(row))
+        for row in rows
+    )
+    return grid(("PROJECT", "KIND", "QUOTA", "HELD", "BORROWED", "MAY BORROW"), lines)
+
+
+def _number(count: int | None) -> str:
+    return "" if count is None else str(count)
+
+
+def _may(row: Data) -> str:
+    return "yes" if row["borrow"] else "no"
+
+
+def hosts(rows: list[Data]) -> Grid:
+    """One line per host of a fleet file: what `polyfleet up` would do there, or why it cannot."""
+    lines = (
+        (
+            row["host"],
+            row["address"],
+            ", ".join(row["pools"]),
+            row["machine"],
+            row["python"],
+            "✗" if row["problem"] else "✓",
+            row["problem"] or "; ".join([*row["steps"], *row["warnings"]]),
+        )
+        for row in rows
+    )
+    columns = ("HOST", "ADDRESS", "POOLS", "MACHINE", "PYTHON", "", "PLAN")
+    return grid(columns, lines, empty="the fleet file names no hosts: all of it is on this machine")
+
+
+def host_states(rows: list[Data]) -> Grid:
+    """One line per host of the fleet that is up."""
+    lines = (
+        (row["host"], row["address"], ", ".join(row["nodes"]), ", ".join(dict.fromkeys(row["nodes"].values())))
+        for row in rows
+    )
+    return grid(("HOST", "ADDRESS", "NODES", "STATE"), lines, empty="the fleet has no hosts beside this machine")
 
 
 def devices(nodes: list[Data]) -> Grid:
@@ -131,9 +191,9 @@ def status(data: Data) -> Stack:
         for name in ("running", "socket", "url", "pid", "version", "started_at", "home")
         if name in data["server"]
     }
-    parts: list[Grid | str] = [facts({"server": "running" if server.pop("running") else "not running"} | server)]
+    parts: list[Drawn | str] = [facts({"server": "running" if server.pop("running") else "not running"} | server)]
     if data["fleet"]:
-        parts += ["", pools(data["fleet"])]
+        parts += ["", fleet(data["fleet"])]
     else:
         parts += ["", data["fleet_note"]]
     if data["jobs"]:

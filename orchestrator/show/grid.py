@@ -26,10 +26,15 @@ RIGHT = frozenset(
         "SIZE",
         "STEP",
         "PRICE/H",
+        "PRICE/M ITEMS",
         "RATIO",
         "FORWARD",
         "TRAINING STEP",
         "ITEMS/S",
+        "FORMS",
+        "REGISTERS",
+        "SPILLS",
+        "SHARED KIB",
     }
 )
 WHOLE = frozenset({"JOB", "CHECKPOINT"})

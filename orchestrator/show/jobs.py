@@ -75,12 +75,28 @@ def _head(view: Data) -> Data:
         "started": view["started_at"],
         "ended": view["ended_at"],
         "ran": ran(view),
+        "progress": _progress(view.get("progress")),
         "peak memory": _peak(view),
         "restarts": view["restarts"] or None,
         "interruptions": view["interruptions"] or None,
         "resumed at step": view["resumed_step"],
+        "missed": view["missed_checkpoint"] or None,
+        "resumed from": view["script_checkpoint"] or None,
+        "missed files": view["missed_files"] or None,
         "checkpoint": f"{point['pool']}:{point['path']} (step {point['step']})" if point else None,
+        "copies": ", ".join(f"step {r['step']} on {r['node']} ({r['pool']}:{r['path']})" for r in view["replicas"])
+        or None,
+        "not copied": view["unreplicated"] or None,
     }
+
+
+def _progress(told: Data | None) -> str | None:
+    """`step 400 of 1000 (40 %), about 3 min left at 3.1 steps/s (reported)`; nothing where nothing is known."""
+    if not told or not (told["step"] or told["left_from"] != "attained"):
+        return None
+    of = f" of {told['of']} ({100 * told['step'] / told['of']:.0f} %)" if told["of"] else ""
+    left = told["left"] if told["left_from"] != "attained" else "how long is left is not known"
+    return f"step {told['step']}{of}, {left}"
 
 
 def _peak(view: Data) -> str | None:
@@ -133,7 +149,23 @@ def plan(answer: Data) -> Stack:
     rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate)]
     table = grid(("CANDIDATE", "WANTS", "WHERE", "ANSWER"), rows, empty="no candidates")
     would = _would_start(answer)
-    return Stack((*_state_lines(answer), table, *(["", visible(would)] if would else [])))
+    return Stack(
+        (*_state_lines(answer), table, *(["", visible(would)] if would else []), *_late(answer), *_for_others(answer))
+    )
+
+
+def _late(answer: Data) -> list[str]:
+    return [visible(told)] if (told := answer.get("late")) else []
+
+
+def _for_others(answer: Data) -> list[str]:
+    """Of a fleet with changes: what they are, and who beside this job would be better or worse off."""
+    then = answer.get("if")
+    if not then:
+        return []
+    lines = [f"{other['job']} {other['then']}" for other in then["others"]]
+    told = [visible(line) for line in lines] or ["nothing would change for other jobs"]
+    return ["", visible(f"if {' and '.join(then['changes'])}:"), *told]
 
 
 def _state_lines(answer: Data) -> list[str]:
@@ -142,7 +174,8 @@ def _state_lines(answer: Data) -> list[str]:
     if not state:
         return []
     said = visible(f"{state}: {answer['reason']}" if answer["reason"] else state)
-    return [said, *(["it has ended; for the same job now:"] if state in TERMINAL else [])]
+    missed = [f"it continued without all that it had: {visible(why)}" for why in answer.get("missed", ())]
+    return [said, *missed, *(["it has ended; for the same job now:"] if state in TERMINAL else [])]
 
 
 def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:
@@ -173,3 +206,30 @@ def _would_start(answer: Data) -> str:
     leases = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
     why = f": {start['reason']}" if start.get("reason") else ""
     return f"would start as candidate {start['candidate'] + 1} on {leases}{why}"
+
+
+def offers(answer: Data) -> Stack:
+    """One line per place, the best first. Of places without what a candidate asks for only where it has no other."""
+    what, worth = ("CHOSEN", "CANDIDATE", "POOL", "RESOURCES"), ("SPEED PER DEVICE", "PRICE/H", "PRICE/M ITEMS")
+    apt = {offer["candidate"] for offer in answer["offers"] if offer["when"] != "not_asked_for"}
+    found = [o for o in answer["offers"] if o["when"] != "not_asked_for" or o["candidate"] not in apt]
+    never = answer["impossible"]
+    table = grid((*what, "WAIT", *worth, "WHY"), map(_offer_row, found), empty=f"nothing to offer: {never}")
+    return Stack((table, *(["", visible(f"can never start: {never}")] if never and found else [])))
+
+
+def _offer_row(offer: Data) -> tuple[Any, ...]:
+    least, most = offer["min_count"], offer["count"]
+    number = f"{most}" if least == most else f"{least} to {most}"
+    nodes = f" on each of {offer['nodes']} nodes" if offer["nodes"] > 1 else ""
+    return (
+        "✓" if offer["chosen"] else "",
+        offer["candidate"] + 1,
+        offer["pool"],
+        f"{number} × {offer['kind']}{nodes}",
+        offer["wait"],
+        offer["speed"],
+        offer["price_per_hour"],
+        offer["price_per_million_items"],
+        offer["reason"],
+    )

@@ -29,6 +29,14 @@ def moment(iso: str | None) -> datetime | None:
     return datetime.fromisoformat(iso).astimezone(UTC) if iso else None
 
 
+def when(wall_s: float) -> str:
+    """Seconds since 1970 as UTC; "" for what no calendar has, as a file's time may be anything."""
+    try:
+        return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
 def ago(iso: str | None, now: datetime | None = None) -> str:
     """How long ago, in one unit; "" where there is no time."""
     then = moment(iso)

@@ -26,6 +26,7 @@ class Carrying:
         self.fences = Fences(server, lambda: server._carrying is self)
         self.wanted: dict[str, str] = {}
         self.taken: set[str] = set()
+        self.copied: set[str] = set()
 
     def out(self, command: c.Command) -> None:
         HANDLERS[type(command)](self, command)
@@ -97,6 +98,13 @@ class Carrying:
             ray.reserved.pop(place, None)
         self.server.tell(m.Released(place))
 
+    def replicate(self, command: c.Replicate) -> None:
+        """The first copy of a job finds a full disk."""
+        error = "" if command.job in self.copied else "no space"
+        self.copied.add(command.job)
+        told = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
+        self.server.later(0.5, self.server.tell, told)
+
     def make_agent(self, command: c.MakeAgent) -> None:
         self.wanted[command.node] = command.ray_id
         self.server.later(self.world.rng.uniform(0.05, 0.6), self._made, command, self.world.now_s)
@@ -143,6 +151,25 @@ class Carrying:
         if self.server.watching.agents.get(command.node) == command.ray_id:
             del self.server.watching.agents[command.node]
 
+    def rest_agent(self, command: c.RestAgent) -> None:
+        self.drop_agent(c.DropAgent(command.node, command.ray_id))
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._rest, command.ray_id)
+
+    def _rest(self, ray_id: str) -> None:
+        machine = self.world.ray.by_id.get(ray_id)
+        if machine is not None and not self.world.ray.away:
+            machine.agent_down()
+
+    def ask_nodes(self, command: c.AskNodes) -> None:
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._ask_nodes, command)
+
+    def _ask_nodes(self, command: c.AskNodes) -> None:
+        if self.world.ray.away:
+            self.server.tell(m.NodesAsked("Ray's head does not answer"))
+            return
+        self.world.ray.asked = len(command.requests)
+        self.server.tell(m.NodesAsked())
+
     def store_report(self, command: c.StoreReport) -> None:
         if not self.server.store.refuses:
             self.server.store.report(command.job, command.epoch, command.at)
@@ -165,7 +192,10 @@ HANDLERS: dict[type, Callable[[Carrying, Any], None]] = {
     c.RestartAgent: Carrying.restart_agent,
     c.RestartNode: Carrying.restart_node,
     c.DropAgent: Carrying.drop_agent,
+    c.RestAgent: Carrying.rest_agent,
+    c.AskNodes: Carrying.ask_nodes,
     c.StoreReport: Carrying.store_report,
+    c.Replicate: Carrying.replicate,
     c.Refuse: Carrying.nothing,
     c.Warn: Carrying.nothing,
 }

@@ -99,7 +99,7 @@ class Machine:
             self._facts = NodeFacts(
                 node=self.label,
                 ray_node_id=self.ray_id,
-                host="host",
+                host=self.label,
                 address="10.0.0.1",
                 pool=self.pool,
                 backend=backend,
@@ -111,9 +111,10 @@ class Machine:
                 memory_total_bytes=GIB,
                 memory_free_bytes=GIB,
                 load_1min=0.0,
-                disk_free_bytes=GIB,
+                disk_free_bytes=9 * GIB,
                 agent_pid=1,
                 storage="/store",
+                storage_id=self.label,
             )
         return self._facts
 

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 class Ray:
-    """`reserved`: devices (Ray id, number) by place. `withheld`: those that are reserved for nobody."""
+    """`reserved`: devices (Ray id, number) by place. `withheld`: those that are reserved for nobody. `asked`: how
+    many nodes its autoscaler is to have.
+    """
 
     def __init__(self, world: "World"):
         self.world = world
@@ -23,6 +25,7 @@ class Ray:
         self.away = False
         self.away_s = 0.0
         self.head = 1
+        self.asked = 0
         self.fences_away = False
         self._numbered = 0
 
@@ -45,7 +48,7 @@ class Ray:
 
     def _list(self, machine: "Machine", ray_id: str) -> None:
         if machine.ray_id == ray_id:
-            self.listed[ray_id] = NodeSeen(ray_id, machine.label)
+            self.listed[ray_id] = NodeSeen(ray_id, machine.label, pool=machine.pool)
 
     def left(self, machine: "Machine") -> None:
         """Its raylet is gone; Ray finds out after some seconds. Its actor goes with it."""

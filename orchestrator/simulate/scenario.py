@@ -4,8 +4,10 @@ run again and again with a crash, with doubled messages, with clocks that jump.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.core import messages as m
+from orchestrator.core.demand import NodeGroup
 from orchestrator.core.model import Candidate, Job, Recovery
 from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import Machine
@@ -26,7 +28,9 @@ class Storyteller(Users):
 
 
 class Story(World):
-    """Three nodes of two CPU devices, and one with a TPU that nobody needs until a job moves there."""
+    """Three nodes of two CPU devices, one with a TPU that nobody needs until a job moves there, and one that the
+    autoscaler starts for the only job that needs it.
+    """
 
     def __init__(self, seed: int = 0, *, doubled: float = 0.0, crash_at: str = "", clocks: tuple[float, ...] = ()):
         self._clocks = clocks
@@ -35,7 +39,10 @@ class Story(World):
 
     def _machines(self) -> list[Machine]:
         cpus = [Machine(self, f"cpu-{i}", "cpu", "cpu", 2) for i in range(3)]
-        return [*cpus, Machine(self, "tpu-0", "tpu", "tpu:v5e", 1)]
+        self.groups = (NodeGroup("neuron", "neuron", "neuron", "neuron:trn1", 1, {"CPU": 8.0}, 1, keep_idle_s=5.0),)
+        self.grown = [Machine(self, "neuron-0", "neuron", "neuron:trn1", 1)]
+        self.grown[0].powered, self.grown[0].gone = False, True
+        return [*cpus, Machine(self, "tpu-0", "tpu", "tpu:v5e", 1), *self.grown]
 
     def _begin(self) -> None:
         self.users = Storyteller(self, 1.0)
@@ -51,7 +58,8 @@ class Story(World):
         self.wall_offset_s += offset_s
 
     def _submit(self, told: "Line") -> None:
-        job = Job(told.name, told.name, "run", (told.want,), priority=told.priority, recovery=told.recovery)
+        more: dict[str, Any] = {"priority": told.priority, "recovery": told.recovery, "replicas": told.replicas}
+        job = Job(told.name, told.name, "run", (told.want,), **more)
         self.scripts[job.id] = told.script
         self.processes[job.id] = []
         self.users.send(job)
@@ -78,6 +86,7 @@ class Line:
     want: Candidate = ONE
     priority: int = 0
     recovery: Recovery = ORDINARY
+    replicas: int = 0
 
 
 AGAIN = Recovery(max_restarts=2, grace_s=3.0, lease_s=5.0, backoff_s=0.5)
@@ -85,13 +94,14 @@ GANG = Candidate(("cpu",), nodes=2)
 JOBS = (
     Line(3.0, "plain", Script(4.0)),
     Line(3.2, "gang", Script(8.0), GANG),
-    Line(3.4, "long", Script(30.0)),
+    Line(3.4, "long", Script(30.0), replicas=1),
     Line(3.6, "fails", Script(8.0, tuple((start, 0, 1.0, "user") for start in range(9)), may_fail=True)),
     Line(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=AGAIN),
     Line(12.0, "urgent", Script(3.0), Candidate(("cpu",), count=2, min_count=2, nodes=3), priority=9),
     Line(14.0, "cancelled", Script(60.0)),
     Line(15.0, "moved", Script(30.0)),
     Line(16.0, "nowhere", Script(1.0, may_fail=True), Candidate(("tpu:v5p",)), recovery=Recovery(on_disconnect="stop")),
+    Line(22.0, "grown", Script(3.0), Candidate(("neuron:trn1",))),
     Line(40.0, "cut off", Script(40.0), GANG),
     Line(41.0, "overtaken", Script(12.0)),
     Line(72.0, "withheld", Script(2.0), Candidate(("tpu:v5e",))),

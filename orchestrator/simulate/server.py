@@ -38,6 +38,7 @@ DOUBLED = (
     m.Reserved,
     m.AgentMade,
     m.AgentDied,
+    m.NodesAsked,
 )
 
 
@@ -224,9 +225,10 @@ class Server:
         if not self.joined:
             return m.Tick(trouble="no fleet is up")
         living = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
-        recorded = frozenset(machine.label for machine in self.world.machines)
+        recorded = frozenset(machine.label for machine in self.world.machines if machine not in self.world.grown)
         trouble = "Ray's head does not answer" if self.world.ray.away else ""
-        return m.Tick(trouble=trouble, expected=living, recorded=recorded, repairs=True)
+        told: dict[str, Any] = {"expected": living, "recorded": recorded, "repairs": True}
+        return m.Tick(trouble=trouble, groups=self.world.groups, **told)
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)

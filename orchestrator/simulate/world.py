@@ -5,9 +5,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from orchestrator.core.demand import NodeGroup
 from orchestrator.simulate.attempt import Attempt
 from orchestrator.simulate.clock import Clock
 from orchestrator.simulate.faults import Faults, swarm
+from orchestrator.simulate.growing import Autoscaler
 from orchestrator.simulate.injecting import Injector
 from orchestrator.simulate.invariants import Broken, Checks, Violation
 from orchestrator.simulate.machine import Machine
@@ -43,6 +45,8 @@ class World:
         self.trace: deque[tuple[float, Any, Any]] = deque(maxlen=TRACED)
         self._launches = 0
         self.store, self.ray = Store(), Ray(self)
+        self.groups: tuple[NodeGroup, ...] = ()
+        self.grown: list[Machine] = []
         self.machines = list(self._machines())
         self.checks = Checks(self)
         self.server = Server(self)
@@ -59,8 +63,11 @@ class World:
         ]
 
     def _begin(self) -> None:
+        if self.grown:
+            Autoscaler(self).look()
         for machine in self.machines:
-            self.ray.join(machine)
+            if machine.powered:
+                self.ray.join(machine)
             self.after(self.rng.random(), machine.look_at_fences)
         self.server.start()
         self.users.begin()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, Row, Select, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError
+from sqlalchemy.pool import QueuePool
 
 from cluster.errors import FleetError, UserError
 from orchestrator.store import copies, postgresql, schema, sqlite
@@ -17,6 +18,9 @@ RECONNECT_S = 5.0
 """For how long a lost connection is made again without a word to those who wait: those who read as those who write."""
 
 RECONNECT_PAUSE_S = 0.05
+CLOSE_S = 5.0
+"""For how long those who read may still do so when the database is closed."""
+
 POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 
 T = TypeVar("T")
@@ -43,7 +47,7 @@ class Database:
             self._writer, self._readers = self._engines()
             self._path = sqlite.path_of(self._url) if self._is_sqlite else None
             self._file = sqlite.file_at(self._path) if self._path else None
-            self._is_replaced = False
+            self._is_replaced = self._is_closed = False
             with self._writer.begin() as connection:
                 self._check(connection)
                 schema.prepare(connection, self.name, self._copy)
@@ -81,6 +85,8 @@ class Database:
 
     def _readers_connection(self) -> Connection:
         """The pool tries two connections, and has an error of its own where both were killed meanwhile."""
+        if self._is_closed:
+            raise FleetError(f"{self.name} is being closed", "the server stops: ask again once it is up")
         self.check_place()
         try:
             with self.errors():
@@ -126,11 +132,21 @@ class Database:
         return sqlite.room(self._path) if self._path else (None, None)
 
     def close_readers(self) -> None:
-        """Before the writing connection is closed: the last one to go checkpoints, and that must be the writer."""
+        """Before the writing connection is closed: the last one to go checkpoints, and that must be the writer. Nobody
+        reads from here on.
+        """
+        self._is_closed = True
+        deadline_s = time.monotonic() + CLOSE_S
+        while self._are_reading and time.monotonic() < deadline_s:
+            time.sleep(RECONNECT_PAUSE_S)
         self._readers.dispose()
 
     def close(self) -> None:
         self._opened.close()
+
+    @property
+    def _are_reading(self) -> bool:
+        return isinstance(self._readers.pool, QueuePool) and self._readers.pool.checkedout() > 0
 
     def _engines(self) -> tuple[Engine, Engine]:
         return sqlite.engines(self._url) if self._is_sqlite else postgresql.engines(self._url)

@@ -18,7 +18,7 @@ from orchestrator.store.benchmarks import BenchmarkLines
 from orchestrator.store.codec import encode
 from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, event_of, readable
 from orchestrator.store.database import Database
-from orchestrator.store.jobs import JobTable
+from orchestrator.store.jobs import AT_ONCE, METRICS, JobTable
 from orchestrator.store.ledger import Ledger
 from orchestrator.store.once import Answer, Asked, Once
 from orchestrator.store.retention import Retention
@@ -230,6 +230,20 @@ class EventStore:
         with self._database.reading() as connection:
             row = connection.execute(newest).first()
         return self._metrics(row) or {} if row else {}
+
+    def last_reports(self, ids: Sequence[str]) -> dict[str, Data]:
+        """As `last_report`, of many; those that reported none, or something that cannot be read, are left out."""
+        found: dict[str, Data] = {}
+        for start in range(0, len(ids), AT_ONCE):
+            wanted = select(jobs.c.id, METRICS).where(jobs.c.id.in_(ids[start : start + AT_ONCE]))
+            with self._database.reading() as connection:
+                rows = connection.execute(wanted).all()
+            for row in rows:
+                try:
+                    found[row.id] = data_of(row.metrics) if row.metrics is not None else {}
+                except Damaged:
+                    continue  # named when the reports themselves are read
+        return {job: data for job, data in found.items() if data}
 
     def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
         return [event for row in self._rows(wanted, limit) if (event := self._event(row))]

@@ -13,7 +13,7 @@ from orchestrator.store.damage import Damage, Damaged, DamagedRow, event_of, rea
 from orchestrator.store.ledger import NODE, counted, is_open
 from orchestrator.store.schema import events, jobs, long_work, removals
 
-HARMLESS = ("checkpoint", "resumed")
+HARMLESS = ("checkpoint", "replicated", "unreplicated", "resumed")
 """A note of a checkpoint may be missing: the pool's folder is looked at anyway."""
 
 AT_ONCE = 200

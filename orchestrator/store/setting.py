@@ -28,6 +28,11 @@ def default_url(home: Path) -> str:
     return f"sqlite:///{home / SQLITE}"
 
 
+def written_url(home: Path) -> str:
+    """Of a home by its files alone: another one than this process's, of which the variable says nothing."""
+    return _written(home) or default_url(home)
+
+
 def name_of_database(home: Path) -> str:
     """For people, without a password."""
     url = database_url(home)
@@ -48,7 +53,7 @@ def open_store(home: Path) -> "EventStore":
 
     url = database_url(home)
     store = EventStore(url)
-    known = _written(home) or default_url(home)
+    known = written_url(home)
     if name_of(parsed(known)) != name_of(parsed(url)):
         write_private(home / FILE, without_password(parsed(url)).render_as_string() + "\n")
     return store

@@ -22,8 +22,8 @@ from cluster import fleet_record, places, unpacking, untrusted, yaml
 from cluster.errors import PolyfleetError, UserError
 from cluster.requirements import plain_requirement
 from cluster.spec import parse_fleet
-from orchestrator import resources
-from orchestrator.ignoring import FILE, rules_of
+from orchestrator import env_file, resources
+from orchestrator.ignoring import FILE, GIT_FILE, ignored
 from orchestrator.runtime.logs import line
 from orchestrator.server import record as server_record
 from orchestrator.spec import parse_job
@@ -175,9 +175,15 @@ NAMES = ("a.log", "x/y/z", ".env", "a/b", "a" * 40 + "/" + "a/" * 30 + "y")
 
 
 def _ignored(data: bytes, folder: Path) -> object:
-    (folder / FILE).write_bytes(data)
-    rules = rules_of(folder)
-    return [rules.match(name, is_folder) for name in NAMES for is_folder in (True, False)]
+    for file in (FILE, GIT_FILE):
+        (folder / file).write_bytes(data)
+    rules = ignored(folder).inside(folder, "")
+    return [rules.why(name, is_folder) for name in NAMES for is_folder in (True, False)]
+
+
+def _variables(data: bytes, folder: Path) -> object:
+    (folder / "variables.env").write_bytes(data)
+    return env_file.read(folder / "variables.env")
 
 
 # -- what users write
@@ -371,6 +377,7 @@ def _requests() -> list[bytes]:
         b"HEAD /v1/packages/" + b"0" * 64 + b"\n",
         b"POST /v1/jobs\n" + json.dumps({"spec": spec, "package": ""}).encode(),
         b"POST /v1/plan\n" + json.dumps({"spec": spec}).encode(),
+        b"POST /v1/offers\n" + json.dumps({"spec": spec, "package": ""}).encode(),
         b"POST /v1/checkpoints/tools/verify\n" + json.dumps({"arguments": {"place": "cpu:a"}}).encode(),
         b"POST /v1/benchmarks\n" + json.dumps({"request": {"suite": "quick"}, "package": ""}).encode(),
         b"PUT /v1/packages/" + b"0" * 64 + b"\nPK",
@@ -430,7 +437,8 @@ TARGETS = (
     Target("pickle", 10, _pickles, _pickle),
     Target("torch file", 4, _torch_files, _torch_file),
     Target("archive", 5, _archives, _archive),
-    Target("ignore file", 3, _strings("*.log\n!keep\n/a/**/b\n[a-z]?\n"), _ignored),
+    Target("ignore file", 2, _strings("*.log\n!keep\n/a/**/b\n[a-z]?\n", "[[:digit:]_-]*\\ \n/**/x/\n"), _ignored),
+    Target("env file", 1, _strings("A=1 # b\nexport B='x'\nC=\"a\\n$\nb\"\n"), _variables),
     Target("job file", 5, _job_files, _job_file),
     Target("fleet file", 4, _fleet_files, _fleet_file),
     Target("json", 12, lambda: [*_manifests(), *_outcomes()], _json),

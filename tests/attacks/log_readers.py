@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
+from orchestrator.runtime.kept_logs import KeptLogs
 from orchestrator.runtime.logs import Logs
 
 Node = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "attempt" / "conftest.py"))["Node"]
@@ -19,7 +20,7 @@ class Direct:
         self._attempts, self.asked = attempts, []
 
     def get(self, node):
-        return SimpleNamespace(ready=True)
+        return SimpleNamespace(ready=True, lost="")
 
     def call(self, node, method, *arguments):
         self.asked.append((node, method, *arguments))
@@ -31,6 +32,11 @@ def record(job="j", epochs=1, ranks=1, task="run", state=State.SUCCEEDED):
     placed = (("n0/cpu", tuple(range(ranks))),)
     attempts = tuple(Attempt(n, 0, "cpu", "cpu", placed, 0.0, ended_s=1.0) for n in range(1, epochs + 1))
     return Record(Job(job, job, task, (), state=state), attempts=attempts)
+
+
+def reader(agents, kept=Path("/nowhere/kept")):
+    """The server's, with the logs that it has kept itself in a folder."""
+    return Logs(agents, KeptLogs(kept, agents))
 
 
 def pages(logs, record, limit_bytes=1 << 20, cursor=None):
@@ -45,4 +51,4 @@ def lines(logs, record, **more):
     return [line for page in pages(logs, record, **more) for line in page["lines"]]
 
 
-__all__ = ["Direct", "Logs", "Node", "lines", "pages", "record"]
+__all__ = ["Direct", "Node", "lines", "pages", "reader", "record"]

@@ -11,7 +11,7 @@ from cluster.paths import write_private
 from orchestrator.server import record
 from workers.attempt.records import replace_text
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @pytest.mark.parametrize("replace", [replace_text, write_private])

@@ -8,11 +8,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from log_readers import Direct, Logs, Node, lines, pages, record
+from log_readers import Direct, Node, lines, pages, reader, record
 
+from cluster import log_files
 from cluster.errors import UserError
 from cluster.untrusted import Unreadable
-from workers.attempt import log_files
 from workers.attempt.launch import log_limit_bytes
 from workers.attempt.logs import RankLog
 from workers.attempt.redaction import Redactor
@@ -40,7 +40,7 @@ def ended(node):
             path.write_bytes(b"")
         return found
 
-    paths.logs = Logs(Direct(n0=node.attempts))
+    paths.logs = reader(Direct(n0=node.attempts))
     return paths
 
 
@@ -53,7 +53,7 @@ def test_what_a_job_prints_never_looks_like_a_line_of_another_time_or_stream(nod
     said = [f"before{separator}{FORGED}" for separator in SEPARATORS]
     node.python("j", f"for line in {said!r}: print(line)")
     assert node.outcome()["state"] == "succeeded"
-    found = lines(Logs(Direct(n0=node.attempts)), record())
+    found = lines(reader(Direct(n0=node.attempts)), record())
     assert [line["text"] for line in found] == said
     assert {line["stream"] for line in found} == {"stdout"}
     assert not any(line["time"].startswith("1999") for line in found)
@@ -62,7 +62,7 @@ def test_what_a_job_prints_never_looks_like_a_line_of_another_time_or_stream(nod
 def test_a_carriage_return_cannot_forge_a_line_either(node):
     node.python("j", f"import sys; sys.stdout.write('10%\\r{FORGED}\\r\\n\\r{FORGED}\\n')")
     node.outcome()
-    found = lines(Logs(Direct(n0=node.attempts)), record())
+    found = lines(reader(Direct(n0=node.attempts)), record())
     assert [(line["stream"], line["text"]) for line in found] == [
         ("stdout", "10%"),
         ("stdout", FORGED),
@@ -149,7 +149,7 @@ def test_the_tail_reaches_into_earlier_attempts(node):
     for epoch in (1, 2):
         node.start(command=("sh", "-c", f"echo a{epoch}; echo b{epoch}"), epoch=epoch)
         node.outcome(epoch=epoch)
-    logs, both = Logs(Direct(n0=node.attempts)), record(epochs=2)
+    logs, both = reader(Direct(n0=node.attempts)), record(epochs=2)
     assert [line["text"] for line in logs.tail(both, None, None, 3)["lines"]] == ["b1", "a2", "b2"]
     last = logs.tail(both, None, None, 1)
     assert [line["text"] for line in last["lines"]] == ["b2"]
@@ -180,7 +180,7 @@ def test_a_page_is_read_once_and_attempts_read_to_their_end_are_not_asked_again(
         node.start(command=("sh", "-c", "seq 100000"), epoch=epoch)
         node.outcome(epoch=epoch)
     agents = Direct(n0=node.attempts)
-    logs, three = Logs(agents), record(epochs=3)
+    logs, three = reader(agents), record(epochs=3)
     lines(logs, three)
     agents.asked.clear()
     assert len(lines(logs, three)) == 300_000

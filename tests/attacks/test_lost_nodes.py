@@ -17,7 +17,7 @@ from cluster.repair import HEAD, Repairs
 from cluster.spec import FleetSpec, parse_fleet
 
 HERE = {"backend": "cpu", "environment": {"interpreter": "current"}}
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture(scope="module")

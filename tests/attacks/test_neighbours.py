@@ -14,7 +14,8 @@ from cluster.embedded import down
 from cluster.errors import UserError
 from cluster.fleet_record import FleetRecord
 from cluster.processes import alive
-from cluster.spec import EnvironmentSpec, PoolSpec, parse_fleet
+from cluster.spec import PoolSpec, parse_fleet
+from cluster.spec_fields import EnvironmentSpec
 from orchestrator.server import daemon
 from workers.agent import Agent
 from workers.storage import Storage

@@ -10,8 +10,8 @@ from cluster import places
 from cluster.errors import FleetError, NotFound, SpecError, UserError
 from cluster.places import Place
 from orchestrator import checkpoint_moves
+from orchestrator.checkpoint_places import is_local
 from orchestrator.checkpoints import Checkpoints
-from orchestrator.cli.places import is_local
 from orchestrator.runtime.agents import Agents
 from orchestrator.spec import parse_job
 from workers.attempt.launch import absolute

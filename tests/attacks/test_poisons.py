@@ -20,7 +20,7 @@ pools:
   crowded: {backend: cpu, devices: 3}
   apart: {backend: cpu}
 """
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def wait(truth: Callable[[], Any], what: str) -> Any:

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from log_readers import Node
 
+from cluster import log_files
 from cluster.errors import SpecError
 from cluster.plain import to_plain
 from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.spec import parse_job
-from workers.attempt import log_files
 from workers.attempt.logs import LONGEST_LINE_BYTES, RankLog
 from workers.attempt.redaction import Redactor
 from workers.packages import Packages

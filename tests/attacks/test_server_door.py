@@ -39,7 +39,7 @@ NOBODY = 65534
 HANG_S = 20.0
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
 TAKING = """
-import os, socket, sys, threading
+import os, socket, sys, threading, time
 uid, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 if uid: os.setuid(uid)
 def told(listening):
@@ -48,7 +48,15 @@ def told(listening):
         print("came", flush=True)
         while data := connection.recv(65536):
             print(data, flush=True)
-tcp = socket.create_server(("127.0.0.1", port))
+def taken():
+    # A killed process of several threads looks dead a moment before the last of them lets go of the port.
+    for _ in range(500):
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            time.sleep(0.02)
+    return socket.create_server(("127.0.0.1", port))
+tcp = taken()
 threading.Thread(target=told, args=(tcp,)).start()
 unix = socket.socket(socket.AF_UNIX)
 try:
@@ -170,7 +178,7 @@ except OSError as e:
 """
     home.chmod(0o755)
     Path(server.socket).chmod(0o666)
-    told = subprocess.run([sys.executable, "-I", "-c", asking], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([sys.executable, "-I", "-c", asking], capture_output=True, text=True, timeout=180)
     assert told.stdout == "b''\n", told.stderr
     with pytest.raises(FleetError, match=r"is open to others \(owner uid 0, mode 0755\)"):
         http.connect(home, start=False)

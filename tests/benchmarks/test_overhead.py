@@ -17,7 +17,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_quick_form_measures_every_case_and_leaves_nothing_running(tmp_path: Path):
     output = tmp_path / "new" / "overhead.json"
     words = [sys.executable, SCRIPT, "--quick", "--without-ray-jobs", "-o", output]

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "server_load.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_calls_are_measured_alone_and_beside_the_load(tmp_path: Path):
     output = tmp_path / "new" / "load.json"
     words = [sys.executable, SCRIPT, "--rounds", "1", "--calls", "3", "--streams", "10", "--idle", "20", "-o", output]

@@ -21,6 +21,11 @@ ELSEWHERE = {
     "RestartAgent": "an agent has to hang: test_frozen_processes.py",
     "DropAgent": "a node has to leave: test_killed_processes.py",
     "RestartNode": "Ray has to lose count of a node: test_lost_messages.py",
+    "RestAgent": "an autoscaler has to be there: test_autoscaler.py",
+    "AskNodes": "an autoscaler has to be there: test_autoscaler.py",
+    "replicated": "another machine has to be there: tests/machines/test_hosts.py",
+    "unreplicated": "another machine has to be there: tests/machines/test_hosts.py",
+    "Replicate": "another machine has to be there: tests/machines/test_hosts.py",
     "Refuse": "answers a wrong request, and nothing is stored",
     "Warn": "writes a line of the log",
 }

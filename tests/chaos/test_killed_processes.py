@@ -49,6 +49,7 @@ def kill_rank(now, gang, node):
     assert len(fleet_processes.ranks(gang.id, now.fleet.home)) == 2
 
 
+@pytest.mark.chaos
 def test_a_gang_that_loses_one_of_its_nodes_goes_on_once_it_has_as_many_again(case, fleet, seed, monkeypatch):
     """Its survivor fails with a broken connection long before the loss is certain: that is not what is told. Until as
     many nodes are up again it waits: how long is counted from then.

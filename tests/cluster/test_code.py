@@ -1,6 +1,8 @@
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,18 @@ def test_what_python_compiles_inside_does_not_spoil_the_folder(cache, source):
 def test_four_processes_at_once_end_with_one_whole_folder(cache, source):
     command = [sys.executable, "-c", EXPORT, str(source)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    printed = {process.communicate(timeout=60)[0].strip() for process in processes}
+    printed = {process.communicate(timeout=180)[0].strip() for process in processes}
     assert printed == {str(code.export())}
     assert len(list(cache.iterdir())) == 1
+
+
+def test_the_archive_holds_what_the_folder_does_and_is_the_same_for_the_same_code(cache, tmp_path):
+    packed = code.archive()
+    assert packed == code.archive()
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+    assert files(tmp_path / "unpacked") == files(code.export())

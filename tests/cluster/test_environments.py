@@ -15,7 +15,7 @@ import pytest
 from cluster import environments, recipes
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.recipes import Recipe
-from cluster.spec import EnvironmentSpec
+from cluster.spec_fields import EnvironmentSpec
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def read_until(process: "subprocess.Popen[str]", word: str) -> None:
     assert any(word in line for line in process.stdout), f"the process ended without saying {word!r}"
 
 
-def wait_for_children(pid: int, deadline_s: float = 30.0) -> list[psutil.Process]:
+def wait_for_children(pid: int, deadline_s: float = 180.0) -> list[psutil.Process]:
     """The processes that `pid` has started, once there are any."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:
@@ -136,7 +136,7 @@ def test_an_interrupt_leaves_nothing(cache, tmp_path):
 
 def test_two_creators_at_once_make_it_once(cache, tmp_path):
     recipe = Recipe("tiny", wheel(tmp_path), ("tiny",))
-    outputs = [process.communicate(timeout=60)[0] for process in [creator(recipe), creator(recipe)]]
+    outputs = [process.communicate(timeout=180)[0] for process in [creator(recipe), creator(recipe)]]
     assert sum(output.count("making environment") for output in outputs) == 1
     assert {output.splitlines()[-1] for output in outputs} == {str(environments.path(recipe))}
 

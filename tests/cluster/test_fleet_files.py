@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import embedded, fleet_record, tokens
-from cluster.connect import foreign_token, prepare
+from cluster.connect import prepare
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.paths import private_dir
@@ -121,7 +121,7 @@ def test_an_emulated_device_is_counted_as_the_cpu_it_is():
 def test_a_foreign_cluster_without_a_token_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(FleetError, match="RAY_AUTH_MODE=token"):
-        foreign_token()
+        tokens.foreign_token()
 
 
 def test_connecting_drops_variables_of_other_clusters(monkeypatch: pytest.MonkeyPatch):
@@ -143,5 +143,11 @@ for path in sys.argv[1:]:
     print(AuthenticationTokenLoader.instance().get_token_for_http_header()["authorization"])
 """
     paths = [tokens.ensure(tmp_path / name) for name in ("first", "second")]
-    told = subprocess.run([sys.executable, "-c", script, *map(str, paths)], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", script, *map(str, paths)], capture_output=True, text=True, timeout=180)
     assert told.stdout.split()[1::2] == [tokens.read(path) for path in paths]
+
+
+def test_a_place_that_takes_no_folders_is_an_error_of_the_system():
+    """/proc says of a folder above, which is there, that it is missing."""
+    with pytest.raises(OSError, match="none"):
+        private_dir(Path("/proc/none/ours"))

@@ -1,6 +1,7 @@
 """What becomes of the nodes of a Ray cluster whose head cannot come back, and of nodes that nobody wrote down."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from cluster.processes import identify
 from cluster.repair import Repairs, lost
 from cluster.spec import parse_fleet
 
-ENDS = """#!/bin/sh
-[ "$1" = -I ] && echo "ray: True" || echo "no device"
+ENDS = f"""#!/bin/sh
+[ "$1" = -c ] && exec {sys.executable} "$@" || echo "no device"
 """
+"""A Python that says of itself what ours says, and no more."""
 SAVES = f'trap "echo told > {os.devnull}; touch told" TERM; touch ready; while :; do read word; done'
 
 
@@ -30,7 +32,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetRecord:
     own = identify(os.getpid())
     head = NodeProcess("head", heads.HEAD, "", own.pid, own.created)
     made = FleetRecord("local", "up", "127.0.0.1:1", "0", 1.0, "/token", str(tmp_path / "pf-now"), processes=(head,))
-    made = replace(made, pools=embedded._plain_pools(spec_of(tmp_path)))
+    made = replace(made, pools=embedded.plain_pools(spec_of(tmp_path)))
     fleet_record.write(made)
     return made
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import UserError
-from cluster.identity import FILE, FORM, fleet_identity, namespace, reservation_prefix
+from cluster.identity import (
+    FILE,
+    FORM,
+    STORAGE_FILE,
+    fleet_identity,
+    namespace,
+    reservation_prefix,
+    storage_identity,
+)
 
 
 def test_a_home_has_one_identity_and_no_two_homes_the_same(tmp_path: Path):
@@ -37,3 +45,23 @@ def test_a_damaged_identity_is_told_and_never_replaced(tmp_path: Path):
 def test_names_in_a_shared_cluster_carry_it():
     assert namespace("0123456789abcdef") == "polyfleet-0123456789abcdef"
     assert reservation_prefix("0123456789abcdef") == "polyfleet-0123456789abcdef-attempt-"
+
+
+def test_a_checkpoint_folder_has_one_identity_for_all_who_see_it(tmp_path: Path):
+    made: list[str] = []
+    makers = [threading.Thread(target=lambda: made.append(storage_identity(tmp_path))) for _ in range(8)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert len(made) == 8 and len(set(made)) == 1 and FORM.fullmatch(made[0])
+    assert [p.name for p in tmp_path.iterdir()] == [STORAGE_FILE]
+    other = tmp_path / "other"
+    other.mkdir()
+    assert storage_identity(other) not in ("", made[0])
+
+
+def test_a_folder_that_cannot_tell_has_no_identity(tmp_path: Path):
+    assert storage_identity(tmp_path / "absent") == ""
+    (tmp_path / STORAGE_FILE).write_text("something else")
+    assert storage_identity(tmp_path) == ""

@@ -1,6 +1,7 @@
 """A node that is told to end: its notice, and the attempts that it waits for."""
 
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 from cluster import notices
 from cluster.processes import ProcessId, start_detached, stop
 
+ROOT = Path(__file__).parents[2]
 SUPERVISOR = "import sys, time\nprint('runs', flush=True)\ntime.sleep(300)\n"
 
 
@@ -66,3 +68,15 @@ def test_attempts_that_do_not_end_are_waited_for_no_longer_than_said(tmp_path: P
     left: list[float] = []
     assert not notices.save_first(tmp_path / "node", "it ends", left.append, grace_s=0.3)
     assert left == [0.3]
+
+
+def test_a_pods_hook_is_the_module_itself_and_ends_when_the_attempts_do(tmp_path: Path, attempt):
+    node = tmp_path / "node"
+    node.mkdir()
+    running = attempt(node / "fleets" / "f" / "attempts" / "j.1.0")
+    command = [sys.executable, "-m", "cluster.notices"]
+    hook = subprocess.Popen(command, cwd=ROOT, env={"POLYFLEET_NODE_DIR": str(node)})
+    while not (node / notices.FILE).exists():
+        assert hook.poll() is None
+    stop([running], 0.0)
+    assert hook.wait(60) == 0

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from cluster.processes import alive, identify
 from cluster.repair import HEAD, Repaired, Repairs, lost, pause_left_s
 from cluster.spec import parse_fleet
 
-ENDS = """#!/bin/sh
-[ "$1" = -I ] && echo "ray: True" || echo "no device"
+ENDS = f"""#!/bin/sh
+[ "$1" = -c ] && exec {sys.executable} "$@" || echo "no device"
 """
+"""A Python that says of itself what ours says, and no more."""
 
 
 class Clock:
@@ -99,11 +101,14 @@ def test_a_cluster_that_is_not_ours_has_no_lost_nodes(record: FleetRecord):
     assert lost(None) == ()
 
 
-def test_nothing_is_repaired_while_up_or_down_is_at_work(record: FleetRecord):
+def test_nothing_is_repaired_while_up_or_down_is_at_work(record: FleetRecord, monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+    monkeypatch.setattr(embedded, "WAIT_S", 0.2)
     with one_at_a_time():
         assert Repairs(print).restart_lost() == Repaired()
         with pytest.raises(Conflict, match="another `polyfleet up` or `down` is at work here"):
-            down(print)
+            down(told.append)
+    assert told == ["waiting for another `polyfleet up` or `down` to end"]
     assert Repairs(print).restart_lost().started == ("cpu-0",)
     ended("cpu-0")
 
@@ -158,5 +163,5 @@ def test_a_node_that_is_to_be_started_again_is_told_and_ends_with_all_it_started
     Repairs(print).end("cpu-1")
     assert alive(process)
     Repairs(print).end("cpu-0")
-    assert node.communicate(timeout=20)[0] == "told\n"
+    assert node.communicate(timeout=180)[0] == "told\n"
     assert not alive(process) and not alive(child)

@@ -12,7 +12,19 @@ def pool(**fields):
     return {"pools": {"a": {"backend": "cpu"} | fields}}
 
 
+CPU = {"backend": "cpu"}
+
+
+def fleet(policy):
+    return {"pools": {"a": CPU}, "policy": policy}
+
+
 REFUSED = {
+    "an unknown policy": (fleet("finish_tim"), "policy", "did you mean 'finish_time'"),
+    "an unknown key of a policy": (fleet({"every": 5}), "policy.every", "did you mean 'every_s'"),
+    "a policy that never decides": (fleet({"every_s": 0}), "policy.every_s", "greater than or equal to 1"),
+    "ageing backwards": (fleet({"ageing_s": -1}), "policy.ageing_s", "greater than or equal to 0"),
+    "a time that is no number": (fleet({"every_s": float("nan")}), "policy.every_s", ""),
     "no pools": ({}, "pools", "is required"),
     "an empty fleet": ({"pools": {}}, "pools", "must have at least 1 item"),
     "an unknown key": (pool(device=2), "pools.a.device", "did you mean 'devices'"),
@@ -184,3 +196,10 @@ def test_the_schema_knows_every_field_and_refuses_others():
     assert set(definitions["PoolSpec"]["properties"]) == set(FleetSpec.model_validate(pool()).pools["a"].model_dump())
     assert definitions["PoolSpec"]["additionalProperties"] is False
     assert definitions["EnvironmentSpec"]["anyOf"][0] == {"enum": ["main", "xla"]}
+
+
+def test_a_policy_is_a_name_or_more_of_it():
+    assert parse_fleet(fleet("priority")).policy.name == "priority"
+    told = parse_fleet(fleet({"name": "cost", "every_s": 5})).policy
+    assert (told.name, told.every_s, told.ageing_s) == ("cost", 5, 0)
+    assert parse_fleet(pool()).policy.name == "finish_time"

@@ -22,9 +22,11 @@ FLEET = """
 name: test
 pools:
   left: {backend: cpu, nodes: 2}
-  right: {backend: cpu, env: {WHICH: right}}
+  right: {backend: cpu, env: {WHICH: right}, environment: {interpreter: %s}}
 """
-PATIENCE_S = 90.0
+"""The ranks of `right` run from a Python without Ray, so that its node cannot."""
+PATIENCE_S = 180.0
+LONGEST_PAUSE_S = 0.1
 ALIVE = ["PENDING", "STARTING", "RUNNING", "SAVING", "RECOVERING"]
 
 TRAIN = """
@@ -39,7 +41,7 @@ def train(ctx):
     for step in range(first + 1, ctx.arguments["steps"] + 1):
         loss = model(torch.ones(3, 4)).square().mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step()
-        ctx.report(step=step, loss=loss)
+        ctx.report(step=step, of=ctx.arguments["steps"], loss=loss)
         if step % ctx.arguments.get("save_every", 5) == 0 or ctx.preempted:
             ctx.checkpoint.save(step, {"model": model, "optimizer": optimizer})
         if ctx.preempted:
@@ -61,9 +63,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
-def fleet_file(home: Path) -> Path:
+def fleet_file(home: Path, rayless: Path) -> Path:
     file = home / "fleet.yaml"
-    file.write_text(FLEET)
+    file.write_text(FLEET % rayless)
     return file
 
 
@@ -107,11 +109,14 @@ def unrepaired(fleet: Orchestrator, cli, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """Wait for a truth and return it; fail with what was seen last."""
-    deadline = time.monotonic() + timeout_s
+    """Wait for a truth and return it; fail with what was seen last. What takes long is asked for less often: a question
+    costs two milliseconds of a CPU, and one that looks at all processes ten.
+    """
+    deadline, pause_s = time.monotonic() + timeout_s, 0.02
     while not (seen := truth()):
         assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain; last seen {seen!r}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)
     return seen
 
 
@@ -150,6 +155,14 @@ def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run([Path(sys.executable).with_name("polyfleet"), *words], capture_output=True, text=True)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def train_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training, alone in its folder."""
+    file = tmp_path_factory.mktemp("train") / "train.py"
+    file.write_text(TRAIN)
+    return file
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_a_foreign_cluster_serves_jobs_and_keeps_nothing_of_ours(
     with Orchestrator.up(address=address) as o:
         assert [n["state"] for n in o.inventory()] == ["ready"]
         job = o.submit(RunJob(command="echo here"))
-        assert str(job.wait(60).logs()) == "here"
+        assert str(job.wait(180).logs()) == "here"
         sleeping = o.submit(RunJob(command="sleep 300"))
         until(lambda: sleeping.state == "RUNNING")
         o.down()
@@ -82,10 +82,10 @@ def test_two_fleets_of_one_cluster_do_not_touch_each_other(
             assert not [f for f in second.doctor() if f["subject"] in ("store", "allocation")]
             assert (running.state, running.view["epoch"]) == ("RUNNING", 1)
             running.cancel()
-            assert str(waiting.wait(90).logs()) == "here"
+            assert str(waiting.wait(180).logs()) == "here"
             second.down()
         home("first")
         again = first.submit(RunJob(command="echo still here"))
-        assert str(again.wait(60).logs()) == "still here"
+        assert str(again.wait(180).logs()) == "still here"
         assert not [f for f in first.doctor() if f["subject"] in ("store", "allocation")]
         first.down()

@@ -1,6 +1,8 @@
 """Checkpoints of a real fleet through the command line: found, moved, converted, compared, taken out and deleted."""
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,11 +10,13 @@ import pytest
 from orchestrator import Orchestrator, TrainJob
 
 
-@pytest.fixture
-def saved(fleet: Orchestrator, training) -> str:
-    """A job with checkpoints of steps 5, 10 and 15 in pool left."""
-    job = fleet.submit(TrainJob(**training | {"arguments": {"steps": 15}}, resources={"pool": "left"}))
-    job.result(60)
+@pytest.fixture(scope="module")
+def saved(shared_fleet: Orchestrator, fleet_file: Path, train_file: Path) -> str:
+    """A job with checkpoints of steps 5, 10 and 15 in pool left, for all of these tests: they change none of them."""
+    with Orchestrator.up(fleet_file) as fleet:
+        spec = {"entry": train_file.name, "working_dir": str(train_file.parent), "arguments": {"steps": 15}}
+        job = fleet.submit(TrainJob(**spec, resources={"pool": "left"}))
+        job.result(180)
     return job.id
 
 
@@ -62,9 +66,10 @@ def test_what_is_exported_is_imported_again(saved: str, told):
     assert again["tensors"] == [] and "model/weight" not in again["only_in_a"]
 
 
-def test_pruning_keeps_the_newest_and_what_is_pinned(saved: str, told):
-    oldest = told("list", saved)[-1]
+def test_pruning_keeps_the_newest_and_what_is_pinned(saved: str, told, home: Path):
+    shutil.copytree(home / "storage" / "left" / saved, home / "storage" / "left" / "pruned")
+    oldest = told("list", "left:pruned")[-1]
     told("pin", f"left:{oldest['path']}")
-    assert len(told("prune", f"left:{saved}", "--keep", "1", "--dry-run")["deleted"]) == 1
-    told("prune", f"left:{saved}", "--keep", "1")
-    assert [row["step"] for row in told("list", saved)] == [15, 5]
+    assert len(told("prune", "left:pruned", "--keep", "1", "--dry-run")["deleted"]) == 1
+    told("prune", "left:pruned", "--keep", "1")
+    assert [row["step"] for row in told("list", "left:pruned")] == [15, 5]

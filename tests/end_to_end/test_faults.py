@@ -18,7 +18,7 @@ def test_a_killed_rank_recovers_on_the_next_candidate_from_the_newest_checkpoint
     until(lambda: job.view["checkpoint"])
     [rank] = [p for p in processes_of(job.id) if "workers.attempt.child" in p.cmdline()]
     rank.kill()
-    returned = job.result(60)["returned"]
+    returned = job.result(180)["returned"]
     view = job.view
     assert [a["pool"] for a in view["attempts"]] == ["right", "left"]
     assert returned["first"] == view["resumed_step"] >= 5
@@ -33,7 +33,7 @@ def test_a_killed_server_comes_back_and_adopts_what_runs(fleet: Orchestrator, tr
     until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
     with Orchestrator.connect() as again:
         adopted = again.job(job.id)
-        assert adopted.result(60)["returned"]["first"] == 0
+        assert adopted.result(180)["returned"]["first"] == 0
         assert adopted.view["epoch"] == 1
         steps = [r["step"] for r in adopted.reports()]
         assert steps == sorted(set(steps)) and steps[-1] == 40
@@ -46,7 +46,7 @@ def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
     job = fleet.submit(TrainJob(**training, resources={"ordered": [{"pool": "right"}, {"pool": "left"}]}))
     until(lambda: job.view["checkpoint"])
     raylet_of("right-0").kill()
-    returned = job.result(60)["returned"]
+    returned = job.result(180)["returned"]
     view = job.view
     if [a["pool"] for a in view["attempts"]] == ["right"]:  # its node was there again before its lease had passed
         assert (returned["first"], view["interruptions"]) == (0, 0)
@@ -55,7 +55,7 @@ def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
         assert returned["first"] == view["resumed_step"] >= 5
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
     assert ("right-0", "repair") in {(f["node"], f["subject"]) for f in fleet.doctor()}
-    assert fleet.submit(RunJob(command="true", resources={"pool": "right"})).wait(60).state == "SUCCEEDED"
+    assert fleet.submit(RunJob(command="true", resources={"pool": "right"})).wait(180).state == "SUCCEEDED"
 
 
 def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_for(
@@ -76,15 +76,16 @@ def test_while_the_head_does_not_answer_the_server_does_and_says_what_it_waits_f
         until(lambda: running.state == "SUCCEEDED")
     finally:
         state_server().resume()
-    assert waiting.wait(60).state == "SUCCEEDED" and waiting.view["interruptions"] == 0, waiting.view["attempts"]
+    assert waiting.wait(180).state == "SUCCEEDED" and waiting.view["interruptions"] == 0, waiting.view["attempts"]
     until(lambda: not [f for f in fleet.doctor() if f["subject"] in ("head", "ray")])
 
 
 def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator, until, agent_of):
-    job = fleet.submit(RunJob(command="sleep 18", resources={"pool": "right"}))
+    """Within the lease of its attempt, however long a new agent takes to start here."""
+    job = fleet.submit(RunJob(command="sleep 18", resources={"pool": "right"}, recovery={"lease": "150s"}))
     until(lambda: job.state == "RUNNING")
     agent_of("right-0").suspend()
-    assert job.wait(90).state == "SUCCEEDED" and job.view["epoch"] == 1
+    assert job.wait(180).state == "SUCCEEDED" and job.view["epoch"] == 1
     assert any("agent of right-0 did not answer" in f["message"] for f in fleet.doctor())
 
 
@@ -102,7 +103,7 @@ def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
         told = until(lambda: [f for f in emptied.doctor() if f["subject"] == "store" and f["level"] == "error"])
         assert "was replaced or emptied: 1 attempt of a job it does not know runs" in told[0]["message"]
         assert f"{job.id}.1.0 on right-0" in told[0]["message"]
-        assert emptied.submit(RunJob(command="true", resources={"pool": "left"})).wait(60).state == "SUCCEEDED"
+        assert emptied.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
         waits = emptied.submit(RunJob(command="true", resources={"pool": "right"}))
         until(lambda: "unknown to this server's database" in waits.view["reason"])
     assert processes_of(job.id)
@@ -118,7 +119,7 @@ def test_two_at_once_bring_up_one_fleet(fleet: Orchestrator, fleet_file: Path, c
     before = fleet_record.read()
     with ThreadPoolExecutor(2) as together:
         said = list(together.map(lambda _: cli("up", "-f", str(fleet_file)), range(2)))
-    assert [s.returncode for s in said] == [0, 0], said
+    assert [s.returncode for s in said] == [0, 0], [s.stderr for s in said]
     assert fleet_record.read() == before
 
 
@@ -138,7 +139,7 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     data[-1] ^= 1
     shard.write_bytes(data)
     rank.kill()
-    assert job.result(60)["returned"]["first"] == int(before.name.split("-")[1])
+    assert job.result(180)["returned"]["first"] == int(before.name.split("-")[1])
     assert job.view["attempts"][-1]["pool"] == resumes_in
     shown = json.loads(cli("checkpoint", "show", f"right:{job.id}/{newest.name}", "-o", "json").stdout)
     assert f"right:{job.id}/{newest.name}/{shard.name}: chunk 1 of 1 is not what was saved" in shown["damaged"]

@@ -27,7 +27,7 @@ from orchestrator.server.record import ServerRecord
 from orchestrator.server.serve import listener, server_config
 from orchestrator.service import Service
 
-HANG_S = 20.0
+HANG_S = 120.0
 COMMAND = [sys.executable, "-m", "orchestrator.cli.main"]
 CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoint-v1"
 RECORDED = Path(__file__).with_name("recorded_fleet.py")
@@ -80,7 +80,7 @@ class Live:
         return self.client({"Authorization": f"Bearer {self.token}"})
 
     def client(self, headers: dict) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=20)
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=120)
 
 
 class Stage:
@@ -107,7 +107,7 @@ def stage(tmp_path_factory):
         wait_for(lambda: server.started)
         yield stage
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
 
 
 @pytest.fixture

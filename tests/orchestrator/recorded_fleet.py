@@ -39,7 +39,7 @@ DATA = Path(__file__).parents[1] / "data" / "fleet"
 RECORDED = json.loads((DATA / "nodes.json").read_text())["nodes"]
 ADDRESS = "127.0.0.1:1"
 STAMP = "2026-11-20T23:14:53.123456Z"
-HANG_S = 20.0
+HANG_S = 120.0
 
 
 @cache
@@ -189,7 +189,7 @@ class RecordedFleet:
             for i, f in self.facts.items()
         ]
 
-    def _make(self, node_id: str) -> Actor:
+    def _make(self, node_id: str, cpus: float, carried: bool) -> Actor:
         with self._lock:
             if node_id not in self._by_id:
                 self._by_id[node_id] = Actor(RecordedAgent(self.facts[node_id], self._home, self.store))

@@ -20,7 +20,7 @@ def test_a_drained_node_takes_no_job_until_it_is_resumed(client, wait_for):
     wait_for(lambda: "new fans" in client.job(job)["reason"])
     assert client.job(job)["state"] == "PENDING"
     assert client.node_resume("cpu-0")["state"] == "ready"
-    assert client.wait(job, timeout_s=20)["state"] == "SUCCEEDED"
+    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     for verb in (client.node_drain, client.node_resume):
         with pytest.raises(NotFound, match="absent"):
             verb("absent")
@@ -40,7 +40,7 @@ def test_a_running_job_moves_to_another_pool_and_goes_on_there(client, talking, 
     assert client.migrate(job, "ipex")["id"] == job
     wait_for(lambda: (view := client.job(job))["state"] == "RUNNING" and view["pool"] == "ipex")
     talking.end()
-    assert client.wait(job, timeout_s=20)["state"] == "SUCCEEDED"
+    assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     with pytest.raises((Conflict, UserError), match="has ended"):
         client.migrate(job, "cpu")
 

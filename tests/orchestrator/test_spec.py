@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -7,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import SpecError, UserError
-from orchestrator.core.model import Candidate, Job, Recovery
+from orchestrator.core.model import Candidate, Declared, Job, Recovery
 from orchestrator.spec import JobSpec, job_schema, load_job, parse_job
 from orchestrator.spec_parts import Failing
-from workers.messages import FAILURES
+from workers.messages import FAILURES, ScriptCheckpoint
 
 FULL = {
     "name": "finetune",
@@ -23,11 +24,13 @@ FULL = {
     "resources": {
         "nodes": 2,
         "memory": "16GiB",
+        "max_price": 2.5,
         "ordered": [
             {"accelerators": "nvidia:H100:2..8", "precision": "bf16", "env": {"B": "gpu"}, "arguments": {"lr": 0.2}},
-            {"accelerators": "cpu", "nodes": 1, "memory": "1GB", "pool": "cpu", "batch_size": 4},
+            {"accelerators": "cpu", "nodes": 1, "memory": "1GB", "pool": "cpu", "batch_size": 4, "max_price": 1},
         ],
     },
+    "output_limit": "50GB",
     "precision": "fp32",
     "batch_size": 32,
     "priority": -5,
@@ -73,8 +76,10 @@ def test_a_full_spec_becomes_a_job_with_everything_filled_in():
                 memory_bytes=16 * 2**30,
                 precision="bf16",
                 batch_size=32,
+                whole_batch=True,
                 environment={"A": "job", "B": "gpu"},
                 arguments={"lr": 0.2, "layers": [1, 2]},
+                max_price=2.5,
             ),
             Candidate(
                 kinds=("cpu",),
@@ -84,6 +89,7 @@ def test_a_full_spec_becomes_a_job_with_everything_filled_in():
                 batch_size=4,
                 environment={"A": "job", "B": "job"},
                 arguments={"lr": 0.1, "layers": [1, 2]},
+                max_price=1.0,
             ),
         ),
         ordered=True,
@@ -97,6 +103,7 @@ def test_a_full_spec_becomes_a_job_with_everything_filled_in():
         secrets={"HF_TOKEN": "env:HF_TOKEN", "KEY": "file:/run/key"},
         keep_checkpoints=5,
         resume_from="cpu:finetune-0a1b2c/step-10",
+        output_limit_bytes=50 * 10**9,
     )  # fmt: skip
 
 
@@ -109,6 +116,20 @@ def test_recovery_left_out_is_the_default_of_the_core():
 def test_a_hang_is_a_duration_never_or_the_default_rule(written, means):
     spec = parse_job({"entry": "train.py", "recovery": {"hang_after": written}})
     assert spec.to_job("t", 0.0).recovery.hang_after_s == means
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [
+        ({"steps": 1000}, Declared(steps=1000)),
+        ({"hours": 3, "on": "h100"}, Declared(hours=3.0, on="nvidia:H100")),
+        ({"hours": 0.5, "on": "cpu"}, Declared(hours=0.5, on="cpu")),
+        (None, Declared()),
+    ],
+)
+@pytest.mark.parametrize("task", [{"entry": "m.py:f", "task": "benchmark"}, {"entry": "a.py"}, {"command": "true"}])
+def test_a_job_of_any_task_may_say_how_much_work_it_is(task, written, means):
+    assert parse_job({**task, "work": written}).to_job("t", 0.0).work == means
 
 
 def test_the_kinds_of_failure_in_a_spec_are_those_that_nodes_tell():
@@ -184,6 +205,14 @@ def test_a_candidate_of_a_run_job_may_bring_its_own_command():
     assert error({"task": "run", "resources": resources}).field == "command"
 
 
+def test_a_command_is_launched_once_per_node_unless_job_or_candidate_say_ranks():
+    resources = {"ordered": [{"accelerators": "nvidia:H100:8"}, {"accelerators": "cpu", "launch": "node"}]}
+    job = parse_job({"command": "x", "launch": "ranks", "resources": resources}).to_job("j", 0)
+    assert [c.launch for c in job.candidates] == ["ranks", "node"]
+    assert only(parse_job({"command": "x"}).to_job("j", 0)).launch == "node"
+    assert "did you mean 'ranks'?" in str(error({"command": "x", "launch": "rank"}))
+
+
 # -- what is wrong is named, with the field and what to write
 
 
@@ -207,10 +236,29 @@ def test_a_candidate_of_a_run_job_may_bring_its_own_command():
         ({"resources": {"nodes": "2"}}, "resources.nodes", "must be a valid integer"),
         ({"resources": {"nodes": True}}, "resources.nodes", "must be a valid integer"),
         ({"resources": {"memory": 16}}, "resources.memory", "16 is not a size; write a number and a unit"),
+        ({"resources": {"max_price": 0}}, "resources.max_price", "greater than 0"),
+        ({"resources": {"max_price": "2 USD"}}, "resources.max_price", "must be a valid number"),
         ({"resources": []}, "resources", "must be a mapping"),
+        ({"data": [{"uri": "file:///x", "mount": "d"}]}, "data.0.uri", "write its path, without file://"),
+        ({"data": [{"uri": "memory://x", "mount": "d"}]}, "data.0.uri", "not an object store's"),
+        ({"data": [{"uri": "s3://bucket/../x", "mount": "d"}]}, "data.0.uri", "it has an empty part, `.` or `..`"),
+        ({"data": [{"uri": "cpu:../x", "mount": "d"}]}, "data.0.uri", "is not inside the pool's storage"),
+        ({"data": [{"uri": "cpu:.uploads/x", "mount": "d"}]}, "data.0.uri", "is hidden in the pool's storage"),
+        ({"data": [{"uri": "", "mount": "d"}]}, "data.0.uri", "must name data"),
+        ({"data": [{"uri": "./x", "mount": "../d"}]}, "data.0.mount", "is not in the job's folder"),
+        ({"data": [{"uri": "./x", "mount": "/d"}]}, "data.0.mount", "it is absolute"),
+        ({"data": [{"uri": "./x", "mount": "./"}]}, "data.0.mount", "it is empty"),
+        ({"data": [{"uri": "./x"}]}, "data.0.mount", "is required"),
+        ({"data": [{"uri": "./x", "mount": "d", "sha256": "1"}]}, "data.0.sha256", "the 64 digits that `sha256sum`"),
+        (
+            {"data": [{"uri": "./x", "mount": "d/"}, {"uri": "./y", "mount": "d/e"}]},
+            "data",
+            "none inside of another",
+        ),
+        ({"output_limit": "many"}, "output_limit", "'many' is not a size; write a number and a unit"),
         ({"priority": 1001}, "priority", "less than or equal to 1000"),
         ({"priority": "high"}, "priority", "must be a valid integer"),
-        ({"objective": "fast"}, "objective", "valid: any, throughput, cost, finish_time"),
+        ({"objective": "fast"}, "objective", "valid: any, throughput, cost, energy, finish_time, deadline"),
         ({"precision": "fp23"}, "precision", "did you mean 'fp32'?"),
         ({"task": "tarin"}, "task", "did you mean 'train'?"),
         ({"name": "a b"}, "name", "'a b' is no name"),
@@ -244,6 +292,33 @@ def test_a_candidate_of_a_run_job_may_bring_its_own_command():
         ({"recovery": {"on_disconnect": "retry"}}, "recovery.on_disconnect", "valid: restart, wait, stop"),
         ({"recovery": {"cross_vendor": "no"}}, "recovery.cross_vendor", "boolean"),
         ({"recovery": {"retry_exit_codes": [0]}}, "recovery.retry_exit_codes.0", "greater than or equal to 1"),
+        ({"weight": 0}, "weight", "greater than or equal to 0.01, got 0"),
+        ({"weight": 101}, "weight", "less than or equal to 100"),
+        ({"weight": float("nan")}, "weight", "must be a finite number"),
+        ({"objective": "deadline"}, "deadline", "is required with objective: deadline"),
+        ({"deadline": "2026-12-01T18:00:00"}, "deadline", "has no time zone; write a time with its zone"),
+        ({"deadline": "2026-12-01"}, "deadline", "has no time zone"),
+        ({"deadline": "tomorrow"}, "deadline", "is neither a time nor a duration"),
+        ({"deadline": True}, "deadline", "is neither a time nor a duration"),
+        ({"deadline": "0s"}, "deadline", "is not between now and in 10 years"),
+        ({"deadline": "9999d"}, "deadline", "is not between now and in 10 years"),
+        ({"work": {}}, "work", "is empty; write {steps: 1000} or {hours: 3, on: nvidia:H100}"),
+        ({"work": {"steps": 5, "hours": 1.0, "on": "cpu"}}, "work", "has both steps and hours; keep one of them"),
+        ({"work": {"steps": 0}}, "work.steps", "greater than or equal to 1, got 0"),
+        ({"work": {"steps": -1}}, "work.steps", "greater than or equal to 1"),
+        ({"work": {"steps": 1.5}}, "work.steps", "must be a valid integer"),
+        ({"work": {"steps": 2**60}}, "work.steps", "less than or equal to"),
+        ({"work": {"hours": 0, "on": "cpu"}}, "work.hours", "greater than 0, got 0"),
+        ({"work": {"hours": -2, "on": "cpu"}}, "work.hours", "greater than 0"),
+        ({"work": {"hours": float("nan"), "on": "cpu"}}, "work.hours", "must be a finite number, got nan"),
+        ({"work": {"hours": float("inf"), "on": "cpu"}}, "work.hours", "must be a finite number"),
+        ({"work": {"hours": 3}}, "work.on", "is required beside hours; add `on`"),
+        ({"work": {"steps": 3, "on": "cpu"}}, "work.on", "no hours are given"),
+        ({"work": {"hours": 3, "on": "nvidia:H10O"}}, "work.on", "did you mean 'nvidia:H100'?"),
+        ({"work": {"hours": 3, "on": "nvidia"}}, "work.on", "is a back end with many models; name one of them"),
+        ({"work": {"step": 3}}, "work.step", "unknown key 'step'; did you mean 'steps'?"),
+        ({"work": 1000}, "work", "must be a mapping"),
+        ({"steps": 3}, "steps", "belongs under `work`; write work: {steps: …}"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "greater than or equal to 1"),
         ({"checkpoint": {"resume_from": "p:../x"}}, "checkpoint.resume_from", "is no checkpoint"),
         ({"checkpoint": {"every": 5}}, "checkpoint.every", "unknown key 'every'"),
@@ -266,14 +341,21 @@ def test_a_wrong_field_is_named_with_what_to_write(data, field, message):
         ({"task": "run", "command": "x", "entry": "a.py"}, "entry", "this one is run; put it into the command or env"),
         ({"command": "x", "arguments": {"a": 1}}, "arguments", "is read by prepare, train, benchmark jobs"),
         ({"command": "x", "precision": "bf16"}, "precision", "this one is run"),
-        ({"command": "x", "checkpoint": {"keep": 1}}, "checkpoint", "is read by train jobs, this one is run"),
-        ({"task": "benchmark", "entry": "m:f", "checkpoint": {"keep": 1}}, "checkpoint", "is read by train jobs"),
+        (
+            {"command": "x", "checkpoint": {"keep": 1}},
+            "checkpoint.keep",
+            "is read by train jobs, this one is run; write",
+        ),
+        ({"entry": "a.py", "checkpoint": {"path": "a"}}, "checkpoint.path", "is read by run jobs, this one is train"),
+        ({"task": "benchmark", "entry": "m:f", "checkpoint": {"keep": 1}}, "checkpoint", "is read by train, run jobs"),
         ({"task": "prepare", "entry": "m:f", "batch_size": 2}, "batch_size", "is read by train, benchmark jobs"),
         (
             {"command": "x", "resources": {"any_of": [{}, {"batch_size": 2}]}},
             "resources.any_of.1.batch_size",
             "this one is run",
         ),
+        ({"entry": "a.py", "launch": "node"}, "launch", "is read by run jobs, this one is train; leave it out"),
+        ({"entry": "a.py", "resources": {"any_of": [{"launch": "ranks"}]}}, "resources.any_of.0.launch", "by run jobs"),
         (
             {"entry": "a.py", "resources": {"ordered": [{"command": "x"}]}},
             "resources.ordered.0.command",
@@ -285,6 +367,35 @@ def test_a_field_the_task_does_not_read_is_refused_with_a_sentence(data, field, 
     raised = error(data)
     assert raised.field == field
     assert message in str(raised)
+
+
+@pytest.mark.parametrize(
+    ("written", "field", "message"),
+    [
+        (
+            {"path": "/a.pt"},
+            "checkpoint.path",
+            "it is absolute; write a path in $POLYFLEET_OUTPUT_DIR, such as ckpt.pt",
+        ),
+        ({"path": "../a.pt"}, "checkpoint.path", "is not inside the job's folder"),
+        ({"path": "."}, "checkpoint.path", "'.' is the whole folder; name a file or folder in it"),
+        ({"path": ".polyfleet/a"}, "checkpoint.path", "is where Polyfleet keeps its copy"),
+        ({"path": "a", "format": "tourch"}, "checkpoint.format", "unknown format 'tourch'; did you mean 'torch'?"),
+        ({"format": "dcp"}, "checkpoint.format", "says what lies at checkpoint.path, which is not given; add path"),
+        ({"paht": "a"}, "checkpoint.paht", "path"),
+    ],
+)
+def test_a_script_s_checkpoint_is_a_path_in_its_folder_of_a_known_format(written, field, message):
+    raised = error({"command": "x", "checkpoint": written})
+    assert raised.field == field and message in str(raised)
+
+
+def test_a_command_s_node_is_told_of_its_checkpoint_by_the_order_s_arguments():
+    job = parse_job({"command": "x", "checkpoint": {"path": "./run/ckpt.pt"}}).to_job("j", 0.0)
+    asked = ScriptCheckpoint.of("run", job.candidates[0].arguments)
+    assert asked == ScriptCheckpoint("run/ckpt.pt", "auto", found=False)
+    plain = parse_job({"command": "x"}).to_job("j", 0.0)
+    assert ScriptCheckpoint.of("run", plain.candidates[0].arguments) is None
 
 
 @pytest.mark.parametrize("command", [5, [], [""], ["a", 5], " ", ["a\0"], {"x": 1}])
@@ -403,3 +514,175 @@ def test_every_field_that_needs_it_has_a_description_in_the_schema():
     schema = job_schema()
     bare = {name for name, field in schema["properties"].items() if "description" not in field and "$ref" not in field}
     assert bare <= {"env", "precision", "batch_size", "priority", "objective"}
+
+
+def ranged(accelerators, batch_size, **more):
+    return {"entry": "train.py", "batch_size": batch_size, "resources": {"accelerators": accelerators, **more}}
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "batch_size", "nodes", "counts"),
+    [
+        ("cpu:1..4", 30, 1, (1, 2, 3)),
+        ("cpu:2..8", 64, 1, (2, 4, 8)),
+        ("cpu:2..8", 64, 4, (2, 4, 8)),
+        ("cpu:1..8", 12, 3, (1, 2, 4)),
+        ("cpu:2+", 6, 1, (2, 3, 6)),
+    ],
+)
+def test_of_a_range_only_numbers_of_devices_that_divide_the_whole_batch_are_taken(
+    accelerators, batch_size, nodes, counts
+):
+    candidate = only(parse_job(ranged(accelerators, batch_size, nodes=nodes)).to_job("t", 0.0))
+    assert candidate.whole_batch
+    assert (candidate.counts, candidate.min_count, candidate.count) == (counts, counts[0], counts[-1])
+
+
+def test_a_whole_batch_that_no_number_of_the_range_divides_is_refused_with_one_that_can():
+    assert str(error(ranged("cpu:4..5", 6))) == (
+        "batch_size: 6 divides among no number of ranks from 4 to 5; write a multiple of 4, e.g. 8"
+    )
+
+
+def test_without_a_range_the_batch_is_that_of_one_rank():
+    assert not only(parse_job(ranged("cpu:4", 30)).to_job("t", 0.0)).whole_batch
+    assert only(parse_job({"entry": "train.py", "resources": {"accelerators": "cpu:1..3"}}).to_job("t", 0)).counts == (
+        1, 2, 3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "wall_s"),
+    [
+        ("1970-01-01T00:01:41Z", 101.0),
+        ("1970-01-01T02:01:41+02:00", 101.0),
+        ("1h30m", 5500.0),
+        (20, 120.0),
+    ],
+)
+def test_a_deadline_is_a_time_or_so_long_after_the_submission(written, wall_s):
+    job = parse_job({"command": "true", "deadline": written, "weight": 2.5}).to_job("t", 100.0)
+    assert (job.deadline_s, job.weight, job.objective) == (wall_s, 2.5, "any")
+
+
+def test_a_deadline_that_is_past_when_the_job_is_submitted_is_refused():
+    spec = parse_job({"command": "true", "deadline": "1970-01-01T00:01:40Z"})
+    with pytest.raises(SpecError, match="is in the past; it is 1970-01-01T00:01:40") as raised:
+        spec.to_job("t", 100.0)
+    assert raised.value.field == "deadline"
+
+
+def test_pools_and_dtypes_are_of_each_candidate_or_of_the_job():
+    written = {
+        "pools": ["a", "b"],
+        "exclude_pools": ["c"],
+        "dtypes": ["bf16"],
+        "any_of": [{}, {"pool": "d", "dtypes": ["fp8"]}],
+    }
+    with pytest.raises(SpecError, match="unknown dtype 'fp8'") as raised:
+        parse_job({"command": "x", "resources": written})
+    assert raised.value.field == "resources.any_of.1.dtypes.0"
+    written["any_of"][1]["dtypes"] = ["float8_e4m3fn"]
+    first, second = parse_job({"command": "x", "resources": written}).to_job("j", 1.0).candidates
+    assert (first.pool, first.pools, first.not_pools, first.dtypes) == ("", ("a", "b"), ("c",), ("bfloat16",))
+    assert (second.pool, second.pools, second.not_pools, second.dtypes) == ("d", (), ("c",), ("float8_e4m3fn",))
+    with pytest.raises(SpecError, match="has both pool and pools"):
+        parse_job({"command": "x", "resources": {"pool": "a", "pools": ["b"]}})
+
+
+def test_features_are_of_each_candidate_or_of_the_job_and_those_of_the_catalogue():
+    written = {"features": ["flash_attention"], "any_of": [{}, {"features": ["collectives=nccl", "xla"]}]}
+    first, second = parse_job({"command": "x", "resources": written}).to_job("j", 1.0).candidates
+    assert (first.features, second.features) == (("flash_attention",), ("collectives=nccl", "xla"))
+    for word, near in (("flash_atention", "flash_attention"), ("compile=inducter", "compile=inductor")):
+        with pytest.raises(SpecError, match=f"unknown feature '{word}'") as raised:
+            parse_job({"command": "x", "resources": {"features": [word]}})
+        assert raised.value.field == "resources.features.0" and f"'{near}'" in raised.value.args[2]
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+def test_memory_is_estimated_from_the_numbers_of_a_model_for_each_candidate(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    written = {
+        "task": "train",
+        "entry": "json:loads",
+        "precision": "bf16",
+        "resources": {
+            "memory": {"model": "config.json", "seq": 2048},
+            "any_of": [{"batch_size": 1}, {"batch_size": 4}, {"memory": "40GB"}, {"precision": "fp32"}],
+        },
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(written))
+    one, four, said, fp32 = load_job(tmp_path / "job.yaml").to_job("j", 1.0).candidates
+    weights = 8.03e9
+    assert 8 * weights < one.memory_bytes < 8.5 * weights  # bf16 weights, gradients, two moments
+    assert one.memory_bytes < four.memory_bytes < fp32.memory_bytes
+    assert said.memory_bytes == 40 * 10**9
+    assert [c.memory_estimated for c in (one, four, said, fp32)] == [True, True, False, True]
+
+
+def test_a_batch_that_ranks_share_is_estimated_as_the_greatest_share():
+    resources = {"accelerators": "cpu:1..4", "memory": {"model": LLAMA, "seq": 2048}}
+    job = {"task": "train", "entry": "json:loads", "batch_size": 8, "resources": resources}
+    shared = parse_job(job).to_job("j", 1.0).candidates[0]
+    alone = parse_job(job | {"resources": resources | {"accelerators": "cpu:1"}}).to_job("j", 1.0).candidates[0]
+    assert shared.memory_bytes == alone.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("memory", "field", "said"),
+    [
+        ({"model": {}}, "resources.memory", "does not tell hidden, layers, vocab, heads, seq"),
+        ({"model": LLAMA | {"hidden_size": math.nan}}, "resources.memory", "hidden of a transformer is nan"),
+        ({"model": LLAMA | {"hidden_size": "4096"}}, "resources.memory", "hidden of a transformer is '4096'"),
+        ({"model": LLAMA | {"type_vocab_size": "2", "model_type": "bert"}}, "resources.memory", "make no transformer"),
+        ({"model": LLAMA, "optimizer": "adamv"}, "resources.memory", "unknown optimizer 'adamv'"),
+        ({"model": LLAMA, "sequence": 1}, "resources.memory.sequence", "unknown"),
+        ({"model": LLAMA, "mode": "train"}, "resources.memory.mode", "training"),
+        ({"model": 7}, "resources.memory.model", ""),
+        ({}, "resources.memory.model", "required"),
+        ("40QB", "resources.memory", "40QB"),
+    ],
+)
+def test_memory_that_cannot_be_estimated_is_told(memory, field, said):
+    with pytest.raises(SpecError) as raised:
+        parse_job({"command": "x", "resources": {"memory": memory}})
+    assert raised.value.field == field and said in f"{raised.value} {raised.value.args[2]}"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file"), ("{", "cannot be read"), ("[1]", "holds no mapping"), ("{}", "does not tell hidden")],
+)
+def test_a_file_of_a_models_numbers_that_holds_none_is_told(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    (tmp_path / "job.yaml").write_text("{command: x, resources: {any_of: [{memory: {model: config.json}}]}}")
+    with pytest.raises(SpecError, match=said):
+        load_job(tmp_path / "job.yaml")
+
+
+def test_a_server_reads_no_file_that_a_job_names():
+    spec = parse_job({"command": "x", "resources": {"memory": {"model": "/etc/passwd"}}})
+    with pytest.raises(SpecError, match="was not read"):
+        spec.to_job("j", 1.0)
+
+
+@pytest.mark.parametrize("name", [" ", " vision", "a\nb", "x" * 64])
+def test_what_cannot_be_a_projects_name_is_refused(name):
+    with pytest.raises(SpecError, match="is no name of a project") as raised:
+        parse_job({"command": "x", "project": name})
+    assert raised.value.field == "project"

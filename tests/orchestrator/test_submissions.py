@@ -18,7 +18,7 @@ from orchestrator.service import Service
 from orchestrator.spec import parse_job
 from orchestrator.store import writer as store_writer
 
-HANG_S = 20.0
+HANG_S = 120.0
 RUN = {"task": "run", "command": "true", "name": "hello"}
 ON_TPU = {**RUN, "resources": {"accelerators": "tpu:emulated"}}
 ON_V5P = {**RUN, "resources": {"accelerators": "tpu:v5p"}}
@@ -48,6 +48,27 @@ def test_the_next_server_knows_the_devices_seen_last_also_without_a_fleet(live, 
     with pytest.raises(SpecError, match="no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated"):
         service.submit(ON_V5P, "", "")
     assert [job["id"] for job in service.jobs(_all()).rows] == [view["id"]]
+
+
+def test_a_project_that_the_fleet_does_not_have_is_refused_with_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
+    service = Service(tmp_path)
+    assert service.submit({**RUN, "project": "visoin"}, "", "")["state"] == "PENDING"  # no projects, no quotas
+    monkeypatch.setattr(service._submissions, "_projects", lambda: {"vision"})
+    with pytest.raises(SpecError, match="the fleet has no project 'visoin'; did you mean 'vision'") as raised:
+        service.submit({**RUN, "project": "visoin"}, "", "")
+    assert raised.value.field == "project"
+    assert service.submit({**RUN, "project": "vision"}, "", "")["state"] == "PENDING"
+    service.close()
+
+
+def test_a_deadline_that_is_past_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
+    service = Service(tmp_path)
+    with pytest.raises(SpecError, match="2020-01-01T00:00:00Z is in the past") as raised:
+        service.submit({**RUN, "deadline": "2020-01-01T00:00:00Z"}, "", "")
+    assert raised.value.field == "deadline"
+    service.close()
 
 
 def test_where_no_fleet_was_ever_seen_everything_waits_with_words(tmp_path, monkeypatch):

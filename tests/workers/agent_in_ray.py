@@ -18,7 +18,7 @@ from orchestrator.runtime import actors, fences
 from workers.agent import Agent
 from workers.messages import Order
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 ATTEMPTS = Path(os.environ["POLYFLEET_NODE_DIR"]) / "fleets" / fleet_identity(home()) / "attempts"
 COMMAND = "mkfifo gate; env; cat /proc/$PPID/environ; echo ready; cat gate"
 

@@ -19,7 +19,7 @@ from cluster.vocabulary import NodeFacts
 from workers.agent import Agent
 from workers.messages import PROTOCOL, AttemptReport, Order
 
-DEADLINE_S = 20.0
+DEADLINE_S = 180.0
 
 
 def order(job="j", command=("true",), **more):
@@ -218,6 +218,23 @@ def result(agent, number):
         if news["result"] is not None:
             return news["result"]
     raise AssertionError("the tool did not end")
+
+
+def test_a_script_s_checkpoint_is_handed_on_before_its_attempt_starts_and_left_alone_from_then_on(agent, tmp_path):
+    asked = ("state", "auto", "nvidia", 1)
+    folder = tmp_path / "storage" / "j" / "output-1"
+    folder.mkdir(parents=True)
+    (folder / "state").write_bytes(b"PK half of a file")
+    told = agent.hand_on_checkpoint("j", 1, *asked)
+    assert not told["found"] and "lies at state.torn now" in told["text"]
+    root = str(tmp_path / "storage" / "j")
+    arguments = {"checkpoint": {"path": "state"}}
+    agent.start(1, order(command=("sleep", "60"), checkpoint_root=root, arguments=arguments), {})
+    (folder / "state").write_bytes(b"PK what the attempt is writing")
+    assert agent.hand_on_checkpoint("j", 1, *asked) == {"found": False, "text": ""}
+    assert (folder / "state").exists()
+    with pytest.raises(UserError, match="checkpoint's path that leads out of its folder"):
+        agent.start(1, order("k", arguments={"checkpoint": {"path": "../state"}}), {})
 
 
 def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, saved):

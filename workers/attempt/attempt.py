@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from cluster import log_files
 from cluster.errors import NotFound, UserError
 from cluster.untrusted import Unreadable, read_bytes
-from workers.attempt import disks, log_files, removal, reserve
+from workers.attempt import disks, removal, reserve
 from workers.attempt.life import STOP_BYTES, Life, asked_for
 from workers.attempt.reading import Piece, Reader, read_outcome, stamp
 from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json

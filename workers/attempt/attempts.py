@@ -14,7 +14,8 @@ from workers.attempt.known import LOOK_EVERY_S, Known
 from workers.attempt.records import AttemptId, Folder, parse
 from workers.attempt.starting import Starter
 from workers.attempt.stopped import Stopped
-from workers.messages import PROTOCOL, Order
+from workers.data_cache import DataCache
+from workers.messages import PROTOCOL, Order, ScriptCheckpoint, Unusable
 from workers.packages import Packages
 
 END_OLDER_S = 10.0
@@ -41,9 +42,10 @@ class Attempts(Known):
         for job, epoch in self._stopped.epochs().items():
             self._saw(job, epoch)
         self._storage, self._packages, self._threads = storage, packages, threads
+        self._data = DataCache(storage)
         self._fences, self._starter = fences or Fences(), starter or Starter()
 
-    def start(self, order: Order, secrets: Mapping[str, str]) -> None:
+    def start(self, order: Order, secrets: Mapping[str, str], interface: str = "") -> None:
         """Idempotent. Raises UserError for an order that cannot be followed, Conflict for an epoch that is past or was
         stopped, FleetError where nobody tells whether it is past.
 
@@ -60,10 +62,10 @@ class Attempts(Known):
                 return
             try:
                 order = launch.absolute(order, self._storage)
-                where = launch.Where(self._node, self._packages, self._fences.folder, os.environ)
-                with self._starter.supervisor(folder, lock) as begin:
-                    launch.prepare(folder, order, where, self._threads(order), asked_s)
-                    begin(secrets)
+                where = launch.Where(self._node, self._packages, self._fences.folder, os.environ, interface)
+                with self._data.used(order.data) as data, self._starter.supervisor(folder, lock) as begin:
+                    launch.prepare(folder, order, where, self._threads(order), asked_s, data)
+                    begin(secrets)  # from now on the supervisor holds the data
             except (UserError, FleetError):
                 self._undo(attempt, folder)
                 raise
@@ -149,13 +151,13 @@ class Attempts(Known):
 
     def stop(self, job: str, epoch: int, how: str) -> None:
         """Also of an attempt that is not known here: its start may still be on its way, and is refused. Raises
-        FleetError where the disk takes no note of that.
+        FleetError where the disk takes no note of that, and no fence stands above it.
         """
         known = self._of_or_never(job, epoch, how != "preempt")
         for attempt in known:
             attempt.stop(how)
         self._look_now()
-        self._note_stopped(known)
+        self._note_stopped(known, job, epoch)
 
     def forget(self, job: str, epoch: int) -> None:
         """Raises UserError while it runs. One that is not known here is never started, as after `stop`."""
@@ -164,7 +166,7 @@ class Attempts(Known):
             attempt.forget()
             with self._changed:
                 self._attempts.pop(attempt.id, None)
-        self._note_stopped(known)
+        self._note_stopped(known, job, epoch)
 
     def remove(self, attempts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """Nothing is left of these, jobs and epochs, logs and records included. Returns those gone: not what lives."""
@@ -197,14 +199,22 @@ class Attempts(Known):
                 self._saw(job, epoch)
             return known
 
-    def _note_stopped(self, known: list[Attempt]) -> None:
-        """What is known has its own record; that a part of it may never start is then noted with the next stop."""
+    def _note_stopped(self, known: list[Attempt], job: str, epoch: int) -> None:
+        """What is known has its own record; that a part of it may never start is then noted with the next stop. What a
+        fence stands above never starts, with a note or without.
+        """
         try:
             self._stopped.save()
         except OSError as e:
-            if known:
+            if known or self._is_fenced(job, epoch):
                 return
             raise FleetError(f"node {self._node} cannot note what was stopped: {e}", "free space there") from e
+
+    def _is_fenced(self, job: str, epoch: int) -> bool:
+        try:
+            return self._fences.epoch(job) > epoch
+        except Unreadable:
+            return False
 
 
 def _check(order: Order, attempt: AttemptId) -> None:
@@ -215,3 +225,7 @@ def _check(order: Order, attempt: AttemptId) -> None:
         raise UserError(f"{order.job[:80]!r} cannot be a job's id", "use letters, digits, `.`, `_` and `-`")
     if order.task == "run" and not order.command:
         raise UserError("a run job without a command", "say what to run in `command`")
+    try:
+        ScriptCheckpoint.of(order.task, order.arguments)
+    except Unusable as e:
+        raise UserError(f"the order {e}", "install the same version") from None

@@ -72,6 +72,7 @@ def _run_task(folder: Shared, rank: int) -> dict[str, Any]:
     context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
     sys.path.insert(0, str(folder.work(rank)))
     result: dict[str, Any] = task.main(context)
+    context.events.write("note", done=True)  # code that ends by sys.exit was perhaps asked to stop
     return result
 
 

@@ -1,17 +1,18 @@
 """The environment variables of ranks: an allow-list of the node's own, the user's, torchrun's and ours, in that order.
+variables.py has the latter two.
 
 Whatever is not on the list stays out, above all Ray's variables, our home, and any token.
 """
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import workers
 from cluster.catalogue import vendor, vendors
-from workers.attempt.processes import MARK
+from workers.attempt import interfaces, variables
+from workers.interpreter import interpreter
 from workers.messages import Order
 
 CODE = Path(workers.__file__).absolute().parents[1]
@@ -20,7 +21,8 @@ CODE = Path(workers.__file__).absolute().parents[1]
 NAMES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CACHE_HOME"}
     | {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
-    | {"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "POLYFLEET_CPU_ENGINE"}
+    | {"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+    | {"POLYFLEET_CPU_ENGINE", "POLYFLEET_NATIVE", "CXX"}
 )
 PREFIXES = ("LC_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_")
 """Of the language, the network and torch; those of vendors stand in the catalogue."""
@@ -40,7 +42,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in environ.items() if (k in NAMES or k.startswith(prefixes)) and not LOOKS_SECRET.search(k)}
     kept = {k: v for k, v in kept.items() if not (k.lower().endswith("_proxy") and "@" in v)}
     kept |= {name: environ[name] for name in environ.get(POOL_VARIABLES, "").split(",") if name in environ}
-    search = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
+    search = [str(Path(interpreter(environ)).parent), kept.get("PATH", os.defpath)]
     return kept | {"PATH": os.pathsep.join(search)}
 
 
@@ -50,12 +52,24 @@ def supervisor_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(
-    order: Order, local_rank: int, folder: Path, threads: int, environ: Mapping[str, str]
+    order: Order,
+    local_rank: int,
+    folder: Path,
+    threads: int,
+    environ: Mapping[str, str],
+    *,
+    has_torch_xla: bool = False,
+    interface: str = "",
 ) -> dict[str, str]:
-    """`folder` is where the attempt's ranks write; the order's checkpoint folders are absolute by now."""
-    user = _defaults(order, threads) | inherited(environ) | order.environment
-    ours = _torchrun(order, local_rank) | _polyfleet(order, folder) | visible(order, local_rank)
-    return user | ours | {"PYTHONPATH": _python_path(order, local_rank, folder)}
+    """`folder` is where the attempt's ranks write; the order's checkpoint folders are absolute by now. `interface` has
+    the address at which other nodes reach this one.
+    """
+    defaults = _defaults(order, threads) | variables.defaults(order, has_torch_xla=has_torch_xla)
+    defaults |= interfaces.variables(order, interface)
+    node = {name: value for name, value in inherited(environ).items() if not variables.is_torchruns(name)}
+    ours = variables.torchrun(order, local_rank) | variables.polyfleet(order, local_rank, folder)
+    told = ours | visible(order, local_rank) | {"PYTHONPATH": _python_path(order, local_rank, folder)}
+    return defaults | node | order.environment | told
 
 
 def _defaults(order: Order, threads: int) -> dict[str, str]:
@@ -64,43 +78,18 @@ def _defaults(order: Order, threads: int) -> dict[str, str]:
     """
     lean = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if order.backend == "tpu" or order.kind == "cpu:ipex" else {}
     python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    return {"OMP_NUM_THREADS": str(threads)} | python | lean | _loopback(order)
+    return {"OMP_NUM_THREADS": str(threads)} | python | lean
 
 
 def _python_path(order: Order, local_rank: int, folder: Path) -> str:
     """A command finds its own folder first; a task of ours finds us, and puts the user's folder first by itself."""
-    own = folder / "work" / str(order.first_rank + local_rank) if order.task == "run" else CODE
+    work = folder / "work" / str(variables.work_rank(order, local_rank))
+    own = work if order.task == "run" else CODE
     return os.pathsep.join(filter(None, (str(own), order.environment.get("PYTHONPATH", ""))))
 
 
-def _torchrun(order: Order, local_rank: int) -> dict[str, str]:
-    return {
-        "RANK": str(order.first_rank + local_rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(order.world_size),
-        "LOCAL_WORLD_SIZE": str(order.ranks),
-        "GROUP_RANK": str(order.node_rank),
-        "MASTER_ADDR": order.master_address,
-        "MASTER_PORT": str(order.master_port),
-        "TORCHELASTIC_RUN_ID": f"{order.job}.{order.epoch}",
-    }
-
-
-def _polyfleet(order: Order, folder: Path) -> dict[str, str]:
-    return {
-        MARK: str(folder),
-        "POLYFLEET_ATTEMPT": f"{order.job}.{order.epoch}",
-        "POLYFLEET_JOB": order.job,
-        "POLYFLEET_EPOCH": str(order.epoch),
-        "POLYFLEET_BACKEND": order.backend,
-        "POLYFLEET_DEVICE_KIND": order.kind,
-        "POLYFLEET_CHECKPOINT_DIR": order.checkpoint_root,
-        "POLYFLEET_RESUME_FROM": order.resume_from,
-    }
-
-
 def visible(order: Order, local_rank: int) -> dict[str, str]:
-    """Which devices the rank sees: one of the leased for `train`, all of them for the tasks with one rank per node."""
+    """Which devices the rank sees: one of the leased for `train`, else all of them, as under torchrun."""
     row = vendor(order.backend)
     if order.emulated or not row.visibility:
         return {}
@@ -111,14 +100,6 @@ def visible(order: Order, local_rank: int) -> dict[str, str]:
     if order.backend == "tpu" and len(leased) in TPU_BOUNDS:
         shown |= {"TPU_CHIPS_PER_HOST_BOUNDS": TPU_BOUNDS[len(leased)], "TPU_HOST_BOUNDS": "1,1,1"}
     return shown
-
-
-def _loopback(order: Order) -> dict[str, str]:
-    """Ranks that meet on the loopback address must not look for each other under the machine's name."""
-    if not order.master_address.startswith("127."):
-        return {}
-    interface = "lo0" if sys.platform == "darwin" else "lo"
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def threads_per_rank(cores: int, devices_of_node: int, order: Order) -> int:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import NotFound
+from cluster.errors import Conflict, NotFound
 from cluster.paths import private_dir
 from workers.attempt import bell, lease
 from workers.attempt.attempt import Attempt
@@ -101,6 +101,17 @@ class Known:
         if not attempts:
             raise NotFound(f"epoch {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
         return attempts[0].folder.shared
+
+    def running(self, job: str, epoch: int, rank: int) -> Folder:
+        """Of the attempt whose ranks, that one among them, run here. Raises Conflict, NotFound."""
+        for attempt in self._of(job, epoch):
+            order: Any = read_json(attempt.folder.order)
+            if order is None or not order["first_rank"] <= rank < order["first_rank"] + order["ranks"]:
+                continue
+            if (phase := attempt.phase) != "running":
+                raise Conflict(f"attempt {epoch} of {job} is {phase} on node {self._node}", "`show` tells its state")
+            return attempt.folder
+        raise NotFound(f"rank {rank} of {job} does not run on node {self._node}", "`show` says where it runs")
 
     def _of(self, job: str, epoch: int) -> list[Attempt]:
         with self._changed:

@@ -1,9 +1,9 @@
 """Makes an attempt's folder: all that its supervisor needs."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cluster.errors import UserError
@@ -13,7 +13,11 @@ from workers.attempt.effect import withdraw_unfinished
 from workers.attempt.environment import rank_environment
 from workers.attempt.life import STOP_BYTES
 from workers.attempt.logs import LIMIT_BYTES
+from workers.attempt.outputs import folder_of, limit
 from workers.attempt.records import Folder, write_json
+from workers.attempt.variables import work_rank
+from workers.data_cache import link
+from workers.interpreter import has, interpreter
 from workers.messages import Order
 from workers.packages import Packages
 
@@ -41,34 +45,47 @@ def absolute(order: Order, storage: Path) -> Order:
 
 
 class Where(NamedTuple):
-    """What an agent tells of its node to each attempt; `fences` is the server's folder of fences, if it is seen."""
+    """What an agent tells of its node to each attempt; `fences` is the server's folder of fences, if it is seen,
+    `interface` that with the node's address.
+    """
 
     node: str
     packages: Packages
     fences: Path | None
     environ: Mapping[str, str]
+    interface: str = ""
 
 
-def prepare(folder: Folder, order: Order, where: Where, threads: int, asked_s: float) -> None:
+def prepare(
+    folder: Folder,
+    order: Order,
+    where: Where,
+    threads: int,
+    asked_s: float,
+    data: Mapping[str, tuple[Path, Path]] = MappingProxyType({}),
+) -> None:
     """Everything on disk a supervisor needs: the user's files, the order, the launch record, and the first lease, which
-    begins at `asked_s`.
+    begins at `asked_s`. `data`: content and lock of what the order wants shown, by SHA-256.
     """
     removal.remove(folder.shared)
     folder.shared.parent.mkdir(mode=0o700, exist_ok=True)
     folder.shared.mkdir(mode=0o700)
     folder.works.mkdir(mode=0o700)
-    for rank in range(order.first_rank, order.first_rank + order.ranks):
+    for rank in sorted({work_rank(order, local) for local in range(order.ranks)}):
         folder.work(rank).mkdir(mode=0o700)
         if order.package:
             where.packages.unpack(order.package, folder.work(rank))
+        link(folder.work(rank), order.data, data)
     if order.checkpoint_root:
         root = Path(order.checkpoint_root)
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         if order.node_rank == 0:
             withdraw_unfinished(root)
+        folder_of(root, order.epoch).mkdir(exist_ok=True, mode=0o700)
     write_json(folder.order, order.to_plain())
     write_json(folder.told, order.to_plain())
-    write_json(folder.launch, launch_record(folder, order, where, threads))
+    locks = sorted(str(lock) for _, lock in data.values())
+    write_json(folder.launch, launch_record(folder, order, where, threads) | {"data_locks": locks})
     for path, size_bytes in RESERVES.items():
         reserve.keep(getattr(folder, path), size_bytes)
     lease.write(folder.lease, order.lease_s, asked_s)
@@ -76,7 +93,7 @@ def prepare(folder: Folder, order: Order, where: Where, threads: int, asked_s: f
 
 def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> dict[str, Any]:
     environ = where.environ
-    command = list(order.command) if order.task == "run" else [sys.executable, *CHILD]
+    command = list(order.command) if order.task == "run" else [interpreter(environ), *CHILD]
     return {
         "task": order.task,
         "node": where.node,
@@ -85,13 +102,23 @@ def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> d
         "grace_s": order.grace_s,
         "hang_after_s": order.hang_after_s,
         "log_limit_bytes": log_limit_bytes(environ),
+        "output": str(folder_of(Path(order.checkpoint_root), order.epoch)) if order.checkpoint_root else "",
+        "output_limit": list(limit(order.output_limit_bytes, environ)),
         "cgroup": str(_group(folder, environ) or ""),
         "ranks": [
             {
                 "rank": order.first_rank + local,
                 "command": command,
-                "environment": rank_environment(order, local, folder.shared, threads, environ),
-                "folder": str(folder.work(order.first_rank + local)),
+                "environment": rank_environment(
+                    order,
+                    local,
+                    folder.shared,
+                    threads,
+                    environ,
+                    has_torch_xla=has("torch_xla"),
+                    interface=where.interface,
+                ),
+                "folder": str(folder.work(work_rank(order, local))),
             }
             for local in range(order.ranks)
         ],

@@ -5,8 +5,8 @@ import time
 from collections import deque
 from pathlib import Path
 
+from cluster.log_files import Writer
 from workers.attempt import disks
-from workers.attempt.log_files import Writer
 from workers.attempt.redaction import Redactor
 
 LIMIT_BYTES = 1 << 30

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cluster.untrusted import Unreadable, opened, parse_json
 from workers.attempt.memory import Memory, size
-from workers.fields import LONGEST_TEXT
+from workers.fields import LONGEST_TEXT, is_count
 from workers.messages import Failure
 
 MOST_NOTE_BYTES = 1 << 20
@@ -40,18 +40,42 @@ class Seen(NamedTuple):
     peak_bytes: int
 
 
-def state(why: str, codes: dict[int, int], noted: bool, ranks: int) -> str:
-    """`why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `noted`: a rank says that it
-    saved. `ranks` were to run; one that was never started has no code.
+class Preemption(NamedTuple):
+    """What is known of ranks that were to save and stop: those that still ran when they were `asked`, by number;
+    whether a rank `noted` that it stopped early; those that told that their work is `done`. `command`: they are a
+    user's command, not a task of ours.
+    """
+
+    asked: frozenset[int] = frozenset()
+    noted: bool = False
+    done: frozenset[int] = frozenset()
+    command: bool = False
+
+
+def state(why: str, codes: dict[int, int], ranks: int, preemption: Preemption) -> str:
+    """`why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `ranks` were to run; one that
+    was never started has no code.
     """
     if why in ENDED_BY:
         return ENDED_BY[why]
-    bad = [code for code in codes.values() if code != 0]
-    if why == "preempt":
-        stopped = bool(bad) and all(code in TERMINATED for code in bad)
-        if noted or stopped or (len(codes) < ranks and not bad):
-            return "preempted"
-    return "failed" if bad else "succeeded"
+    if why == "preempt" and _stopped_early(codes, ranks, preemption):
+        return "preempted"
+    return "failed" if any(codes.values()) else "succeeded"
+
+
+def _stopped_early(codes: dict[int, int], ranks: int, known: Preemption) -> bool:
+    """An exit code alone does not tell: programs that save on SIGTERM end with 0 as well as with 1 (torchrun does).
+
+    So the work counts as done where every rank had ended before it was asked, or says so. A task of ours that raises
+    has failed; of a command that was asked, nobody knows whether it would have ended so otherwise.
+    """
+    if known.noted:
+        return True
+    bad = {rank for rank, code in codes.items() if code != 0 and code not in TERMINATED}
+    if bad - known.asked if known.command else bad:
+        return False
+    unfinished = known.asked - known.done
+    return any(codes.values()) or len(codes) < ranks or any(rank in unfinished for rank in codes)
 
 
 def first_bad(codes: dict[int, int]) -> int:
@@ -59,23 +83,28 @@ def first_bad(codes: dict[int, int]) -> int:
     return min((code in TERMINATED, rank) for rank, code in codes.items() if code != 0)[1]
 
 
-def noted_preempted(events: Path) -> bool:
-    """Whether a rank noted that it stopped early because it was asked to: about the last thing that a rank notes."""
+def noted(events: Path) -> tuple[bool, frozenset[int]]:
+    """Whether a rank noted that it stopped early because it was asked to, and which ranks noted that their work is
+    done: about the last thing that a rank notes.
+    """
     try:
         with opened(events) as descriptor:
             end = os.fstat(descriptor).st_size
             data = os.pread(descriptor, MOST_NOTE_BYTES, max(0, end - MOST_NOTE_BYTES))
     except (OSError, Unreadable):
-        return False
-    return any(_is_preempted(line) for line in data.split(b"\n") if b'"preempted"' in line)
+        return False, frozenset()
+    notes = [_note(line) for line in data.split(b"\n") if b'"preempted"' in line or b'"done"' in line]
+    done = frozenset(note["rank"] for note in notes if note.get("done") is True and is_count(note.get("rank")))
+    return any(note.get("preempted") is True for note in notes), done
 
 
-def _is_preempted(line: bytes) -> bool:
+def _note(line: bytes) -> dict[str, Any]:
+    """Empty for what is none."""
     try:
         note = parse_json(line, "a note")
     except Unreadable:
-        return False
-    return isinstance(note, dict) and note.get("type") == "note" and note.get("preempted") is True
+        return {}
+    return note if isinstance(note, dict) and note.get("type") == "note" else {}
 
 
 def cause(seen: Seen, memory: Memory) -> Failure:

@@ -117,28 +117,30 @@ def tree(roots: Collection[int], folder: Path, session: Process | None = None) -
     seen = _living()
     if session is not None and not _may_be(session, seen):
         session = None
-    children: dict[int, list[int]] = {}
-    for pid, process in seen.items():
-        children.setdefault(process.parent, []).append(pid)
     mark = f"\0{MARK}={folder}\0".encode()
     of_users = (pid for pid, it in seen.items() if not it.kernels)
     marked = {pid for pid in of_users if _is_marked(pid, mark)}
-    todo = [pid for pid, it in seen.items() if pid in roots or pid in marked or _is_of(session, it)]
-    found: set[int] = set()
-    while todo:
-        pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
-            todo += children.get(pid, ())
-    return found - {*roots, os.getpid()}
+    first = [pid for pid, it in seen.items() if pid in roots or pid in marked or _is_of(session, it)]
+    return _with_descendants(first, seen) - {*roots, os.getpid()}
 
 
 def descendants(root: int) -> set[int]:
     """Living ones, without `root`."""
+    return _with_descendants([root], _living()) - {root}
+
+
+def of_session(leader: int, root: int) -> set[int]:
+    """Living descendants of `root` that are of the session which `leader` began, and what descends from those."""
+    seen = _living()
+    ours = _with_descendants([root], seen) & seen.keys()
+    return _with_descendants([pid for pid in ours if pid == leader or seen[pid].session == leader], seen) - {root}
+
+
+def _with_descendants(todo: list[int], seen: dict[int, Stat]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for pid, process in _living().items():
+    for pid, process in seen.items():
         children.setdefault(process.parent, []).append(pid)
-    found, todo = set(), list(children.get(root, ()))
+    found: set[int] = set()
     while todo:
         pid = todo.pop()
         if pid not in found:

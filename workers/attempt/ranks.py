@@ -35,7 +35,7 @@ class Ranks:
     def __init__(self, secrets: dict[str, str], log: Callable[[int], RankLog], heard: Callable[[], None]):
         self._secrets, self._log, self._heard = secrets, log, heard
         self._ends: list[int] = []  # pids in the order of their ends, as far as the kernel told
-        self._selector = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
         self.logs: dict[int, RankLog] = {}
         self.running: dict[int, int] = {}
         self.codes: dict[int, int] = {}
@@ -52,7 +52,7 @@ class Ranks:
         for number in SIGNALS:
             signal.signal(number, signalled)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self._selector.register(reader, selectors.EVENT_READ, None)
+        self.selector.register(reader, selectors.EVENT_READ, None)
 
     def start(self, rank: dict[str, Any], group: int | None) -> None:
         """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group.
@@ -60,28 +60,30 @@ class Ranks:
         Raises CannotStart.
         """
         number, me = rank["rank"], os.getpid()
-        named = {NAMES: ",".join(self._secrets)} if self._secrets else {}
-        environ = rank["environment"] | self._secrets | named
+        environ = rank["environment"] | self._secrets | secret_names(self._secrets)
         self.logs[number] = self._log(number)
         try:
-            it = spawn.start(rank["command"], environ, rank["folder"], group, lambda: _before_exec(me))
+            it = spawn.start(rank["command"], environ, rank["folder"], group, lambda: before_exec(me))
         except OSError as e:
             why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
             raise CannotStart(f"rank {number} could not start {rank['command'][0][:200]!r}: {why}") from None
         self.running[it.pid] = number
         with suppress(OSError, AttributeError):  # since Linux 5.3
-            self._selector.register(os.pidfd_open(it.pid), selectors.EVENT_READ, (number, it.pid))
+            self.selector.register(os.pidfd_open(it.pid), selectors.EVENT_READ, (number, it.pid))
         for stream, descriptor in (("out", it.out), ("err", it.err)):
-            self._selector.register(descriptor, selectors.EVENT_READ, (number, stream))
+            self.selector.register(descriptor, selectors.EVENT_READ, (number, stream))
 
     def turn(self, timeout_s: float) -> None:
         """Wait for output or a signal, and take one piece of each stream: a rank that floods cannot starve the rest.
 
-        The selector tells ends of ranks in the order in which they came.
+        The selector tells ends of ranks in the order in which they came. What others registered is called.
         """
-        for key, _ in self._selector.select(timeout_s):
+        for key, _ in self.selector.select(timeout_s):
             if key.data is None:
                 os.read(key.fd, 4096)
+                continue
+            if callable(key.data):
+                key.data()
                 continue
             number, stream = key.data
             if isinstance(stream, int):
@@ -97,11 +99,13 @@ class Ranks:
                 self.logs[number].end(stream)
 
     def _close(self, descriptor: int) -> None:
-        self._selector.unregister(descriptor)
+        self.selector.unregister(descriptor)
         os.close(descriptor)
 
-    def reap(self) -> Iterator[tuple[int, int, int]]:
-        """All children that ended: (pid, rank, exit code) in the order of their ends; the rest are adopted orphans."""
+    def reap(self, other: Callable[[int, int], None]) -> Iterator[tuple[int, int, int]]:
+        """All ranks that ended: (pid, rank, exit code) in the order of their ends. `other` gets pid and exit code of
+        each other child: adopted orphans, and commands beside the ranks.
+        """
         ended = []
         with suppress(ChildProcessError):
             while (found := os.wait4(-1, os.WNOHANG))[0]:
@@ -109,19 +113,23 @@ class Ranks:
                 if (number := self.running.pop(pid, None)) is not None:
                     self.peaks[number] = usage.ru_maxrss * (1 << 10 if processes.LINUX else 1)
                     ended.append((pid, number, os.waitstatus_to_exitcode(status)))
+                else:
+                    other(pid, os.waitstatus_to_exitcode(status))
         for pid, number, code in sorted(ended, key=self._when):
             self.codes[number] = code
             yield pid, number, code
 
-    def _when(self, ended: tuple[int, int, int]) -> tuple[int, bool]:
-        """Where the kernel does not tell, a rank that was killed went before those that lost their connection to it."""
+    def _when(self, ended: tuple[int, int, int]) -> tuple[bool, int]:
+        """A rank that was killed went before those that lost their connection to it: its files are closed a moment
+        before the kernel tells its end, and on a busy machine sisters end in that moment.
+        """
         pid, _, code = ended
-        return self._ends.index(pid) if pid in self._ends else len(self._ends), code != -signal.SIGKILL
+        return code != -signal.SIGKILL, self._ends.index(pid) if pid in self._ends else len(self._ends)
 
     def drain(self) -> None:
         """What is still in the pipes. Their writers are dead, unless somebody outside the tree holds one open."""
         until = lease.now_s() + DRAIN_S
-        while len(self._selector.get_map()) > 1 and lease.now_s() < until:
+        while len(self.selector.get_map()) > 1 and lease.now_s() < until:
             self.turn(0.05)
         for log in self.logs.values():
             log.close()
@@ -131,6 +139,11 @@ class Ranks:
         for number, told in lines.items():
             self.logs[number].end("err")
             self.logs[number].feed("err", "".join(f"{line}\n" for line in told).encode())
+
+
+def secret_names(secrets: dict[str, str]) -> dict[str, str]:
+    """The variable that tells a rank which of its variables are secrets."""
+    return {NAMES: ",".join(secrets)} if secrets else {}
 
 
 @contextmanager
@@ -143,7 +156,7 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _before_exec(parent: int) -> None:
+def before_exec(parent: int) -> None:
     """In the new child: die with the supervisor, and start with the signals a program expects."""
     processes.die_with(parent)
     processes.killed_for_memory(first=True)

@@ -9,6 +9,7 @@ lock              held by the supervisor while it lives
 lease             deadline in seconds of the boot clock; written in place
 stop              "preempt", "cancel" or "fence"
 started           there once every rank has been started
+door              a socket, while ranks run: the agent asks there for commands beside them, see beside.py
 rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N goes on from byte N
 outcome.json      the Outcome, written last
 unreadable        there once ranks have broken what the agent reads of them: {"reason"}
@@ -115,15 +116,6 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     except OSError:  # a full disk
         part.unlink(missing_ok=True)
         raise
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in it durable: the fsync of a file does not."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:

@@ -11,9 +11,11 @@ ASIDE = ".removed-"
 LOG = logging.getLogger(__name__)
 
 
-def remove(folder: Path) -> None:
-    """`folder` is gone when this returns; what was in it goes in the background. An absent one is none to remove."""
-    aside = folder.with_name(f"{ASIDE}{uuid.uuid4().hex}")
+def remove(folder: Path, waste: Path | None = None) -> None:
+    """`folder` is gone when this returns; what was in it goes in the background, from the folder `waste` on the same
+    file system, else from beside it. An absent one is none to remove.
+    """
+    aside = (waste or folder.parent) / f"{ASIDE}{uuid.uuid4().hex}"
     with suppress(FileNotFoundError):
         folder.rename(aside)
         _begin(aside)

@@ -32,40 +32,62 @@ def start(
     """In a process group of its own, without input. `group` is a descriptor of a control group's folder; `before` runs
     in the child. Raises OSError when the program cannot be started.
     """
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     out, child_out = os.pipe()
     err, child_err = os.pipe()
+
+    def alone() -> None:
+        os.setpgid(0, 0)
+        before()
+
+    try:
+        pid = start_with(command, environ, folder, group, alone, (null, child_out, child_err))
+    except OSError:
+        os.close(out)
+        os.close(err)
+        raise
+    finally:
+        for descriptor in (null, child_out, child_err):
+            os.close(descriptor)
+    os.set_blocking(out, False)
+    os.set_blocking(err, False)
+    return Started(pid, out, err)
+
+
+def start_with(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    folder: str,
+    group: int | None,
+    before: Callable[[], None],
+    streams: tuple[int, int, int],
+) -> int:
+    """The same with these descriptors as input, output and errors, in the process group that `before` puts it in."""
     said, child_says = os.pipe()
     pid = _fork(group)
     if pid == 0:
-        _become(command, environ, folder, (child_out, child_err), child_says, before)
-    for descriptor in (child_out, child_err, child_says):
-        os.close(descriptor)
+        _become(command, environ, folder, streams, child_says, before)
+    os.close(child_says)
     with os.fdopen(said, "rb") as f:
         number = f.read()
     if number:
         os.waitpid(pid, 0)
-        os.close(out)
-        os.close(err)
         raise OSError(int(number), os.strerror(int(number)))
-    os.set_blocking(out, False)
-    os.set_blocking(err, False)
-    return Started(pid, out, err)
+    return pid
 
 
 def _become(
     command: Sequence[str],
     environ: Mapping[str, str],
     folder: str,
-    streams: tuple[int, int],
+    streams: tuple[int, int, int],
     says: int,
     before: Callable[[], None],
 ) -> NoReturn:
     try:
-        os.setpgid(0, 0)
+        for target, source in enumerate(streams):
+            os.dup2(source, target)
         before()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(streams[0], 1)
-        os.dup2(streams[1], 2)
         os.chdir(folder)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
             signal.signal(number, signal.SIG_DFL)

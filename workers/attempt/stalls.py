@@ -9,7 +9,7 @@ watched only where the job says how long: what counts is output, and CPU time of
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,13 +70,15 @@ class Stalls:
         """A rank printed something."""
         self._output = True
 
-    def look(self, ranks: Mapping[int, int]) -> Hang | None:
-        """`ranks` are those that run, by pid. Called a few times a second; stacks take as many calls."""
+    def look(self, ranks: Mapping[int, int], others: Callable[[], set[int]] = set) -> Hang | None:
+        """`ranks` are those that run, by pid; `others` are processes of the attempt whose work does not count. Called a
+        few times a second; stacks take as many calls.
+        """
         if not ranks or self._hang_after_s < 0:
             return None
         if self._steps:
             return self._without_steps(ranks)
-        return self._idle(ranks) if self._hang_after_s else None
+        return self._idle(ranks, others) if self._hang_after_s else None
 
     def last_words(self, ranks: Mapping[int, int]) -> dict[int, str]:
         """Of a training that is being cancelled: where its ranks stand, if they made no step for half as long as a hang
@@ -113,12 +115,13 @@ class Stalls:
         message = f"rank {rank} made no step for {still.for_s:.0f} s, {still.limit_s:.0f} s is the limit{why}"
         return Hang(rank, f"{message}; the stacks of all ranks are in their logs", self._stacks.told(ranks))
 
-    def _idle(self, ranks: Mapping[int, int]) -> Hang | None:
+    def _idle(self, ranks: Mapping[int, int], others: Callable[[], set[int]]) -> Hang | None:
         now = lease.now_s()
         if now - self._checked_s < min(self._hang_after_s / 10, 10.0) and not self._stacks.asked:
             return None
         self._checked_s, (since_s, used_s) = now, self._mark
-        cpu_s = sum(map(processes.cpu_s, processes.tree([os.getpid()], self._folder.shared)))
+        members = processes.tree([os.getpid()], self._folder.shared) - others()
+        cpu_s = sum(map(processes.cpu_s, members))
         active = abs(cpu_s - used_s) > max(IDLE_CORES * (now - since_s), 0.03)
         if self._output or active:
             self._output, self._mark = False, (now, cpu_s)

@@ -5,7 +5,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from workers.attempt.records import read_json, replace_text, sync_folder
+from cluster.paths import synced
+from workers.attempt.records import read_json, replace_text
 
 MOST = 10_000
 """Jobs that are remembered; those stopped longest ago go first."""
@@ -44,5 +45,5 @@ class Stopped:
         with self._lock:
             if self._unsaved:
                 replace_text(self._path, json.dumps(self._epochs), durable=True)
-                sync_folder(self._path.parent)
+                synced(self._path.parent)
                 self._unsaved = False

@@ -15,11 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster.locking import hold
 from workers.attempt import beats, bell, disks, keeper, lease, life, outcome, processes, reserve
+from workers.attempt.beside import Beside
 from workers.attempt.left import Left
 from workers.attempt.life import CANCEL_GRACE_S
 from workers.attempt.logs import RankLog
 from workers.attempt.memory import Memory
+from workers.attempt.outputs import Outputs
 from workers.attempt.ranks import CannotStart, Ranks, undisturbed
 from workers.attempt.records import AttemptId, Folder, parse, read_json
 from workers.attempt.redaction import Redactor
@@ -47,18 +50,22 @@ class Supervisor:
         self.attempt = attempt
         self.lease = lease.Lease(folder.lease)
         self.launch: dict[str, Any] = read_json(folder.launch)
+        self.data = [hold(Path(lock)) for lock in self.launch["data_locks"]]  # until this process ends
         self.group = life.group_in(self.launch)
         self.redact = Redactor(secrets.values())
         self.left = Left(folder, self.redact)
         self.by_group = self.launch["task"] == "run"
         self.memory = Memory(self.group)
+        self.outputs = Outputs(self.launch["output"], *self.launch["output_limit"])
         self.failure: Failure | None = None
         self.culprit: Culprit | None = None
         self.stalls = Stalls(folder, self.launch["task"], float(self.launch["hang_after_s"]))
         self.ranks = Ranks(secrets, self._log, self.stalls.heard)
+        self.beside = Beside(self.launch["ranks"], secrets, self._opened_group, self.ranks.selector)
         self.saves_first = False
         self.told = False  # where the ranks stand
         self.why = ""
+        self.asked: set[int] = set()  # ranks that still ran when they were first asked to stop
         self.kill_at_s = float("inf")
         self.looked_s = 0.0
 
@@ -71,6 +78,8 @@ class Supervisor:
             self._reap()
             if lease.now_s() - self.looked_s >= LOOK_EVERY_S:
                 self._look()
+            if not self.ranks.running:
+                self.beside.end()
         self._kill()
         self.ranks.drain()
         self._finish()
@@ -89,7 +98,7 @@ class Supervisor:
         """Unless the lease has passed by now: then others may have taken over, and the agent given us up."""
         if self.lease.passed():
             self._end("lease")
-        group = self.group.opened() if self.group is not None else None
+        group = self._opened_group()
         for rank in self.launch["ranks"]:
             with undisturbed():  # a rank is not started, or asked to stop with those that run
                 if not self.why:
@@ -99,7 +108,11 @@ class Supervisor:
         if not self.why:
             with suppress(OSError):  # a full disk: the agent then shows it as starting
                 reserve.put(self.folder.started, f"{time.time():.3f}")
+            self.beside.open()
             bell.ring(self.folder.path.parent)
+
+    def _opened_group(self) -> int | None:
+        return self.group.opened() if self.group is not None else None
 
     def _start(self, rank: dict[str, Any], group: int | None) -> None:
         try:
@@ -111,7 +124,7 @@ class Supervisor:
             self._end("failed")
 
     def _reap(self) -> None:
-        for pid, number, code in self.ranks.reap():
+        for pid, number, code in self.ranks.reap(self.beside.reaped):
             self._ended(pid, number, code)
 
     def _ended(self, pid: int, number: int, code: int) -> None:
@@ -124,9 +137,9 @@ class Supervisor:
 
     def _disks(self, number: int) -> list[str]:
         """Where a rank writes: its folder, its checkpoints, temporary files, shared memory."""
-        environ = next(rank["environment"] for rank in self.launch["ranks"] if rank["rank"] == number)
-        named = [environ.get(name, "") for name in ("POLYFLEET_CHECKPOINT_DIR", "TMPDIR")]
-        return [str(self.folder.work(number)), *filter(None, named), "/tmp", "/dev/shm"]  # noqa: S108 - only looked at
+        rank = next(rank for rank in self.launch["ranks"] if rank["rank"] == number)
+        named = [rank["environment"].get(name, "") for name in ("POLYFLEET_CHECKPOINT_DIR", "TMPDIR")]
+        return [rank["folder"], *filter(None, named), "/tmp", "/dev/shm"]  # noqa: S108 - only looked at
 
     def _look(self) -> None:
         """At the lease, at what the agent asks for, and at the clock."""
@@ -135,13 +148,17 @@ class Supervisor:
             self._end("lease")
         else:
             self._end(life.asked_for(self.folder.stop))
-        if not self.why and (hang := self.stalls.look(self.ranks.running)):
+        if not self.why and (hang := self.stalls.look(self.ranks.running, self.beside.processes)):
             self._hangs(hang)
+        if not self.why and (over := self.outputs.look()):
+            self.failure = self._of_all("storage", over)
+            self._end("failed")
         if self.why in ("cancel", "fence") and not self.told and (stacks := self.stalls.last_words(self.ranks.running)):
             self._tell_stacks(stacks)
         saves = self.saves_first and any(map(self._saves, self.ranks.running.values()))
         if lease.now_s() >= self.kill_at_s or (self.saves_first and not saves):
             self._kill()
+        self.beside.look()
         self.memory.look()
 
     def _saves(self, number: int) -> bool:
@@ -162,6 +179,7 @@ class Supervisor:
         self.ranks.tell({n: [said.format(n), *stacks.rstrip().splitlines()] for n, stacks in told.items()})
 
     def _kill(self) -> None:
+        self.beside.end()
         life.kill_all(self.folder, [os.getpid()])
 
     def _end(self, why: str) -> None:
@@ -173,7 +191,9 @@ class Supervisor:
         grace_s = graces_s.get(why, 0.0)
         self.kill_at_s = min(self.kill_at_s, lease.now_s() + grace_s)
         self.looked_s = 0.0
-        for pid in self.ranks.running if grace_s else ():
+        for pid, number in self.ranks.running.items() if grace_s else ():
+            if processes.stat(pid) is not None:  # it has not ended by itself by now
+                self.asked.add(number)
             processes.send(pid, signal.SIGTERM, group=self.by_group)
 
     def _lingers(self) -> bool:
@@ -183,23 +203,39 @@ class Supervisor:
 
     def _finish(self) -> None:
         self._reap()
-        noted = self.why == "preempt" and outcome.noted_preempted(self.folder.events)
-        ended_as = outcome.state(self.why, self.ranks.codes, noted, len(self.launch["ranks"]))
-        failure = self._failure(ended_as)
         result, unreadable = self.left.result()
+        ended_as = outcome.state(self.why, self.ranks.codes, len(self.launch["ranks"]), self._preemption())
+        failure = self._failure(ended_as)
         if ended_as == "succeeded" and unreadable:
             ended_as, failure = "failed", self._of_all("unreadable", unreadable)
+        elif ended_as == "succeeded" and (over := self.outputs.last_look()):
+            ended_as, failure = "failed", self._of_all("storage", over)
         peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.ranks.peaks.values())
         self.left.remove(self.ranks.codes)
-        with suppress(OSError):  # unless it holds something; before anybody can know that we ended, and start the next
-            Path(self.launch["checkpoint_root"]).rmdir()
+        if self.launch["checkpoint_root"]:
+            self._remove_empty()
         self.left.tell(Outcome(*self.attempt, ended_as, self.ranks.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(life.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
+    def _remove_empty(self) -> None:
+        """The job's folders, unless they hold something; before anybody can know that we ended, and start the next."""
+        self.outputs.remove_empty()
+        with suppress(OSError):
+            Path(self.launch["checkpoint_root"]).rmdir()
+
+    def _preemption(self) -> outcome.Preemption:
+        """A result is left by what has done its work, and says so of all ranks here."""
+        early, done = outcome.noted(self.folder.events) if self.why == "preempt" else (False, frozenset[int]())
+        if os.path.lexists(self.folder.result):
+            done = frozenset(self.ranks.codes)
+        return outcome.Preemption(frozenset(self.asked), early, done, self.by_group)
+
     def _failure(self, ended_as: str) -> Failure | None:
         if ended_as == "lost":
             return self._of_all("lost", "its lease passed: neither the server nor a fence could be reached")
+        if ended_as == "preempted" and self.by_group and set(self.ranks.codes.values()) - outcome.TERMINATED - {0}:
+            return self._first_failure()  # it is told, and does not count
         return (self.failure or self._first_failure()) if ended_as == "failed" else None
 
     def _of_all(self, kind: str, message: str) -> Failure:

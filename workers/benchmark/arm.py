@@ -37,7 +37,8 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What an arm measures: `precision` fp32, bf16 or fp16, `regime` hot or cold."""
+    """What an arm measures: `precision` fp32, bf16 or fp16, `regime` hot or cold, `kernels` an implementation of the
+    operation."""
 
     case: str
     precision: str = "fp32"
@@ -48,18 +49,20 @@ class Cell:
     roundings: float = 1.0
     flops: float = 0.0
     is_model: bool = False
+    kernels: str = ""
 
 
 @dataclass(slots=True)
 class Arm:
     """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out; `end` lets
-    go of what it holds beside memory."""
+    go of what it holds beside memory. `timer` is None where the session's is right."""
 
     call: Callable[[], Any]
     calls: int = 1
     parts: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
     end: Callable[[], None] = lambda: None
+    timer: Timer | None = None
 
 
 def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int) -> Arm:
@@ -73,22 +76,27 @@ def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache
     want = reference.compute(built, sample, cell.train, cell.flops)
     facts: dict[str, Any] = {"inputs_sha256": inputs_sha256(sample), "weights_sha256": weights_sha256(built.module)}
     started = perf_counter()
-    ready = (_training if cell.train else _forward)(cell, built, sample, backend, dtype)
+    ready = _prepared(cell, built, sample, backend, dtype)
     facts |= {"prepare_s": perf_counter() - started, "applied": ready.applied, "skipped": ready.skipped}
     begun = perf_counter()
     first = ready.call()
-    backend.synchronize()
+    (ready.synchronize or backend.synchronize)()
     facts["first_call_s"] = perf_counter() - begun
     facts["accuracy"] = _checked(cell, ready, first, want, dtype)
     del first
 
     def once() -> None:
         ready.call()
-        backend.synchronize()
+        (ready.synchronize or backend.synchronize)()
 
     facts["peak_memory_bytes"] = backend.peak_of(once)
     call = _cold(ready, cache_bytes) if cell.regime == "cold" else ready.call
-    return settled(call, timer, facts)
+    if ready.synchronize is None:
+        return settled(call, timer, facts)
+    own = timer.by_host(ready.synchronize)
+    opened = settled(call, own, facts | {"timer": own.name})
+    opened.timer = own
+    return opened
 
 
 def settled(call: Callable[[], Any], timer: Timer, facts: dict[str, Any]) -> Arm:
@@ -100,14 +108,17 @@ def settled(call: Callable[[], Any], timer: Timer, facts: dict[str, Any]) -> Arm
 
 
 def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:
-    """(calls, seconds per call): until the median of five blocks moves less than 2 %, for at most two seconds."""
+    """(calls, seconds per call): until the median of five blocks moves less than 2 %, for at most two seconds, or what
+    the user gives the case.
+    """
     taken: list[float] = []
+    most_s = min(WARMUP_MOST_S, timer.case_s)
     begun, before = perf_counter(), float("inf")
     while len(taken) < 1_000_000:
         taken.append(timer.block(call, 1).call_s)
         now = median(taken[-5:])
         steady = len(taken) >= WARMUP_LEAST and abs(now - before) <= WARMUP_STEADY * now
-        if steady or (len(taken) >= 3 and perf_counter() - begun > WARMUP_MOST_S):
+        if steady or (len(taken) >= 3 and perf_counter() - begun > most_s):
             break
         before = now
     return len(taken), median(taken[-5:])
@@ -124,7 +135,9 @@ def block_shape(call_s: float, overhead_s: float) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Ready:
-    """`with_inputs` calls the model with other inputs than its own; None where it trains."""
+    """`with_inputs` calls the model with other inputs than its own; None where it trains. `synchronize` and `to_host`
+    are those of kernels whose results torch does not know of.
+    """
 
     call: Callable[[], Any]
     applied: list[str]
@@ -132,6 +145,21 @@ class _Ready:
     with_inputs: Callable[[Sample], Any] | None = None
     inputs: Sample | None = None
     parameters: tuple[Tensor, ...] = ()
+    synchronize: Callable[[], None] | None = None
+    to_host: Callable[[Any], Tensor] = first_tensor
+
+
+def _prepared(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+    if not cell.kernels:
+        return (_training if cell.train else _forward)(cell, built, sample, backend, dtype)
+    from workers.benchmark import kernel_arms
+
+    kernels = kernel_arms.opened(cell, backend, dtype)
+    call, inputs = kernel_arms.forward(cell, sample, kernels)
+    synchronize = None if cell.kernels == "torch" else kernels.synchronize
+    return _Ready(
+        lambda: call(inputs), [f"kernels: {cell.kernels}"], {}, call, inputs, (), synchronize, kernels.to_host
+    )
 
 
 def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
@@ -188,7 +216,7 @@ def _checked(cell: Cell, ready: _Ready, first: Any, want: reference.Reference, d
     times = 3 if cell.train else 1  # the backward and the step come after the forward
     rounding = accuracy.Rounding(dtype, times * cell.depth, times * cell.roundings)
     if not cell.train:
-        told = accuracy.measure(first_tensor(first), want.output, rounding)
+        told = accuracy.measure(ready.to_host(first), want.output, rounding)
     else:
         told = _checked_gradients(ready.parameters, want, rounding)
         told["loss"], told["loss_reference"] = float(first.detach().cpu()), float(want.output)
@@ -214,6 +242,8 @@ def _cold(ready: _Ready, cache_bytes: int) -> Callable[[], Any]:
         raise Unsupported("a training step reads its weights anyway: only hot is measured")
     with_inputs, inputs = ready.with_inputs, ready.inputs
     size_bytes = sum(t.nbytes for t in tensors_of(inputs))
+    if not size_bytes:
+        raise Unsupported("its inputs lie in a driver's own memory: only hot is measured")
     copies = max(2, -(-COLD_TIMES_CACHE * cache_bytes // max(size_bytes, 1)) + 1)
     if copies * size_bytes > COLD_MOST_BYTES:
         copies = max(2, COLD_MOST_BYTES // max(size_bytes, 1))

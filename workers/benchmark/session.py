@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -102,13 +103,14 @@ class Session:
     def block(self, arm: str) -> Message:
         """One block of an open arm, and the wait for one call alone. Raises whatever the workload raises."""
         opened = self._opened(arm)
-        taken = self._timer.block(opened.call, opened.calls, opened.parts)
+        timer = opened.timer or self._timer
+        taken = timer.block(opened.call, opened.calls, opened.parts)
         return {
             "calls": taken.calls,
             "parts_s": list(taken.parts_s),
             "cpu_s": taken.cpu_s,
             "preempted": taken.preempted,
-            "alone_s": self._timer.alone(opened.call),
+            "alone_s": timer.alone(opened.call),
             "at": time.time(),
         }
 
@@ -119,7 +121,7 @@ class Session:
         opened, calls = self._opened(arm), 0
         joules, begun = self._joules(), time.monotonic()
         while (elapsed_s := time.monotonic() - begun) < ENERGY_S:
-            calls += self._timer.block(opened.call, opened.calls).calls
+            calls += (opened.timer or self._timer).block(opened.call, opened.calls).calls
         return {"joules_per_call": (self._joules() - joules) / calls, "watts": (self._joules() - joules) / elapsed_s}
 
     def close(self) -> Message:
@@ -153,6 +155,7 @@ class Session:
         return self._arms[arm]
 
     def _open(self, given: Message) -> Arm:
+        self._timer.case_s = given.get("case_s", inf)
         if given["case"].startswith("user/"):
             return self._open_user(given)
         case = catalogue.find(given["case"])
@@ -169,6 +172,7 @@ class Session:
         cell = Cell(
             case.name, given["precision"], given["level"], given.get("regime", "hot"), case.mode == "train",
             case.definition.depth(case.sizes), case.definition.roundings(case.sizes), case.flops, is_model,
+            given.get("kernels", ""),
         )  # fmt: skip
         return arms.open_arm(cell, build(case, self._seed), self._backend, self._timer, self._cache_bytes)
 
@@ -182,7 +186,10 @@ class Session:
         train = given["case"].endswith("/train")
         flops = _counted_flops(module, sample)
         depth, roundings = _depth(module)
-        cell = Cell(given["case"], given["precision"], given["level"], "hot", train, depth, roundings, flops, True)
+        cell = Cell(
+            given["case"], given["precision"], given["level"], "hot", train, depth, roundings, flops, True,
+            given.get("kernels", ""),
+        )  # fmt: skip
         opened = arms.open_arm(cell, Built(module, sample, mean_square), self._backend, self._timer, self._cache_bytes)
         opened.facts |= {
             "flops": flops * (3 if train else 1),

@@ -72,25 +72,15 @@ def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilitie
 
 
 def _documented(backend: str, kind: str) -> Capabilities:
-    row = catalogue.vendor(backend)
-    source, emulated = cited(row.sources), kind.endswith(f":{EMULATED}")
-    architecture = catalogue.architecture_of(kind)
-    known = catalogue.architecture(backend, architecture)
-    return Capabilities(
-        kind=kind,
-        dtypes=_dtypes(backend, kind, known),
-        custom_kernels=_told("none: they are for the real device" if emulated else row.kernels, source),
-        flash_attention=_told(False if emulated else row.flash_attention, source),
-        fp8_flavour=_told(known.fp8_flavour if known else "", cited(known.sources) if known else ""),
-        xla=Known(row.torch_device == "xla", DOCUMENTED, source),
-        dynamic_shapes=_told(row.dynamic_shapes, source),
-        collectives=_told("gloo" if emulated else row.collectives, source),
-        compile=_told(row.compiler, source),
-    )
+    source = cited(catalogue.vendor(backend).sources)
+    known = catalogue.architecture(backend, catalogue.architecture_of(kind))
+    told = {name: _told(value, source) for name, value in catalogue.features(kind).items()}
+    told["fp8_flavour"] = _told(told["fp8_flavour"].value, cited(known.sources) if known else "")
+    return Capabilities(kind=kind, dtypes=_dtypes(backend, kind, known), **told)
 
 
 def _told(value: Any, source: str) -> Known:
-    return Known(None, UNKNOWN) if value in (None, "") else Known(value, DOCUMENTED, source)
+    return Known(None, UNKNOWN) if value is None else Known(value, DOCUMENTED, source)
 
 
 def _dtypes(backend: str, kind: str, known: Architecture | None) -> dict[str, Known]:

@@ -33,7 +33,9 @@ VERBS = {
     "show": "inspect:describe",
     "check": "inspect:verify",
     "newest": "inspect:newest",
-    "incoming": "transfer.incoming:expected",
+    "incoming": "transfer.expected:expected",
+    "missing": "transfer.arriving:missing",
+    "arrive": "transfer.arriving:arrive",
     "verify": "transfer.copying:verify_at",
     "plan": "planning:plan",
     "diff": "diffing:diff",
@@ -44,12 +46,16 @@ VERBS = {
     "copy": "transfer.copying:copy",
     "import": "exchange.importing:import_here",
     "export": "exchange.exporting:export_checkpoint",
+    "look": "transfer.fetching:look",
+    "fetch": "transfer.fetching:fetch",
+    "keep": "scripts.keeping:keep",
+    "hand_on": "scripts.keeping:hand_on",
 }
-LONG = ("verify", "check", "diff", "convert", "copy", "import", "export")
+LONG = ("verify", "check", "diff", "convert", "copy", "import", "export", "missing", "arrive", "fetch")
 """These tell their progress."""
 MANIFESTS = ("list", "show", "plan", "check", "newest", "incoming")
 """These read manifests only, so memory and time have a limit that suits the largest."""
-BOUNDED = ("import", *MANIFESTS)
+BOUNDED = ("import", "keep", "hand_on", *MANIFESTS)
 """These run with the limits of cluster/sandbox.py. The others read all bytes of checkpoints, however long it takes."""
 EVERY_S = 0.1
 LOOK_S = 0.5

@@ -5,10 +5,12 @@ findings)`, which runs in a child with a time-out wherever there is a sign. The 
 only, which cannot hang, and runs here.
 """
 
+from collections import Counter
 from pathlib import Path
 
 from cluster.catalogue import backend_name, outside, own_vendors, vendors
 from cluster.vocabulary import Device, Finding
+from workers import interpreter
 from workers.discovery.health import health
 from workers.discovery.machine import Machine
 from workers.discovery.probe import failed, look, probe, vendor_file
@@ -25,6 +27,7 @@ def discover(
     Raises UserError for an unknown backend.
     """
     here = machine or Machine()
+    unfit = interpreter.findings()
     wanted = names() if backend is None else (backend_name(backend),)
     signs = {name: _sign(name, here) for name in wanted if name != "cpu"}
     answers = probe([name for name, sign in signs.items() if sign is True], here)
@@ -32,6 +35,7 @@ def discover(
     devices = [d for found, _ in answers for d in found]
     findings = [sign for sign in signs.values() if isinstance(sign, Finding)]
     findings += [f for _, said in answers for f in said]
+    findings += unfit
     findings += mismatches(devices, versions(), torch_build())
     findings += health(devices, here)
     return tuple(devices), tuple(findings)
@@ -51,3 +55,9 @@ def _sign(name: str, machine: Machine) -> bool | Finding:
         if name in NAMES:
             raise
         return failed(name, f"{type(e).__name__}: {e}")
+
+
+def accelerators() -> dict[str, int]:
+    """How many usable devices of each back end but the CPU this machine has; found without opening any."""
+    devices, _ = discover()
+    return dict(Counter(d.backend for d in devices if d.backend != "cpu" and not (d.emulated or d.unavailable_reason)))

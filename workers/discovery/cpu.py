@@ -2,11 +2,11 @@
 
 import platform
 import re
-from importlib.util import find_spec
 
 from cluster.vocabulary import Device, Finding, Scalar
 from workers.discovery.limits import cores, memory
 from workers.discovery.machine import Machine, tool_output
+from workers.interpreter import has
 
 # What decides which dtypes are quick: without avx512_fp16 or AMX, float16 matmul is ~180 times slower than bfloat16.
 TOLD_FLAGS = (
@@ -22,7 +22,7 @@ def present(machine: Machine) -> bool:
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     engine = machine.environ.get("POLYFLEET_CPU_ENGINE", "")
     reason = ""
-    if engine == "ipex" and find_spec("intel_extension_for_pytorch") is None:
+    if engine == "ipex" and not has("intel_extension_for_pytorch"):
         reason = "POLYFLEET_CPU_ENGINE=ipex, but intel-extension-for-pytorch is not in this environment"
     kind = f"cpu:{engine}" if engine else "cpu"
     return split("cpu", kind, name(machine), machine, unavailable_reason=reason), []

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from cluster.catalogue import vendor
+from cluster.identity import storage_identity
 from cluster.paths import home
 from cluster.processes import start_of
 from cluster.vocabulary import Device, Finding, NodeFacts
@@ -110,6 +111,7 @@ def node_facts(
         neighbours=tuple(place.neighbours),
         findings=findings + _disk(place.storage, disk_free),
         agent_created=start_of(os.getpid()),
+        storage_id=storage_identity(place.storage),
     )
 
 

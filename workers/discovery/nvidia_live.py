@@ -35,16 +35,53 @@ def card_state(uuid: str) -> dict[str, Any]:
 
     None for what this card does not tell; {} without NVML.
     """
+    nvml, card = _card(uuid)
+    return read_card(nvml, card) if nvml else {}
+
+
+def card_use(uuid: str) -> dict[str, Any]:
+    """{"busy_percent", "used_memory_bytes", "power_w", "temperature_c"}; None and {} as for `card_state`. A MIG slice
+    tells its memory only.
+    """
+    nvml, card = _card(uuid)
+    return read_use(nvml, card) if nvml else {}
+
+
+def read_use(nvml: Any, card: Any) -> dict[str, Any]:
+    told = _asking(nvml, card)
+    busy, memory = told(nvml.nvmlDeviceGetUtilizationRates), told(nvml.nvmlDeviceGetMemoryInfo)
+    power_mw = told(nvml.nvmlDeviceGetPowerUsage)
+    return {
+        "busy_percent": busy and float(busy.gpu),
+        "used_memory_bytes": memory and int(memory.used),
+        "power_w": power_mw and power_mw / 1e3,
+        "temperature_c": told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+    }
+
+
+def _card(uuid: str) -> tuple[Any, Any]:
+    """(pynvml, the card's handle); (None, None) without NVML."""
     if find_spec("pynvml") is None:
-        return {}
+        return None, None
     import pynvml as nvml
 
     try:
         nvml.nvmlInit()
-        card = nvml.nvmlDeviceGetHandleByUUID(_as_nvml(uuid))
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(_as_nvml(uuid))
     except nvml.NVMLError:
-        return {}
-    return read_card(nvml, card)
+        return None, None
+
+
+def _asking(nvml: Any, card: Any) -> Callable[..., Any]:
+    """Asks the card, None being what it does not tell."""
+
+    def told(read: Callable[..., Any], *more: Any) -> Any:
+        try:
+            return read(card, *more)
+        except nvml.NVMLError:
+            return None
+
+    return told
 
 
 def _as_nvml(uuid: str) -> str:
@@ -53,12 +90,7 @@ def _as_nvml(uuid: str) -> str:
 
 
 def read_card(nvml: Any, card: Any) -> dict[str, Any]:
-    def told(read: Callable[..., Any], *more: Any) -> Any:
-        try:
-            return read(card, *more)
-        except nvml.NVMLError:
-            return None
-
+    told = _asking(nvml, card)
     power_mw, slowed = told(nvml.nvmlDeviceGetPowerUsage), told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return {
         "sm_mhz": told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),

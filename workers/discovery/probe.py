@@ -15,6 +15,7 @@ from typing import Any
 from cluster.catalogue import outside, own_vendors, vendor
 from cluster.vocabulary import Device, Finding
 from workers.discovery.machine import TOOL_TIMEOUT_S, Machine, tool_output
+from workers.interpreter import interpreter
 
 Found = tuple[list[Device], list[Finding]]
 # More than one tool inside the child may take, so that a tool's own time-out is told rather than the child's.
@@ -34,7 +35,7 @@ def _in_child(name: str, machine: Machine, timeout_s: float) -> Found:
     own, theirs = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
     search = own if name in own_vendors() or not theirs else os.pathsep.join([own, theirs])
     here = {**machine.environ, "PYTHONPATH": search}
-    command = [sys.executable, "-P", "-m", __name__, name, str(machine.root), machine.system]
+    command = [interpreter(), "-P", "-m", __name__, name, str(machine.root), machine.system]
     said, problem = tool_output(command, here, timeout_s)
     if problem:
         return [], [failed(name, problem)]

@@ -5,13 +5,13 @@ A TPU belongs to the first process that opens it: nothing here does. PCI ids as 
 """
 
 import re
-from importlib.util import find_spec
 
 from cluster import catalogue
 from cluster.catalogue import EMULATED, Model
 from cluster.vocabulary import Device, Finding, Scalar
 from workers.discovery import cpu, tpu_vm
 from workers.discovery.machine import Machine, PciDevice
+from workers.interpreter import has
 
 VENDOR = 0x1AE0
 
@@ -62,7 +62,7 @@ def _findings(machine: Machine, files: list[str]) -> list[Finding]:
 
 def _emulated(machine: Machine) -> list[Device]:
     """Never chosen by itself. Where PJRT_DEVICE=CPU is set but no TPU pool asks, it is told only if it would work."""
-    here = find_spec("torch_xla") is not None
+    here = has("torch_xla")
     if machine.environ.get("POLYFLEET_BACKEND") != "tpu" and not here:
         return []
     reason = "" if here else "PJRT_DEVICE=CPU, but torch-xla is not in this environment"

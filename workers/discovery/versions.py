@@ -1,4 +1,4 @@
-"""Which libraries this environment holds and what its torch was built for, read from files: nothing is imported."""
+"""Which libraries ranks have here and what their torch was built for, read from files: nothing is imported."""
 
 import platform
 import re
@@ -11,11 +11,7 @@ from pathlib import Path
 from cluster.catalogue import Vendor, vendor
 from cluster.version import VERSION
 from cluster.vocabulary import Device, Finding
-
-TOLD = (
-    *("ray", "torch", "torch-xla", "torch_tpu", "torch-neuronx", "libneuronxla", "intel-extension-for-pytorch"),
-    *("triton", "torchao", "numpy", "safetensors"),
-)
+from workers import interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +29,12 @@ class TorchBuild:
 
 
 def versions() -> dict[str, str]:
-    """Python, Polyfleet, and those of TOLD that are installed."""
+    """Python, Polyfleet, and those of DISTRIBUTIONS that are installed, where ranks run; Ray's is that of the node."""
+    if not interpreter.is_own():
+        told = interpreter.told()
+        return {"python": told.python or "?", "polyfleet": VERSION, **told.versions, "ray": version("ray")}
     found = {"python": platform.python_version(), "polyfleet": VERSION}
-    for name in TOLD:
+    for name in interpreter.DISTRIBUTIONS:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -45,10 +44,14 @@ def versions() -> dict[str, str]:
 
 def torch_build() -> TorchBuild | None:
     """None without torch. torch/version.py holds lines like `cuda: Optional[str] = '12.8'`."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
+    if interpreter.is_own():
+        spec = find_spec("torch")
+        file = spec.origin if spec else None
+    else:
+        file = interpreter.told().torch
+    if not file:
         return None
-    text = (Path(spec.origin).parent / "version.py").read_text()
+    text = (Path(file).parent / "version.py").read_text()
     values = dict(re.findall(r"^(cuda|hip|xpu)\b[^=]*=\s*'([^']*)'", text, re.MULTILINE))
     return TorchBuild(**values)
 

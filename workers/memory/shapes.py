@@ -1,5 +1,6 @@
 """A transformer as plain numbers, and how many weights, activations and cached keys follow from them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -48,7 +49,7 @@ class TransformerShape:
         for field in fields(self):
             value = getattr(self, field.name)
             needed = field.name in ("hidden", "layers", "vocab", "heads", "seq", "bytes_per_element")
-            if not isinstance(value, int | float) or value < 0 or (needed and not value):
+            if not isinstance(value, int | float) or not 0 <= value < math.inf or (needed and not value):
                 raise UserError(f"{field.name} of a transformer is {value!r}", "give a positive number")
         if self.heads % self.kv:
             raise UserError(f"{self.heads} heads cannot share {self.kv} kv_heads", "give a divisor of heads")

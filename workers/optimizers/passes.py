@@ -1,7 +1,7 @@
 """The passes of each level. Each returns the changed model, or says why it does not apply.
 
 O0 placement only. O1 numerically safe: layout, folding, and the precision that was asked for. O2 adds the compiler, and
-recomputed activations where a training step would not fit. O3 adds fewer bits and the compiler's search.
+recomputed activations where a training step would not fit. O3 adds fewer bits, kernels and the compiler's search.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +12,7 @@ from torch import nn
 from workers.levels import OptimizationLevel
 from workers.optimizers.checkpointing import activation_checkpointing
 from workers.optimizers.compiling import compile_model, max_autotune
+from workers.optimizers.custom_kernels import custom_kernels
 from workers.optimizers.layout import channels_last, fold_conv_bn
 from workers.optimizers.lowering import autocast
 from workers.optimizers.quantizing import fp8_linear, int8_weights
@@ -41,6 +42,8 @@ PASSES = (
          ("inference", "the CPU", "torchao", "a sample input")),
     Pass("fp8_linear", O3, fp8_linear, "linear layers in float8, scaled by tensor",
          ("inference", "units for float8", "torchao", "the option fp8", "a sample input")),
+    Pass("custom_kernels", O3, custom_kernels, "norms, gates, rope and attention by kernels measured to be faster",
+         ("a sample input", "measurements: `polyfleet kernels tune`")),
     Pass("activation_checkpointing", O2, activation_checkpointing, "repeated blocks recompute what backward needs",
          ("training", "repeated blocks", "a step that would not fit")),
     Pass("autocast", O1, autocast, "products in a lower precision where torch deems that safe",
@@ -66,6 +69,7 @@ def apply(model: nn.Module, passes: Iterable[Pass], work: Work) -> Prepared:
     applied, skipped = ["placement"], {}
     work.folded, inner = (), unwrap(model)
     work.compiled = hasattr(model, "_orig_mod")
+    work.compiles = work.compiled or "compile" in wanted
     given = inner
     for one in PASSES:
         if one.name not in wanted:

@@ -13,6 +13,7 @@ from cluster.errors import UserError
 from workers.backends.parts import placing
 from workers.backends.parts.precision import precision_of
 from workers.config import compile_mode_of
+from workers.kernels.models.fitting import restore as take_kernels_out
 from workers.levels import OptimizationLevel
 from workers.optimizers import binding, passes
 from workers.optimizers.lowering import require_trainable
@@ -55,7 +56,7 @@ def prepare(
 ) -> Prepared:
     """A copy on the device, in the model's own mode, or in eval mode for `inference`. See Shortcuts.prepare_model."""
     chosen, work = _work(backend, model, level, sample_input, dtype, training=False)
-    mine = _own_copy(model, backend)
+    mine = own_copy(model, backend)
     backend.report = _pass(mine.eval() if inference else mine, chosen, work)
     return backend.report
 
@@ -73,7 +74,7 @@ def prepare_training(
     chosen, work = _work(backend, model, level, sample_input, dtype, training=True)
     if optimizer is not None:
         binding.require_own(optimizer, model, backend.device)
-    mine = placed(model, backend) if inplace else _own_copy(model, backend)
+    mine = placed(model, backend) if inplace else own_copy(model, backend)
     backend.report = _pass(mine, chosen, work)
     if optimizer is not None:
         binding.bind(optimizer, mine, backend.device, backend.traits.fused_optimizers)
@@ -84,8 +85,7 @@ def _work(
     backend: "BaseBackend", model: nn.Module, level: Level, sample_input: Any, dtype: Dtype, training: bool
 ) -> tuple[OptimizationLevel, Work]:
     """Everything a caller can get wrong is refused here, before anything is copied or moved."""
-    if not isinstance(model, nn.Module):
-        raise UserError(f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself")
+    require_module(model)
     before: Mark | None = unwrap(model).__dict__.get(MARK)
     usual = (before.level, before.precision) if before else (backend.optimization_level, backend.precision)
     chosen = OptimizationLevel.from_string(usual[0] if level is None else level)
@@ -99,7 +99,14 @@ def _work(
     return chosen, Work(backend, wanted, training, backend.to_device(sample), compile_mode=mode)
 
 
-def _own_copy(model: nn.Module, backend: "BaseBackend") -> nn.Module:
+def require_module(model: Any) -> None:
+    """Raises UserError for what is no Module."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself")
+
+
+def own_copy(model: nn.Module, backend: "BaseBackend") -> nn.Module:
+    """A copy on the device, without what an earlier preparation put around it."""
     mine = copied(model)
     binding.remember_origin(mine, model)
     return placed(mine, backend)
@@ -110,6 +117,7 @@ def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     before = list(model.parameters())
     binding.follow_move(placing.move_module(model, backend.device), model, before)
     inner = unwrap(model)
+    take_kernels_out(inner)
     mark: Mark | None = inner.__dict__.pop(MARK, None)
     if mark is not None:
         for module in inner.modules():

@@ -42,7 +42,8 @@ class Work:
     """What a pass may look at. `sample` is one call's inputs on the device, or None.
 
     `memory_bytes` is what training may take (None: all that is free); `compile_mode` is for torch.compile. `compiled`:
-    the caller has wrapped the model in torch.compile. `details` and `folded` are what passes tell of what they did.
+    the caller has wrapped the model in torch.compile. `compiles`: a later pass does. `details` and `folded` are what
+    passes tell of what they did.
     """
 
     backend: "BaseBackend"
@@ -54,6 +55,7 @@ class Work:
     details: dict[str, str] = field(default_factory=dict)
     folded: tuple[tuple[str, str], ...] = ()
     compiled: bool = False
+    compiles: bool = False
 
     def learns(self, model: nn.Module) -> bool:
         """Whether what only inference allows would be wrong: the work is training, or the model is in that mode."""

@@ -131,7 +131,7 @@ def _rounds(context: Context, asked: _Asked, session: Session, opened: dict[str,
             for name, block in taken.items():
                 blocks[name].append(block)
             times_s = {f"{name}_s": statistics.call_s(block) for name, block in taken.items() if name != AGAIN}
-            context.report(number + 1, **times_s)
+            context.report(number + 1, of=asked.rounds, **times_s)
     return blocks
 
 

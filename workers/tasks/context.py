@@ -1,5 +1,6 @@
 """What a user's function receives: `def train(ctx)`."""
 
+import operator
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -119,6 +120,13 @@ class Context:
         """This attempt goes on from a checkpoint: `ctx.checkpoint.restore` will return one."""
         return bool(self.checkpoint.resume_from)
 
+    @property
+    def global_batch_size(self) -> int:
+        """Of all ranks together; 0 where the job says nothing. With a range of devices it is what the job says,
+        whatever number of them it got.
+        """
+        return self.batch_size * self.world_size
+
     def prepare(
         self,
         model: nn.Module,
@@ -151,8 +159,9 @@ class Context:
         """For code outside a prepared model: the precision the job asks for."""
         return self.backend.autocast(self.precision)
 
-    def report(self, step: int, **metrics: Any) -> None:
-        """Tell the fleet numbers of this step: one number per name, tensors of one element included.
+    def report(self, step: int, *, of: int | None = None, **metrics: Any) -> None:
+        """Tell the fleet numbers of this step: one number per name, tensors of one element included. `of` is how many
+        steps the whole run has.
 
         Raises NotFinite for one that makes going on useless, unless the job says that it is to be ignored.
         """
@@ -163,7 +172,9 @@ class Context:
         if not 0 <= step <= LARGEST_STEP:
             raise UserError(f"ctx.report was given step {step}", f"count steps from 0 to {LARGEST_STEP}")
         self.last_step = int(step)
-        self.last_report = {"step": self.last_step} | {name: metric(name, value) for name, value in metrics.items()}
+        total: dict[str, Number] = {} if of is None else {"of": _total(of, self.last_step)}
+        told = {name: metric(name, value) for name, value in metrics.items()}
+        self.last_report = {"step": self.last_step, **total, **told}
         self.events.write("report", **self.last_report)
         self.beats.beat("report", self.last_step)
         if self.stop_on_nan and (bad := not_finite(metrics, self.last_report)):
@@ -197,6 +208,21 @@ class Context:
             except NotFinite:
                 self.checkpoint.settle()  # what was saved before is good
                 raise
+
+
+def _total(of: Any, step: int) -> int:
+    """Raises UserError for what is no number of steps, or less than the steps that were made."""
+    try:
+        total = operator.index(of)
+    except TypeError:
+        total = 0
+    if isinstance(of, bool) or not max(step, 1) <= total <= LARGEST_STEP:
+        raise UserError(
+            f"ctx.report was given of={of!r} at step {step}",
+            f"`of` is the number of steps of the whole run, from {max(step, 1)} to {LARGEST_STEP}; "
+            "give a metric another name",
+        )
+    return total
 
 
 def _choose_engine(kind: str, emulated: bool) -> None:

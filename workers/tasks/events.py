@@ -15,6 +15,10 @@ RESERVED = frozenset({"t", "rank", "type"})
 """Keys every event has."""
 
 
+OURS = frozenset({"step", "of"})
+"""Of a report, beside the user's metrics."""
+
+
 class Events:
     """Appends to the attempt's events.jsonl. Without a file (tests, notebooks) the events are only kept, in `kept`.
 
@@ -71,5 +75,5 @@ class Events:
         """Without secrets. What we say ourselves stays: a secret such as "home" costs no checkpoint."""
         if kind == "checkpoint":
             return fields
-        names = {name: self._redact(name) if kind == "report" and name != "step" else name for name in fields}
+        names = {name: self._redact(name) if kind == "report" and name not in OURS else name for name in fields}
         return {names[name]: self._redact.plain(value) for name, value in fields.items()}

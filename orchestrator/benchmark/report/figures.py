@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from orchestrator.benchmark.report.drawing import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
+from orchestrator.show.ways import way_of
 from workers.benchmark.statistics import undisturbed_s
 
 Data = dict[str, Any]
@@ -18,8 +19,7 @@ def measured(results: Data) -> list[Data]:
 
 
 def label(cell: Data) -> str:
-    told = f"{cell['case']} {cell['precision']} {cell['level']}"
-    return told + (" cold" if cell["regime"] == "cold" else "")
+    return f"{cell['case']} {way_of(cell)}"
 
 
 def columns_of(cells: Iterable[Data]) -> list[str]:

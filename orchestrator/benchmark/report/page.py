@@ -8,6 +8,7 @@ from orchestrator.benchmark.report import figures, words
 from orchestrator.show.benchmark import SIGNS, WORDS
 from orchestrator.show.text import visible
 from orchestrator.show.units import duration, size
+from orchestrator.show.ways import way_of
 
 Data = dict[str, Any]
 FOLDER = Path(__file__).parent
@@ -21,7 +22,7 @@ def html(results: Data, lines: list[Data], since: Data | None = None) -> str:
     environment = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
-    environment.filters |= {"duration": duration, "size": size}
+    environment.filters |= {"duration": duration, "size": size, "way": way_of}
     return environment.get_template("page.html").render(
         results=results,
         began=_moment(results["began_s"]),
@@ -47,8 +48,8 @@ def _printable(value: Any) -> Any:
 def heat(results: Data) -> list[Data]:
     """Rows of the map: {"case", "tiles": [{"text", "title", "class", "strength"}]}."""
     columns = [column["column"] for column in results["columns"]]
-    ways = list(dict.fromkeys(_way(cell) for cell in results["cells"]))
-    by_place = {(c["case"], _way(c), c["column"]): c for c in results["cells"]}
+    ways = list(dict.fromkeys(way_of(cell) for cell in results["cells"]))
+    by_place = {(c["case"], way_of(c), c["column"]): c for c in results["cells"]}
     rows = []
     for case in dict.fromkeys(cell["case"] for cell in results["cells"]):
         for way in ways:
@@ -57,10 +58,6 @@ def heat(results: Data) -> list[Data]:
                 name = case if len(ways) == 1 else f"{case} · {way}"
                 rows.append({"case": name, "tiles": [_tile(cell) for cell in cells]})
     return rows
-
-
-def _way(cell: Data) -> str:
-    return f"{cell['precision']} {cell['level']}" + (" cold" if cell["regime"] == "cold" else "")
 
 
 def _tile(cell: Data | None) -> Data:

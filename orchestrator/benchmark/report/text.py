@@ -8,7 +8,8 @@ from orchestrator.benchmark.report import page, words
 from orchestrator.show.benchmark import TIMES
 
 Data = dict[str, Any]
-FIELDS = ("case", "precision", "level", "regime", "column", "kind", "pool", "status", "reason", "rounds", "time_s",
+FIELDS = ("case", "precision", "level", "regime", "kernels", "column",
+          "kind", "pool", "status", "reason", "rounds", "time_s",
           "first_call_s", "compile_s", "items_per_s", "flops_per_s", "bytes_per_s", "of_peak_flops", "of_own_flops",
           "of_own_bytes",
           "peak_memory_bytes", "joules_per_item", "price_per_million", "noise")  # fmt: skip

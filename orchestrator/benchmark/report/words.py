@@ -59,6 +59,8 @@ def command(cell: Data, results: Data) -> str:
     kinds = dict.fromkeys([first.get("kind", ""), cell["kind"]])
     words += ["--kinds", ",".join(kinds), "--precision", cell["precision"], "--level", cell["level"]]
     words += ["--regime", "hot,cold"] if cell["regime"] == "cold" else []
+    if cell.get("kernels"):
+        words += ["--kernels", ",".join(dict.fromkeys([*asked["kernels"][:1], cell["kernels"]]))]
     words += ["--scale", "full"] if asked.get("scale") == "full" else []
     words += ["--seed", str(asked["seed"])] if asked.get("seed") else []
     words += ["--batch-size", str(asked["batch_size"])] if asked.get("batch_size") else []

@@ -1,13 +1,14 @@
 """Checkpoints in the pools' storage."""
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.server.answers import answer
 from orchestrator.server.facade import Facade
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.bodies import CopyOrder, ToolOrder
+from orchestrator.server.routes.bodies import LARGEST, Arrived, CopyOrder, ToolOrder
 from orchestrator.server.streams import events, patient
 from orchestrator.server.works import Progress, told_once
 
@@ -58,3 +59,60 @@ async def tool(verb: str, body: ToolOrder, request: Request, key: Key) -> Respon
         return service.checkpoint_tool(verb, body.arguments, tell)
 
     return events(request, told_once(request, key if verb not in READING else "", [verb, body.arguments], work))
+
+
+Name = Annotated[str, Query(max_length=255, description="as the answer before tells")]
+Index = Annotated[int, Query(ge=0, le=LARGEST, description="of the chunk of 8 MiB")]
+
+
+@router.get("/manifest")
+async def manifest(ref: str, request: Request, service: Service) -> Response:
+    """MANIFEST.json as it lies there; the header Polyfleet-Checkpoint names the checkpoint, of a folder its newest."""
+    told = await patient(request, service.checkpoint_manifest, ref)
+    headers = {"Polyfleet-Checkpoint": quote(told["checkpoint"])}
+    return Response(told["manifest"], media_type="application/octet-stream", headers=headers)
+
+
+@router.get("/chunk")
+async def chunk(ref: str, file: Name, index: Index, request: Request, service: Service) -> Response:
+    """One chunk of a checkpoint's file. `ref` is the checkpoint itself, POOL:PATH/step-…"""
+    data = await patient(request, service.checkpoint_chunk, ref, file, index)
+    return Response(bytes(data), media_type="application/octet-stream")
+
+
+@router.get("/place")
+async def place(target: str, request: Request, service: Service) -> Response:
+    """The node that writes POOL:FOLDER."""
+    return answer(await patient(request, service.checkpoint_place, target))
+
+
+@router.put("/incoming")
+async def incoming(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
+    """A checkpoint of this manifest (`application/octet-stream`) is to arrive: {"arrived", "missing": [[file, index]],
+    "step", "files", "bytes"}. Chunks of it that are there already are not missing.
+    """
+    text = await request.body()
+    return answer(await patient(request, service.checkpoint_begin, node, folder, name, text))
+
+
+@router.put("/incoming/chunk", status_code=201)
+async def incoming_chunk(
+    node: Name, folder: str, name: Name, file: Name, index: Index, request: Request, service: Service
+) -> Response:
+    """One chunk of it (`application/octet-stream`). Refused where it is not what the manifest says."""
+    data = await request.body()
+    await patient(request, service.checkpoint_write, node, folder, name, file, index, data)
+    return answer({"file": file, "index": index}, 201)
+
+
+@router.delete("/incoming")
+async def left(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
+    """Given up for now: what arrived stays for the next try, which need not wait."""
+    await patient(request, service.checkpoint_leave, node, folder, name)
+    return answer({"folder": folder, "name": name})
+
+
+@router.post("/arrived")
+async def arrived(body: Arrived, request: Request, service: Service) -> Response:
+    """All chunks are there: they are read back and verified, then it is a checkpoint."""
+    return answer(await patient(request, service.checkpoint_commit, body.node, body.folder, body.name))

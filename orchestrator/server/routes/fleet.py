@@ -33,6 +33,12 @@ def resume(node: str, service: Service) -> Response:
     return answer(service.node_resume(node))
 
 
+@router.post("/nodes/{node}/remove")
+def remove(node: str, service: Service) -> Response:
+    """Forget a node that is lost and will not come back."""
+    return answer(service.node_remove(node))
+
+
 @router.get("/doctor")
 def doctor(service: Service) -> Response:
     """Findings: level (info, warning, error), subject, message, remedy, node."""

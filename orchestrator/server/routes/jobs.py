@@ -4,6 +4,7 @@ from typing import Annotated
 
 import anyio.to_thread
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import StringConstraints
 
 from cluster.errors import SpecError, nearest
 from orchestrator.core.states import State
@@ -12,7 +13,7 @@ from orchestrator.runtime.jobs_page import JobsWanted
 from orchestrator.runtime.views import FIELDS
 from orchestrator.server.answers import answer
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.bodies import LARGEST, Migration, Question, Submission, Submissions
+from orchestrator.server.routes.bodies import LARGEST, Migration, Submission, Submissions
 from orchestrator.server.streams import Logs, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -21,6 +22,11 @@ Epoch = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this att
 Tail = Annotated[
     int | None,
     Query(ge=0, le=100_000, description="only the last so many lines there are now, whatever `cursor` says"),
+]
+Change = Annotated[str, StringConstraints(max_length=200)]
+Changes = Annotated[
+    tuple[Change, ...],
+    Query(alias="if", max_length=16, description="changes of the fleet: `+4 amd:MI300X`, `pool tpu down`, `node a up`"),
 ]
 Cursor = Annotated[str, Query(max_length=4096, description="go on where this `cursor`, as JSON, ended")]
 
@@ -49,9 +55,20 @@ def submit_many(body: Submissions, service: Service, key: Key) -> Response:
 
 
 @router.post("/plan")
-def plan(body: Question, service: Service) -> Response:
-    """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored."""
-    return answer(service.plan(body.spec))
+def plan(body: Submission, service: Service) -> Response:
+    """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored, and the
+    package need not have been uploaded.
+    """
+    return answer(service.plan(body.spec, body.package))
+
+
+@router.post("/offers")
+def offers(body: Submission, service: Service) -> Response:
+    """Where this spec could run now: per candidate, pool and kind the wait, the speed and the price, the best first.
+
+    Nothing is stored, and the package need not have been uploaded: its name tells what was measured of the folder.
+    """
+    return answer(service.offers(body.spec, body.package))
 
 
 @router.get("/jobs")
@@ -102,9 +119,9 @@ def migrate(ref: str, body: Migration, service: Service) -> Response:
 
 
 @router.get("/jobs/{ref}/explain")
-def explain(ref: str, service: Service) -> Response:
-    """Per candidate and devices: fits, or the sentence that refused it."""
-    return answer(service.explain(ref))
+def explain(ref: str, service: Service, changes: Changes = ()) -> Response:
+    """Per candidate and devices: fits, or the sentence that refused it. With `if`: in the fleet as it would be then."""
+    return answer(service.explain(ref, changes))
 
 
 @router.get("/jobs/{ref}/history")
@@ -125,11 +142,13 @@ async def logs(
 ) -> Response:
     """Lines there are now: one page from `cursor` on, or the last `tail`. `ended`: no more will come.
 
-    `job` is its id: ask for the next page with it, since a name means the newest job so called.
+    `job` is its id: ask for the next page with it, since a name means the newest job so called. `away`: a sentence for
+    each node whose lines are missing since it is not in the fleet now.
     """
     log = Logs(request, ref, rank, epoch, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)
-    return answer({"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended})
+    told = {"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended}
+    return answer(told | {"away": await log.away()})
 
 
 @router.get("/jobs/{ref}/logs/stream")

@@ -80,6 +80,7 @@ def test_every_number_has_a_source_that_is_listed():
     keys = [key for row in MODELS for key in row.sources]
     keys += [key for row in catalogue.architectures().values() for key in row.sources]
     keys += [key for row in (*catalogue.vendors().values(), *catalogue.dtype_notes()) for key in row.sources]
+    keys += [key for row in catalogue.kubernetes_labels().values() for key in row.sources]
     assert {key.rpartition("=")[2] for key in keys} == set(catalogue.sources())
 
 
@@ -87,6 +88,14 @@ def test_what_a_source_covers_is_a_column():
     names = {f.name for f in fields(Model)}
     told = {key.partition("=")[0] for row in MODELS for key in row.sources if "=" in key}
     assert told <= names
+
+
+def test_a_label_of_kubernetes_is_of_a_listed_model_whose_vendor_has_such_labels():
+    for row in catalogue.kubernetes_labels().values():
+        assert row.sources and row.kind in catalogue.models()
+        assert catalogue.vendor(row.kind.partition(":")[0]).kubernetes_selector
+    labelled = [row for row in catalogue.vendors().values() if row.kubernetes_selector]
+    assert all(row.kubernetes_resource for row in labelled)
 
 
 def test_every_architecture_says_what_it_computes_with_in_words_of_torch():

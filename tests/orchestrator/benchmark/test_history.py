@@ -108,6 +108,32 @@ def test_a_series_joins_runs_by_case_way_and_kind():
     assert [(s["at"], round(s["ratio"], 1)) for s in one["steps"]] == [(4, 0.5)]
 
 
+def by_kernels(lines, name):
+    """The same run, as an implementation of kernels would have given it."""
+    return [
+        line | {"id": f"{line['id']}/{name}", "kernels": name} if line["line"] == "cell" else line for line in lines
+    ]
+
+
+def test_kernels_are_series_of_their_own_and_keys_without_them_are_as_ever():
+    [plain] = history.series([run("a")], "softmax")
+    assert "kernels" not in plain
+    assert history.key(run("a")[2], {"cpu": {"kind": "cpu"}}) == ("softmax/256x4096", "fp32", "O1", "hot", "", "cpu")
+    told = history.compare(run("a"), by_kernels(run("b"), "triton"))
+    assert (told["cells"], told["only_before"]) == ([], ["softmax/256x4096 fp32 O1 hot cpu"])
+    assert told["only_after"] == ["softmax/256x4096 fp32 O1 hot triton cpu"]
+    [row] = history.compare(by_kernels(run("a"), "triton"), by_kernels(run("b", 2e-3, seed=1), "triton"))["cells"]
+    assert (row["kernels"], row["verdict"]) == ("triton", "SLOWER")
+    assert {one["kernels"] for one in history.series([by_kernels(run("a"), "triton")], "softmax")} == {"triton"}
+
+
+def test_other_tools_tell_kernels_apart():
+    lines = by_kernels(run("a"), "triton")
+    [one] = json.loads(export.to_pytest_benchmark(lines))["benchmarks"]
+    assert one["params"]["kernels"] == "triton" and one["name"].endswith("/fp32/O1/triton")
+    assert "softmax/256x4096.time_fp32_O1_hot_triton" in json.loads(export.to_asv(lines))["results"]
+
+
 def test_pytest_benchmark_and_asv_get_what_they_read():
     told = json.loads(export.to_pytest_benchmark(run("a")))
     [one] = told["benchmarks"]

@@ -18,7 +18,7 @@ def command():
 def polyfleet(tmp_path):
     """Run it to its end in `tmp_path`. Its home is POLYFLEET_HOME, as `live` sets it."""
 
-    def run(*words, env=None, timeout_s=60, **options):
+    def run(*words, env=None, timeout_s=180, **options):
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("COLUMNS", "NO_COLOR", "FORCE_COLOR"))}
         options = {"cwd": tmp_path, "capture_output": True, "timeout": timeout_s} | options
         done = subprocess.run([*COMMAND, *words], env=variables | (env or {}), **options)

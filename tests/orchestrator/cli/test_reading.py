@@ -19,6 +19,8 @@ READING = [
     ["jobs"],
     ["show", "hello"],
     ["explain", "hello"],
+    ["explain", "hello", "--if", "pool cpu down", "--if", "+4 amd:MI300X"],
+    ["offer", "--entry", "package:train"],
     ["checkpoint", "list"],
     ["checkpoint", "show", "cpu:digits"],
     ["checkpoint", "verify", "cpu:digits"],
@@ -177,3 +179,11 @@ def test_a_terminal_without_utf8_gets_an_answer_too(polyfleet, live):
     done = polyfleet("show", "hello", "-o", "json", env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
     assert json.loads(done.stdout)["failure"]["message"].endswith("größer 你好")
     assert polyfleet("show", "hello", env={"PYTHONIOENCODING": "ascii"}).returncode == 0
+
+
+def test_the_log_of_a_job_whose_node_is_away_says_so_and_nothing_on_stdout(here, live):
+    [node] = live.ran({"task": "run", "command": ["echo", "seen"], "name": "away"})["nodes"]
+    assert here("logs", "away").stderr == ""
+    live.fleet.lose(live.service, node)
+    done = here("logs", "away")
+    assert f"attempt 1 ran on node {node}, which is lost: " in done.stderr and done.returncode == 0

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from orchestrator import bundle
 from orchestrator import client as http
 from orchestrator.runtime.jobs_page import JobsWanted
 
@@ -59,6 +60,32 @@ def test_the_command_line_wins_over_the_file(here, live, file):
     assert spec["resources"] == {"accelerators": "cpu:1", "pool": "ipex"}
 
 
+def test_variables_of_a_file_win_over_the_job_file_and_those_typed_over_both(here, live, file, tmp_path):
+    file.write_text(JOB.replace("env: {LR: 0.1}", "env: {LR: 0.1, B: job, C: job, D: job}"))
+    (tmp_path / "first.env").write_text("B=first\nC=first\n")
+    (tmp_path / "second.env").write_text("# of this run\nexport C='second  one'\nLR=9\n")
+    files = ("--env-file", str(tmp_path / "first.env"), "--env-file", str(tmp_path / "second.env"))
+    done = here("submit", str(file), *files, "--env", "LR=0.2")
+    assert done.returncode == 0, done
+    (spec,) = live.specs
+    assert spec["env"] == {"LR": "0.2", "B": "first", "C": "second  one", "D": "job"}
+    (tmp_path / "second.env").write_text("C=1\nLR\n")
+    done = here("submit", str(file), *files)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"error: {tmp_path / 'second.env'}, line 2: is not KEY=VALUE" in done.stderr
+
+
+def test_what_git_ignores_stays_behind_and_is_told_in_one_line(here, live, file, tmp_path):
+    (tmp_path / "code" / ".gitignore").write_text("*.npy\n")
+    (tmp_path / "code" / "data.npy").write_text("")
+    done = here("submit", str(file))
+    assert done.returncode == 0
+    assert done.stderr == (
+        "left out of the submitted folder, because .gitignore names them: 1 file (data.npy)."
+        " To send data.npy all the same, write !/data.npy into .polyfleetignore\n"
+    )
+
+
 def test_what_candidates_say_of_pool_and_variables_gives_way_too(here, live, file):
     file.write_text(
         JOB.replace(
@@ -104,6 +131,36 @@ def test_an_entry_needs_no_file_either(here, live, file, tmp_path):
     assert live.specs[0]["entry"] == "train.py:train"
 
 
+def test_an_offer_shows_where_a_job_could_run_and_submits_nothing(here, live, file):
+    done = here("offer", str(file))
+    assert (done.returncode, done.stderr, live.specs) == (0, "", [])
+    header, first, *others = (re.split(r"  +", line) for line in done.stdout.splitlines())
+    assert header[:6] == ["CHOSEN", "CANDIDATE", "POOL", "RESOURCES", "WAIT", "SPEED PER DEVICE"]
+    assert first[:6] == ["✓", "1", "cpu", "1 × cpu", "now", "unmeasured"]
+    assert [row[2:5] for row in others] == [["ipex", "1 × cpu:ipex", "now"]]
+    assert list((live.home / "packages").glob("*.zip")) == []
+    told = json.loads(here("offer", "--accelerators", "tpu:v5p", "-o", "json", "--", "true").stdout)
+    assert {offer["wait"] for offer in told["offers"]} == {"never here"}
+    assert told["impossible"] == "no pool has tpu:v5p; kinds here: cpu, cpu:ipex, tpu:emulated"
+    done = here("offer", "--accelerators", "nvidiaa", "--", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: resources.accelerators: unknown" in done.stderr and "did you mean" in done.stderr
+
+
+def test_an_offer_tells_what_was_measured_of_the_folder(here, live, file, tmp_path, recorded):
+    package = bundle.pack(tmp_path / "code", "train", tmp_path / "code.zip").sha
+    live.service.store.benchmarks.append("bench-1", {"line": "begun", "run": "bench-1", "package": package})
+    for line in recorded.benchmark_lines():
+        changed = {"case": "user/make/train", "mode": "train"} if line["line"] == "cell" else {}
+        live.service.store.benchmarks.append("bench-1", line | changed)
+    told = json.loads(here("offer", str(file), "--accelerators", "any", "-o", "json").stdout)["offers"]
+    speeds = {offer["kind"]: offer["items_per_s"] for offer in told}
+    assert (speeds["cpu"], speeds["tpu:emulated"]) == (pytest.approx(6400, rel=0.01), pytest.approx(3200, rel=0.01))
+    assert speeds["cpu:ipex"] is None
+    sentences = {offer["kind"]: offer["speed"] for offer in told}
+    assert sentences["cpu"].startswith("measured 6,3") and sentences["cpu"].endswith("in bench-1")
+
+
 def test_a_dry_run_shows_the_plan_and_submits_nothing(here, live, file):
     done = here("submit", str(file), "--dry-run")
     assert (done.returncode, live.specs) == (0, [])
@@ -126,7 +183,7 @@ def test_waiting_for_a_job_that_is_cancelled_is_exit_code_4(live, start, wait_fo
     wait_for(lambda: live.specs)
     with http.connect(start=False) as client:
         client.cancel("long")
-    out, _ = child.communicate(timeout=20)
+    out, _ = child.communicate(timeout=120)
     assert (child.returncode, b"CANCELLED" in out) == (4, True)
 
 
@@ -200,12 +257,13 @@ def test_without_a_fleet_a_job_is_accepted_and_says_that_it_waits(here, live):
         (["a.yaml", "job.yaml"], "error: a.yaml: No such file or directory"),
         (["job.yaml", "--", "x"], "error: a job file, 'job.yaml', and a command after `--`\n  keep one of them"),
         (["job.yaml", "job.yaml", "-f"], "error: --follow and 2 jobs\n  follow one of them with"),
-        (["--task", "run", "x"], "error: a job file, 'x', and --task, --entry or --working-dir\n"),
+        (["--task", "run", "x"], "error: a job file, 'x', and --task, --entry, --working-dir, --launch or --check"),
+        (["--checkpoint", "../a.pt", "--", "x"], "error: checkpoint.path: path '../a.pt' is not inside the job"),
         (["absent.yaml"], "error: absent.yaml: No such file or directory\n  name a YAML file"),
         (["--task", "run"], "error: no command"),
         (["--task", "train", "--", "x"], "error: a train job takes no command: 'x'"),
         (["--task", "train"], "error: entry: a train job needs an entry"),
-        (["job.yaml", "--entry", "x.py"], "error: a job file, 'job.yaml', and --task, --entry or --working-dir"),
+        (["job.yaml", "--entry", "x.py"], "error: a job file, 'job.yaml', and --task, --entry, --working-dir"),
         (["job.yaml", "--env", "LR"], "error: --env 'LR' is not K=V"),
         (["job.yaml", "--env", "RAY_X=1"], "error: env: RAY_X is set by Polyfleet itself"),
         (["job.yaml", "--accelerators", "nvidiaa"], "error: resources.accelerators: unknown accelerator 'nvidiaa'"),
@@ -216,7 +274,7 @@ def test_without_a_fleet_a_job_is_accepted_and_says_that_it_waits(here, live):
         (["--entry", "train.py:tain", "--working-dir", "code"], "train.py has no function 'tain'\n  did you mean"),
         (["--", "\udce9"], "error: not UTF-8 text: "),
     ],
-    ids=range(20),
+    ids=range(21),
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_a_remedy_with_exit_code_2(
     here, live, file, tmp_path, monkeypatch, words, message
@@ -267,7 +325,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(start, live, wait_f
     child = start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: [job["state"] for job in live.service.jobs(JobsWanted()).rows] == ["RUNNING"])
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=120)
     assert (child.returncode, out) == (130, b"")
     (job,) = live.service.jobs(JobsWanted()).rows
     assert f"Job {job['id']} has not ended. Follow it with `polyfleet logs -f {job['id']}`" in err.decode()

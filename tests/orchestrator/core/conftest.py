@@ -12,6 +12,7 @@ from orchestrator.core.draft import Control
 from orchestrator.core.fold import apply, submitted
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
+from orchestrator.core.placing import AGAIN_S
 from workers.messages import PROTOCOL, AttemptReport, Failure, Outcome
 
 GiB = 2**30
@@ -87,16 +88,17 @@ class Controller:
             more = self.tick(1.0, **told)
             events, commands, after_s = events + more[0], commands + more[1], after_s - 1.0
             stored += self.events
-        more = self.tell(m.Tick(**told), after_s)
+        more = self.tell(m.Tick(**told), max(after_s, AGAIN_S))
         self.events = (*stored, *self.events)
         return events + more[0], commands + more[1]
 
     def node(self, name, count=1, kind="cpu", pool=None):
         """A node joins, its agent is made, and tells that nothing runs there."""
-        alive = [m.NodeSeen(n.ray_id, n.name) for n in self.control.nodes.values() if not n.lost]
-        self.tell(m.NodesSeen((*alive, m.NodeSeen(f"ray-{name}", name))))
+        pool = pool or kind.partition(":")[0]
+        alive = [m.NodeSeen(n.ray_id, n.name, pool=n.pool) for n in self.control.nodes.values() if not n.lost]
+        self.tell(m.NodesSeen((*alive, m.NodeSeen(f"ray-{name}", name, pool=pool))))
         self.tell(m.AgentMade(name, f"ray-{name}"))
-        self.hear(name, facts=facts(name, count, kind, pool or kind.partition(":")[0]))
+        self.hear(name, facts=facts(name, count, kind, pool))
         self.hear(name)
 
     def hear(self, name, *reports, there=None, after_s=0.0, **more):

@@ -44,6 +44,20 @@ def test_a_job_that_succeeds_is_finished_forgotten_and_gives_its_devices_back(c,
     assert not c.control.records and not c.control.lives and not c.control.releasing
 
 
+@pytest.mark.parametrize(
+    ("outcome", "events"),
+    [
+        (("failed", "user", "exit code 3", {0: 3}), ["started", "failed"]),
+        (("failed", "start", "no such program", {}), ["failed"]),
+    ],
+)
+def test_a_job_that_ended_before_anybody_saw_it_run_has_started_if_its_ranks_did(c, w, t, outcome, events):
+    c.node("a")
+    launch = c.place(w.job("j", w.want("cpu")))
+    c.tell(m.Launched("j", launch.epoch))
+    assert [event for _, event, _ in c.hear("a", t.ended("j", 1, 0, *outcome))[0]] == events
+
+
 def test_a_sister_whose_connection_broke_does_not_hide_the_node_that_was_lost(gang, t):
     """The survivor's failure is told at once, the loss of the other node only after its lease."""
     broken = t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b")
@@ -210,15 +224,27 @@ def lose(c, t, node, others):
     return failure["rank"]
 
 
-@pytest.mark.parametrize(("task", "ranks"), [("train", [0, 2, 4]), ("run", [0, 1, 2])])
-def test_a_lost_part_is_told_by_its_node_and_the_first_rank_that_ran_there(c, w, t, task, ranks):
-    """A training has a rank per device, all others one per node: see core/attempts.py."""
+@pytest.mark.parametrize(
+    ("task", "how", "ranks"), [("train", "node", [0, 2, 4]), ("run", "node", [0, 1, 2]), ("run", "ranks", [0, 2, 4])]
+)
+def test_a_lost_part_is_told_by_its_node_and_the_first_rank_that_ran_there(c, w, t, task, how, ranks):
+    """A training has a rank per device, and so has a command that asks for it; else there is one per node."""
     for name in ("a", "b", "c"):
         c.node(name, 2, "nvidia:H100")
-    launch = c.run(replace(w.job("g", w.want("nvidia:H100", count=2, nodes=3)), task=task))
+    launch = c.run(replace(w.job("g", w.want("nvidia:H100", count=2, nodes=3, launch=how)), task=task))
     assert [order.first_rank for order in launch.orders] == ranks
+    assert {(order.world_size, order.launch) for order in launch.orders} == {(ranks[1] * 3, how)}
     node = launch.nodes[1]
     assert lose(c, t, node, [other for other in launch.nodes if other != node]) == ranks[1]
+
+
+@pytest.mark.parametrize(("whole", "share"), [(True, 4), (False, 16)])
+def test_each_rank_of_a_gang_gets_its_share_of_a_whole_batch(c, w, whole, share):
+    for name in ("a", "b"):
+        c.node(name, 2, "nvidia:H100")
+    want = w.want("nvidia:H100", count=2, min_count=1, nodes=2, batch_size=16, whole_batch=whole)
+    launch = c.run(replace(w.job("g", want), task="train"))
+    assert [(order.world_size, order.batch_size) for order in launch.orders] == [(4, share)] * 2
 
 
 def test_a_part_that_was_not_started_is_told_by_its_first_rank(c, w):

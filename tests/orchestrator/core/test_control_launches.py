@@ -22,6 +22,18 @@ def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):
     assert c.control.records["j"].resumed_step == 7
 
 
+def test_what_an_attempt_begins_without_is_kept_until_the_next_one_begins(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu"), recovery=Recovery(max_interruptions=9)))
+    assert c.tell(m.Launched("j", 1, missed_files="what it left on b cannot be reached"))[0] == [("j", "resumed", 1)]
+    assert c.control.records["j"].missed_files == "what it left on b cannot be reached"
+    c.hear("a", t.ended("j", 1, state="failed", kind="lost", message="lost"))
+    c.hear("a")
+    c.tick(5.0)
+    assert c.tell(m.Launched("j", 2))[0] == [("j", "resumed", 2)]
+    assert c.control.records["j"].missed_files == ""
+
+
 def test_a_launch_that_failed_while_no_fleet_is_joined_frees_its_devices(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))

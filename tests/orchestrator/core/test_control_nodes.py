@@ -30,6 +30,30 @@ def test_a_node_that_is_drained_now_has_its_attempts_saved(c, w):
     assert commands == [Stop("a", "j", 1, "preempt")]
 
 
+def test_a_lost_node_is_forgotten_when_its_user_says_that_it_will_not_come_back(c):
+    c.node("a")
+    c.node("b")
+    c.tell(m.DrainAsked("a"))
+    c.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"),)))
+    assert c.control.nodes["a"].lost
+    assert c.tell(m.RemoveAsked("a")) == ([("node/a", "undrained", 0)], [])
+    assert c.control.nodes.keys() == {"b"}
+    c.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"), m.NodeSeen("ray-a2", "a"))))
+    assert "drained" not in why(c, "a"), "the name has come back and will take work"
+
+
+def test_a_node_that_lives_or_still_has_attempts_is_not_forgotten(c, w):
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    [refused] = c.tell(m.RemoveAsked("a"))[1]
+    assert refused.message == "node a is still in the cluster"
+    c.tell(m.NodesSeen(()))
+    [refused] = c.tell(m.RemoveAsked("a"))[1]
+    assert refused.message == "node a still has attempts of j"
+    [refused] = c.tell(m.RemoveAsked("nope"))[1]
+    assert refused.absent
+
+
 def test_a_node_that_is_not_there_is_refused_with_the_nearest_name(c):
     c.node("alpha")
     [refused] = c.tell(m.DrainAsked("alpa"))[1]

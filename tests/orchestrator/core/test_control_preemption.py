@@ -34,6 +34,13 @@ def test_the_first_part_that_has_saved_leaves_its_sisters_their_own_grace(gang, 
     assert (job.interruptions, job.restarts, job.avoid) == (1, 0, ()), "its place in line is kept, nothing is avoided"
 
 
+def test_a_part_that_had_ended_before_it_was_asked_does_not_finish_a_job_whose_other_part_stopped_early(gang, t):
+    gang.tell(m.DrainAsked("a", now=True))
+    gang.hear("b", t.ended("g", 1, 1, "succeeded", codes={1: 0}))
+    assert gang.hear("a", t.ended("g", 1, 0, "preempted", codes={0: 0}))[0] == [("g", "interrupted", 1)]
+    assert gang.control.records["g"].attempts[-1].outcome == "preempted"
+
+
 def test_a_part_that_does_not_heed_its_stop_is_asked_again_after_its_grace(gang, t):
     gang.tell(m.DrainAsked("a", now=True))
     for node in ("a", "b"):
@@ -171,7 +178,7 @@ def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
     c.tell(m.ResumeAsked("a"))
     _, commands = c.tick()
     [launch] = [x for x in commands if isinstance(x, Launch)]
-    assert launch.known == {"pool": "cpu", "path": "j/step-10", "at": 100, "step": 10}
+    assert launch.known == {"pool": "cpu", "path": "j/step-10", "node": "a", "at": 100, "step": 10}
 
 
 @pytest.mark.parametrize("path", ["/elsewhere/2", "/store/../etc", "../store/x", "store/x", "/store2/x"])

@@ -134,4 +134,17 @@ def test_an_explanation_is_plain_data(w):
         "candidate": 0,
         "leases": [["a/nvidia:H100-80GB", [0]]],
         "reason": "nvidia:H100-80GB in pool h100, the tightest fit",
+        "aged": 0,
     }
+
+
+def test_who_holds_the_devices_is_said_and_many_are_cut(w):
+    a, b = w.devices("a", 5, free=()), w.devices("b", 1)
+    running = [w.running(f"r{n}", (a.id, (n,))) for n in range(5)]
+    far = w.running("far", (b.id, ()))
+    job = w.job("j", count=2)
+    [told] = explain(job, w.snapshot([a, b], [], [*running, far])).candidates
+    assert told.refused[a.id] == "0 of 5 devices are free, job needs 2; held by r0, r1, r2 and 2 more"
+    assert told.refused[b.id] == "has 1 device in all, job needs 2"
+    [one] = explain(w.job("j"), w.snapshot([replace(a, total=1)], [], running[:1])).candidates
+    assert one.refused[a.id] == "0 of 1 device is free, job needs 1; held by r0"

@@ -1,6 +1,14 @@
 import pytest
 
-from orchestrator.core.fit import RULES, matches, refusal
+from orchestrator.core.fit import (
+    RULES,
+    computes_with,
+    matches,
+    not_emulated_unasked,
+    offers_features,
+    refusal,
+    right_pool,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +53,9 @@ def test_every_rule_refuses_with_its_sentence(w):
         refusal(w.want(node="b"), have): "right_node",
         refusal(w.want(memory_bytes=100 * w.GiB), have): "enough_memory",
         refusal(w.want(count=9), have): "enough_devices",
+        refusal(w.want(max_price=2.5), w.devices("c", price_per_hour=4.0)): "not_too_dear",
+        refusal(w.want("nvidia", dtypes=("float16",)), w.devices("d", kind="nvidia:Z9")): "computes_with",
+        refusal(w.want("cpu", features=("collectives=nccl",)), w.cpu()): "offers_features",
         refusal(w.want(), w.devices("b", schedulable=False, reason="node b is lost: silent")): "node_takes_jobs",
         refusal(w.want(count=4), have): "enough_free",
     }
@@ -55,6 +66,9 @@ def test_every_rule_refuses_with_its_sentence(w):
         "is node a, job asks for node b": "right_node",
         "80 GiB per device, job needs 100": "enough_memory",
         "has 8 devices in all, job needs 9": "enough_devices",
+        "costs 4 per device and hour, job pays at most 2.5": "not_too_dear",
+        "is not known to compute with float16 natively, which the job asks for": "computes_with",
+        "offers collectives gloo, job asks for nccl": "offers_features",
         "node b is lost: silent": "node_takes_jobs",
         "2 of 8 devices are free, job needs 4": "enough_free",
     }
@@ -90,3 +104,38 @@ def test_memory_that_nobody_knows_is_not_taken_for_enough(w):
 def test_a_sentence_has_fractions_of_a_gib_when_they_matter(w):
     assert refusal(w.want(memory_bytes=17 * 10**9), w.v5e()) == "is tpu:v5e, job accepts nvidia:H100"
     assert refusal(w.want("tpu", memory_bytes=17 * 10**9 + 2**29), w.v5e()) == "16 GiB per device, job needs 16.3"
+
+
+def test_a_price_up_to_what_a_job_pays_is_taken_and_so_is_a_pool_without_one(w):
+    want = w.want("nvidia:H100", max_price=2.5)
+    assert refusal(want, w.devices("a", price_per_hour=2.5)) == refusal(want, w.devices("a")) == ""
+
+
+def test_pools_may_be_listed_and_excluded(w):
+    have = w.cpu()
+    assert right_pool(w.want("cpu", pools=("a", "cpu")), have) == ""
+    assert right_pool(w.want("cpu", pools=("a", "b")), have) == "is in pool cpu, job asks for pools a, b"
+    assert right_pool(w.want("cpu", not_pools=("cpu",)), have) == "is in pool cpu, which the job excludes"
+    emulated = w.xla()
+    assert not_emulated_unasked(w.want("tpu"), emulated) != ""
+    assert not_emulated_unasked(w.want("tpu", pools=("xla", "v5e")), emulated) == ""
+
+
+def test_features_are_those_that_documents_say_a_kind_offers(w):
+    flash, own = w.want("any", features=("flash_attention",)), w.want("any", features=("custom_kernels=pallas",))
+    assert offers_features(flash, w.devices("a")) == offers_features(own, w.v5e()) == ""
+    assert offers_features(flash, w.xla()) == "does not offer flash_attention, which the job asks for"
+    apple = w.devices("m", kind="apple:M2-Ultra")
+    assert offers_features(flash, apple) == "is not known to offer flash_attention, which the job asks for"
+    assert offers_features(own, w.devices("a")) == "offers custom_kernels CUDA, Triton, job asks for pallas"
+    assert offers_features(w.want("any"), apple) == ""
+
+
+def test_dtypes_are_those_that_documents_say_a_kind_computes_with(w):
+    h100, v100 = w.devices("a"), w.devices("b", kind="nvidia:V100")
+    wants = w.want("nvidia", dtypes=("bfloat16", "float8_e4m3fn"))
+    assert computes_with(wants, h100) == ""
+    assert computes_with(wants, v100) == "does not compute with bfloat16 natively, which the job asks for"
+    unknown = w.devices("c", kind="nvidia:Z9")
+    assert computes_with(wants, unknown) == "is not known to compute with bfloat16 natively, which the job asks for"
+    assert computes_with(w.want("nvidia"), unknown) == ""

@@ -118,7 +118,8 @@ def test_a_placement_counts_only_with_the_next_epoch(w, epoch):
 def test_a_cancellation_counts_with_any_epoch_and_its_attempt_holds_devices_until_released(w):
     cancelled = story(w, ("placed", 1, place()), ("started", 1, {}), ("cancelled", 0, {"reason": "by its user"}))
     assert (cancelled.job.state, cancelled.reason, cancelled.ended_s) == (State.CANCELLED, "by its user", 4.0)
-    assert running([cancelled]) == (Running("j", 0, 1, LEASES, stopping=True),)
+    held = Running("j", 0, 1, LEASES, stopping=True, asked=cancelled.job)
+    assert running([cancelled]) == (held,)
     released = apply(cancelled, Event("j", "released", 1, 9.0, {"outcome": "cancelled", "reason": "by its user"}))
     assert running([released]) == ()
     assert released.attempts == (Attempt(1, 0, "cpu", "cpu", LEASES, 2.0, 3.0, 9.0, "cancelled", "by its user"),)
@@ -169,6 +170,14 @@ def test_builders_write_what_the_fold_reads(w):
         job, state=State.RECOVERING, epoch=1, interruptions=1, first_candidate=1, avoid=("a",), backend="cpu"
     )
     assert (record.attempts[0].outcome, record.reason) == ("lost", "node a is lost")
+
+
+def test_an_attempt_keeps_how_its_command_was_launched_also_when_the_job_moves(w):
+    job = replace(w.job("j", Candidate(("cpu",), launch="ranks")), task="run")
+    record = apply(apply(None, submitted(job, {}, 1.0)), placed(job, Start("j", 0, LEASES), "cpu", "cpu", 2.0))
+    moved = apply(record, Event("j", "migrated", 0, 3.0, {"candidates": [to_plain(Candidate(("tpu:v5e",)))]}))
+    assert [attempt.launch for attempt in moved.attempts] == ["ranks"]
+    assert story(w, ("placed", 1, place())).attempts[0].launch == "node", "what older logs say nothing of"
 
 
 def test_what_older_logs_keep_in_the_spec_or_beside_it_is_read_from_there(w):

@@ -1,11 +1,13 @@
 """Whole plans compared: what starts, who is asked to stop, and every refusal."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
-from orchestrator.core.model import Plan, Preempt, Recovery, Start
-from orchestrator.core.plan import NO_DEVICES, plan
+from orchestrator.core.model import Data, Plan, Preempt, Recovery, Start
+from orchestrator.core.options import NO_DEVICES
+from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 
 
@@ -164,6 +166,35 @@ def test_of_equally_tight_places_the_cheaper_is_taken_and_of_equal_ones_the_firs
 # -- gangs
 
 
+def test_of_equal_nodes_and_pools_the_one_that_has_the_data_is_taken_and_a_tighter_or_cheaper_one_before_it(w):
+    data = (Data("s3://bucket/tokens", "data/"), Data("./local", "more/", "ab" * 32))
+    keys = tuple(one.key for one in data)
+    assert keys[1] == "ab" * 8
+    job = w.job("j", data=data)
+    nodes = [w.devices("a"), w.devices("b", data=keys[:1]), w.devices("c", data=keys)]
+
+    def chosen(*devices):
+        return plan(w.snapshot(devices, [job])).start[0].leases[0][0].partition("/")[0]
+
+    assert chosen(*nodes) == "c" and chosen(*nodes[:2]) == "b" and chosen(nodes[0]) == "a"
+    elsewhere = w.devices("z", pool="other", data=keys)
+    assert chosen(*nodes[:2], elsewhere) == "z"
+    assert chosen(*nodes[:2], replace(elsewhere, price_per_hour=1.0)) == "b"
+    assert chosen(w.devices("a"), w.devices("c", 8, data=keys)) == "a"
+    assert chosen(*nodes, w.devices("d", 2, free=(1,), data=keys)) == "c"
+    told = plan(w.snapshot(nodes, [job])).start[0].reason
+    assert told == "nvidia:H100-80GB in pool h100, where its data is cached, the tightest fit"
+
+
+def test_a_gang_goes_to_nodes_that_have_the_data(w):
+    job = w.job("j", w.want(nodes=2), data=(Data("s3://bucket/tokens", "data/"),))
+    have = [w.devices(name, data=(job.data[0].key,) if name in "bd" else ()) for name in "abcd"]
+    assert [d for d, _ in plan(w.snapshot(have, [job])).start[0].leases] == [
+        "b/nvidia:H100-80GB",
+        "d/nvidia:H100-80GB",
+    ]
+
+
 def test_a_gang_takes_equal_shares_of_the_tightest_nodes_of_one_island(w):
     fleet = [w.devices("a", 8), w.devices("b", 8, free=(4, 5, 6, 7)), w.devices("c", 8, free=(2, 3, 4, 5, 6))]
     decided = plan(w.snapshot(fleet, [w.job("gang", w.want(count=4, nodes=2))]))
@@ -187,6 +218,15 @@ def test_a_gang_over_a_range_gets_the_same_number_on_each_node(w):
     fleet = [w.devices("a", 8, free=(0, 1, 2, 3, 4)), w.devices("b", 8, free=(0, 1, 2)), w.devices("c", 8, free=(0,))]
     decided = plan(w.snapshot(fleet, [w.job("gang", w.want(count=8, min_count=2, nodes=2))]))
     assert [s.leases for s in decided.start] == [(("b/nvidia:H100-80GB", (0, 1, 2)), ("a/nvidia:H100-80GB", (0, 1, 2)))]
+
+
+def test_of_a_range_as_many_devices_are_taken_as_divide_the_whole_batch(w):
+    want = w.want(count=4, min_count=1, batch_size=12, nodes=2, whole_batch=True)
+    fleet = [w.devices("a", 8, free=(0, 1, 2, 3)), w.devices("b", 8, free=tuple(range(8)))]
+    assert [len(numbers) for _, numbers in plan(w.snapshot(fleet, [w.job("j", want)])).start[0].leases] == [3, 3]
+    want = replace(want, batch_size=16)
+    fleet[0] = w.devices("a", 8, free=(0, 1, 2))
+    assert [len(numbers) for _, numbers in plan(w.snapshot(fleet, [w.job("j", want)])).start[0].leases] == [2, 2]
 
 
 # -- who waits, and who makes room

@@ -10,9 +10,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.core import retry
+from orchestrator.core.explain import explain
 from orchestrator.core.fold import apply, ended, fold, placed, running, submitted
-from orchestrator.core.model import Candidate, Devices, Event, Job, Plan, Recovery, Running, Snapshot
+from orchestrator.core.model import (
+    Candidate,
+    Devices,
+    Event,
+    Job,
+    Plan,
+    Progress,
+    Recovery,
+    Running,
+    Since,
+    Snapshot,
+)
+from orchestrator.core.offer import offers
 from orchestrator.core.plan import plan
+from orchestrator.core.planner.policies import POLICIES
 from orchestrator.core.policies.fifo import fifo
 from orchestrator.core.states import TERMINAL, WAITING
 
@@ -247,6 +261,135 @@ def test_once_its_victims_have_stopped_the_job_that_asked_first_starts(seen):
         running=tuple(r for r in seen.running if r not in gone),
     )
     assert first.id in {s.job for s in plan(later).start}
+
+
+# -- of every policy
+
+
+@st.composite
+def priced(draw) -> Snapshot:
+    """As above, with jobs that have told how far they are, and attempts of which some may move."""
+    seen = draw(snapshots())
+    all_kinds = ["nvidia:H100-80GB", "nvidia:A100-80GB", "cpu", "tpu:emulated"]
+    rates = st.fixed_dictionaries({(kind, 1): st.sampled_from([0.1, 1.0, 10.0]) for kind in all_kinds})
+    progress = st.builds(Progress, st.integers(0, 50), st.integers(50, 10_000), rates=rates, starts_s=st.just(5.0))
+    names = [*(job.id for job in seen.jobs), *(r.job for r in seen.running)]
+    alike = draw(st.booleans())
+    attempts = [replace(r, priority=0, stopping=False, preemptible=True) if alike else r for r in seen.running]
+    held = tuple(replace(r, asked=_asked(draw, r, seen), saves=alike or draw(st.booleans())) for r in attempts)
+    return replace(
+        seen,
+        running=held,
+        progress={name: draw(progress) for name in names if draw(st.integers(0, 4))},
+        since={name: Since(0.0, draw(st.sampled_from([-9000.0, 80.0, 99.0]))) for name in names},
+        jobs=tuple(replace(job, objective="any", ordered=False, priority=0) for job in seen.jobs)
+        if alike
+        else seen.jobs,
+        policy=draw(st.sampled_from(POLICIES)),
+    )
+
+
+def _asked(draw, attempt: Running, seen: Snapshot) -> Job | None:
+    """The job of an attempt, where its devices are of one kind and equally many on each node."""
+    of = {have.id: have for have in seen.devices}
+    shapes = {(of[i].kind, of[i].pool, len(numbers)) for i, numbers in attempt.leases}
+    if len(shapes) > 1:
+        return None
+    [(kind, _, count)] = shapes
+    wanted = (kind, "any") if draw(st.booleans()) else (kind,)
+    want = Candidate(wanted, draw(st.integers(count, 4)), draw(st.integers(1, count)), nodes=len(attempt.leases))
+    task = draw(st.sampled_from(["train", "train", "run"]))
+    return Job(attempt.job, "running", task, (want,), priority=attempt.priority, number=9)
+
+
+def check_any_policy(seen: Snapshot, decided: Plan, full: bool) -> None:
+    check_starts(seen, decided)
+    check_every_waiting_job_is_told(seen, decided)
+    check_who_stops(seen, decided, full)
+    check_the_highest_blocked_tier(seen, decided)
+
+
+def check_who_stops(seen: Snapshot, decided: Plan, full: bool) -> None:
+    held, jobs = {r.job: r for r in seen.running}, {j.id: j for j in seen.jobs}
+    assert len({p.victim for p in decided.preempt}) == len(decided.preempt)
+    for preempt in decided.preempt:
+        victim = held[preempt.victim]
+        assert victim.preemptible
+        assert not victim.stopping
+        if preempt.job in jobs and victim.priority < jobs[preempt.job].priority:
+            continue
+        event("an equal stops or moves")
+        assert full
+        assert seen.policy not in ("fifo", "priority")
+        assert victim.saves
+        assert victim.asked is not None
+        assert victim.asked.task == "train"
+        goes_there = jobs[preempt.job] if preempt.job in jobs else held[preempt.job]
+        assert victim.priority == goes_there.priority
+        if preempt.job not in jobs:  # it runs, and moves itself
+            assert any(other.victim == other.job == preempt.job for other in decided.preempt)
+
+
+def check_the_highest_blocked_tier(seen: Snapshot, decided: Plan) -> None:
+    """Of its jobs, one at least fits nothing that those of its tier and above have left. Where a place is reserved for
+    which others stop, devices may lie idle for it meanwhile.
+    """
+    waits = [j for j in seen.jobs if j.id in decided.why_not and may_start(j, seen)]
+    if not waits or decided.memory.reserved:
+        return
+    highest = max(job.priority for job in waits)
+    free = {d.id: set(d.free) for d in seen.devices}
+    jobs = {j.id: j for j in seen.jobs}
+    for start in decided.start:
+        for devices_id, numbers in start.leases if jobs[start.job].priority >= highest else ():
+            free[devices_id] -= set(numbers)
+    moved = any(preempt.job == preempt.victim for preempt in decided.preempt)
+    assert moved or not all(fits(job, seen, free) for job in waits if job.priority == highest)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=priced(), full=st.booleans())
+def test_every_plan_of_every_policy_keeps_the_laws(seen, full):
+    decided = plan(seen, full=full)
+    check_any_policy(seen, decided, full)
+    assert decided.value <= decided.bound * (1 + 1e-9)
+    again = replace(seen, memory=decided.memory)
+    check_any_policy(again, plan(again, full=full), full)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=priced(), full=st.booleans(), chance=st.randoms(use_true_random=False))
+def test_no_policy_depends_on_the_order_in_which_things_are_told(seen, full, chance):
+    parts = {name: list(getattr(seen, name)) for name in ("devices", "jobs", "running")}
+    for part in parts.values():
+        chance.shuffle(part)
+    other = replace(seen, **{name: tuple(part) for name, part in parts.items()})
+    assert repr(plan(other, full=full)) == repr(plan(seen, full=full))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=priced(), full=st.booleans(), tier=st.integers(0, 3))
+def test_jobs_of_lower_priority_change_nothing_for_those_above(seen, full, tier):
+    above = replace(seen, jobs=tuple(job for job in seen.jobs if job.priority >= tier))
+    ids = {job.id for job in above.jobs}
+    assert [s for s in plan(seen, full=full).start if s.job in ids] == list(plan(above, full=full).start)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=ANYTHING)
+@given(seen=snapshots())
+def test_the_first_offer_is_what_the_next_plan_does_with_the_job(seen):
+    new = replace(seen.jobs[0], id="new", number=0, backend="")
+    told, found = explain(new, seen), offers(new, seen).offers
+    chosen = [offer for offer in found if offer.chosen]
+    assert len(found) == len(new.candidates) * len({(have.pool, have.kind) for have in seen.devices})
+    if told.would_start:
+        event("the job would start")
+        assert chosen == [found[0]]
+        assert (found[0].candidate, found[0].leases) == (told.would_start.candidate, told.would_start.leases)
+    else:
+        assert not any(offer.leases for offer in found)
+        assert [offer.after for offer in chosen] == ([told.preempt] if told.preempt else [])
+    assert bool(told.impossible) == all(offer.wait == "never here" for offer in found)
 
 
 # -- a small world

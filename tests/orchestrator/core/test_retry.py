@@ -74,6 +74,13 @@ def test_a_rank_killed_while_it_was_asked_to_stop_is_no_failure(w, codes):
     assert decided.pause_s == 0
 
 
+def test_what_a_command_said_when_it_was_asked_to_stop_is_told_and_costs_no_restart(w):
+    ended = Ended("preempted", 0, "user", "rank 0 ended with exit code 1: SignalException", (1,), asked="big needs it")
+    decided = after(running(w, State.SAVING), ended)
+    told = "big needs it; rank 0 ended with exit code 1: SignalException"
+    assert decided == Decision("interrupted", told, 0, 1, 0)
+
+
 def test_an_error_while_saving_is_a_failure(w):
     ended = Ended("failed", 0, "user", "OSError: No space left on device", (1,))
     assert after(running(w, State.SAVING), ended).event == "failed"

@@ -11,7 +11,7 @@ from orchestrator.core.messages import AgentDied, AgentMade
 from orchestrator.runtime import actors, agents
 from orchestrator.runtime.agents import Agents
 
-PATIENCE_S = 20.0
+PATIENCE_S = 180.0
 
 
 class RecordedRay:
@@ -21,7 +21,7 @@ class RecordedRay:
         self.answers = threading.Event()
         self.made = []
 
-    def make(self, ray_id):
+    def make(self, ray_id, cpus, carried):
         assert self.answers.wait(PATIENCE_S)
         self.made.append(ray_id)
         return object()
@@ -49,6 +49,28 @@ def test_an_agent_that_was_made_is_told_and_watched(ray):
     ray.answers.set()
     until(lambda: told == [AgentMade("a", "ray-1")])
     assert agents.unwatched() == ["a"]
+
+
+def test_an_agent_that_takes_long_to_make_is_made_once_however_often_it_is_asked_for(ray):
+    told = []
+    agents = Agents(told.append)
+    for _ in range(5):
+        agents.make("a", "ray-1")
+    ray.answers.set()
+    until(lambda: told == [AgentMade("a", "ray-1")])
+    agents.make("a", "ray-1")
+    until(lambda: len(told) == 2)
+    assert ray.made == ["ray-1", "ray-1"]
+
+
+def test_an_agent_that_is_not_made_within_its_limit_is_tried_again_beside(ray, monkeypatch):
+    monkeypatch.setattr(agents, "LIMIT_S", 0.0)
+    told = []
+    watched = Agents(told.append)
+    for _ in range(2):
+        watched.make("a", "ray-1")
+    ray.answers.set()
+    until(lambda: len(told) == 2)
 
 
 def test_an_agent_whose_node_got_another_name_while_it_was_made_is_watched_by_that_name_only(ray):
@@ -98,7 +120,7 @@ class Failing:
 @pytest.mark.parametrize(("rest_s", "soon"), [(PATIENCE_S, False), (0.05, True)])
 def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, soon):
     actor, told = Failing(FleetError("the actor restarts")), []
-    monkeypatch.setattr(actors, "make", lambda ray_id: actor)
+    monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: actor)
     monkeypatch.setattr(agents, "REST_S", rest_s)
     watched = Agents(told.append)
     watched.make("a", "ray-1")
@@ -115,7 +137,8 @@ def test_an_agent_that_hung_is_told_once_although_its_end_is_seen_later(monkeypa
     from ray.exceptions import ActorUnavailableError
 
     told, repaired = [], []
-    monkeypatch.setattr(actors, "make", lambda ray_id: Failing(ActorUnavailableError("it restarts", None)))
+    actor = Failing(ActorUnavailableError("it restarts", None))
+    monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: actor)
     monkeypatch.setattr(actors, "end_hung", lambda actor, facts: None)
     monkeypatch.setattr(agents, "REST_S", 0.0)
     watched = Agents(told.append, lambda node, said: repaired.append(said))

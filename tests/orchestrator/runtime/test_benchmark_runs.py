@@ -76,7 +76,7 @@ def _agent(pool, kind):
 
 
 def until(what):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -16,13 +16,17 @@ from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors, carrying, engine, fences, reservations
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.carrying import LAUNCHES, Carrier
+from orchestrator.runtime.data_moves import DataMoves
+from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.keeping import Keeping
+from orchestrator.runtime.kept_logs import KeptLogs
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.packages import Packages
 from orchestrator.store.events import EventStore
 
-PATIENCE_S = 8.0
+PATIENCE_S = 180.0
 
 
 def until(truth):
@@ -79,7 +83,7 @@ class RecordedHead:
 @pytest.fixture
 def head(monkeypatch):
     head = RecordedHead()
-    monkeypatch.setattr(actors, "make", lambda ray_id: RecordedActor())
+    monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: RecordedActor())
     monkeypatch.setattr(reservations, "_find", head.find)
     monkeypatch.setattr(fences, "_read", head.read)
     monkeypatch.setattr(fences, "_write", head.write)
@@ -102,8 +106,12 @@ def carrier(head, told, tmp_path):
     agents.nodes = {"a": Node("a", "ray-a", 0.0)}
     agents.make("a", "ray-a")
     assert told.get(timeout=PATIENCE_S) == m.AgentMade("a", "ray-a")
-    launcher = Launcher(agents, Packages(tmp_path / "packages"), Checkpoints(agents))
-    carrier = Carrier(agents, launcher, store, Jobs(store), told.put)
+    checkpoints = Checkpoints(agents)
+    data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
+    launcher = Launcher(agents, Packages(tmp_path / "packages"), checkpoints, data)
+    jobs = Jobs(store)
+    keeping = Keeping(KeptLogs(tmp_path / "kept", agents), agents, jobs)
+    carrier = Carrier(agents, launcher, store, jobs, told.put, keeping)
     yield carrier
     carrier.close()
     store.close()

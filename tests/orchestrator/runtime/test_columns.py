@@ -14,7 +14,7 @@ from orchestrator.core.states import State
 from orchestrator.runtime.columns import FleetColumn
 from workers.benchmark.serving import ADDRESS, ask, serve
 
-HANG_S = 20.0
+HANG_S = 120.0
 
 
 class Agents:

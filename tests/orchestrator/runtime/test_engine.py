@@ -9,7 +9,7 @@ import pytest
 from cluster.errors import FleetError
 from orchestrator.runtime.engine import ClusterLeft, Engine
 
-PATIENCE_S = 20.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture

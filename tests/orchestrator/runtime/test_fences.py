@@ -8,7 +8,7 @@ from cluster import fences as folders
 from cluster.identity import fleet_identity
 from orchestrator.runtime import fences
 
-HANG_S = 20.0
+HANG_S = 120.0
 
 
 @pytest.fixture

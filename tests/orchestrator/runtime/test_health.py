@@ -82,6 +82,13 @@ def test_who_has_to_start_a_lost_node_again_depends_on_whose_it_is():
     assert "the server" in ours.remedy and "polyfleet up" in theirs.remedy
 
 
+def test_a_node_that_can_have_no_agent_says_what_it_lacks_and_how_it_gets_that():
+    why = "its agent cannot start: No module named 'psutil'"
+    [(node, told)] = findings(replace(WELL, nodes=(NodeSeen("a", why, False, 90.0, unmade=why),)))
+    assert (node, told.level, told.message) == ("a", "error", why)
+    assert told.remedy.startswith("install polyfleet in the Python of that Ray node")
+
+
 def test_attempts_that_the_database_does_not_know_are_an_error_that_says_how_to_go_on():
     nodes = (NodeSeen("a", "", True, 1.0, ("j.1.0",)), NodeSeen("b", "", True, 1.0, ("k.2.0", "k.2.1")))
     [(_, told)] = findings(replace(WELL, nodes=nodes, replaced=True))

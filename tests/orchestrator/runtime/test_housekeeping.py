@@ -269,7 +269,7 @@ def test_histories_are_read_again_after_a_store_that_could_not_be_read(url, monk
     monkeypatch.setattr(jobs, "check_histories", lambda pause: failing(failures) or check(pause))
     thread = Housekeeping(jobs, store, lambda places: places, None, lambda job, why: told.append(job))
     thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not told:
         assert time.monotonic() < deadline
         os.sched_yield()
@@ -306,7 +306,7 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
 
     thread = Housekeeping(Jobs(store), store, forget, 30 * DAY_S, lambda *distrusted: told.append(distrusted))
     thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while store.retention.nodes() or not done:
         assert time.monotonic() < deadline
         os.sched_yield()

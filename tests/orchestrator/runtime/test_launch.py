@@ -1,12 +1,18 @@
 """What a job is told to start from: trouble of the fleet is tried again, what only its user can put right ends it."""
 
+import shutil
+import time
 from dataclasses import replace
 
-from cluster.errors import FleetError
+import pytest
+
+from cluster.errors import FleetError, NotFound
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.commands import Launch
 from orchestrator.core.messages import LaunchFailed
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.bringing import Bringer
+from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.launch import Launcher
 
 
@@ -26,7 +32,9 @@ def launched(live, resume_from, node="xla-0", **nodes):
 
 def launcher(live, **nodes):
     agents = Nodes(live.service.agents, **nodes)
-    return Launcher(agents, live.service.packages, Checkpoints(agents))
+    checkpoints = Checkpoints(agents)
+    data = DataMoves(agents, checkpoints, live.service.data)
+    return Launcher(agents, live.service.packages, checkpoints, data)
 
 
 def asked(resume_from, node="xla-0"):
@@ -101,3 +109,89 @@ def test_while_a_checkpoint_is_copied_the_launch_says_so_and_nothing_once_it_has
     monkeypatch.setattr(type(live.fleet.agent("xla-0")), "begin_checkpoint", away)
     assert launching.launch(asked(checkpoint)).kind == "launch"
     assert (told, launching.doing) == ([{"j.1": "copies step 12 from cpu"}], {})
+
+
+# -- nodes of one pool that each have a disk of their own: xla-0 is taken for a second node of pool cpu
+
+
+def second_of_cpu(live, storage_id="b" * 16, **changes):
+    """xla-0 as a node of pool cpu; `changes` to cpu-0, which has the checkpoint."""
+    agent = live.fleet.agent("xla-0")
+    agent._place = replace(agent._place, pool="cpu", neighbours={})
+    first, second = (live.service.agents[name].facts for name in ("cpu-0", "xla-0"))
+    first = {"facts": replace(first, storage_id="a" * 16)} | changes
+    return without(live, "cpu-0", **first) | without(
+        live, "xla-0", facts=replace(second, pool="cpu", storage_id=storage_id)
+    )
+
+
+def brought(live, step=12, patient=False, **nodes):
+    agents = Nodes(live.service.agents, **nodes)
+    told = Launch(
+        "digits", 2, ("xla-0",), (), ({},), "cpu", "place", visited=("cpu",), patient=patient,
+        known={"pool": "cpu", "path": "digits/step-000000000012", "step": step},
+    )  # fmt: skip
+    return Bringer(agents, Checkpoints(agents)).bring(told, lambda what: None)
+
+
+def test_a_checkpoint_on_the_disk_of_another_node_of_the_pool_is_copied_to_where_the_job_runs(live, checkpoint):
+    found = brought(live, **second_of_cpu(live))
+    assert (found.found["pool"], found.found["step"], found.missed) == ("cpu", 12, "")
+    assert (live.home / "storage" / "xla" / found.found["path"] / "MANIFEST.json").is_file()
+
+
+def test_where_nodes_share_a_storage_nothing_is_copied(live, checkpoint):
+    assert brought(live, **second_of_cpu(live, "a" * 16)).found["step"] == 12
+    assert not (live.home / "storage" / "xla" / "digits").exists()
+
+
+def test_a_checkpoint_that_lies_on_a_lost_node_is_named_where_the_job_begins_anew(live, checkpoint):
+    found = brought(live, **second_of_cpu(live, lost="Ray reports the node dead"))
+    assert found.found is None
+    assert found.missed == "the newest checkpoint (step 12) lies on cpu-0, which cannot be reached"
+
+
+def test_a_job_that_waits_for_what_was_cut_off_waits_for_its_checkpoint_too(live, checkpoint):
+    with pytest.raises(FleetError, match=r"lies on cpu-0, .*on_disconnect is wait"):
+        brought(live, patient=True, **second_of_cpu(live, lost="Ray reports the node dead"))
+
+
+def test_a_node_that_does_not_answer_is_not_asked_for_checkpoints(live, checkpoint):
+    """Ray lists a node that is cut off as alive for a minute, and the job that ran there goes on elsewhere before."""
+    found = brought(live, **second_of_cpu(live, heard_s=time.monotonic() - 60.0))
+    assert (found.found, found.missed) == (
+        None,
+        "the newest checkpoint (step 12) lies on cpu-0, which cannot be reached",
+    )
+    assert brought(live, **second_of_cpu(live, "a" * 16, heard_s=time.monotonic() - 60.0)).missed == ""
+
+
+def test_a_copy_in_another_pool_serves_where_no_node_of_the_checkpoint_s_own_pool_is_up(live, checkpoint):
+    agents = Nodes(live.service.agents)
+    copy = {"pool": "cpu", "path": "digits/step-12", "step": 12, "node": "cpu-0"}
+    told = Launch(
+        "digits", 2, ("xla-0",), (), ({},), "xla", "place", visited=("far",),
+        known={"pool": "far", "path": "digits/step-20", "step": 20, "node": "far-m2"}, replicas=(copy,),
+    )  # fmt: skip
+    found = Bringer(agents, Checkpoints(agents)).bring(told, lambda what: None)
+    assert (found.found["pool"], found.found["step"]) == ("xla", 12)
+    assert found.missed == "the newest checkpoint (step 20) lies in pool far, of which no node is up"
+    for waiting in (replace(told, replicas=()), replace(told, patient=True)):
+        with pytest.raises(FleetError, match="of which no node is up"):
+            Bringer(agents, Checkpoints(agents)).bring(waiting, lambda what: None)
+
+
+def test_a_checkpoint_is_shown_read_verified_and_copied_from_whichever_disk_of_the_pool_has_it(live, checkpoint):
+    storage = live.home / "storage"
+    (storage / "xla").mkdir(parents=True, exist_ok=True)
+    shutil.move(storage / "cpu" / "digits", storage / "xla" / "digits")
+    checkpoints = Checkpoints(Nodes(live.service.agents, **second_of_cpu(live)))
+    assert checkpoints.show("cpu:digits")["step"] == 12
+    read = checkpoints.manifest("cpu:digits")
+    [shard] = (storage / "xla" / "digits").rglob("*.safetensors")
+    assert checkpoints.chunk(read["checkpoint"], shard.name, 0) == shard.read_bytes()[: 8 << 20]
+    assert checkpoints.tool("verify", {"place": "cpu:digits"}, {}, lambda done, total: None)["ok"]
+    copied = checkpoints.copy("cpu:digits", "cpu:copied")
+    assert (storage / "cpu" / copied["target"].partition(":")[2] / "MANIFEST.json").is_file()
+    with pytest.raises(NotFound, match=r"valid: copied/.*, digits/"):
+        checkpoints.show("cpu:digitz")

@@ -12,11 +12,13 @@ from orchestrator.core.messages import AgentMade, Launched, LaunchFailed
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors, fences, reservations
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.data_moves import DataMoves
+from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.packages import Packages
 from workers.messages import Order
 
-HANG_S = 20.0
+HANG_S = 120.0
 NODES = ("a", "b", "c")
 
 
@@ -59,7 +61,7 @@ def launcher(gates, monkeypatch, tmp_path):
 
     made = threading.Semaphore(0)
     with ThreadPoolExecutor(len(NODES)) as threads:
-        monkeypatch.setattr(actors, "make", lambda ray_id: RecordedActor(ray_id, gates, threads))
+        monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: RecordedActor(ray_id, gates, threads))
         monkeypatch.setattr(actors, "answer", answer)
         monkeypatch.setattr(reservations, "reserve", lambda *_: None)
         monkeypatch.setattr(fences, "_read", lambda job: 0)
@@ -69,7 +71,9 @@ def launcher(gates, monkeypatch, tmp_path):
         for name in NODES:
             agents.make(name, f"ray-{name}")
             assert made.acquire(timeout=HANG_S)
-        yield Launcher(agents, Packages(tmp_path / "packages"), Checkpoints(agents))
+        checkpoints = Checkpoints(agents)
+        data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
+        yield Launcher(agents, Packages(tmp_path / "packages"), checkpoints, data)
         for gate in gates.values():
             gate.abort()
 

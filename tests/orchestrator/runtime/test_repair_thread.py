@@ -9,7 +9,7 @@ from cluster.repair import Repaired
 from orchestrator.runtime import repair
 from orchestrator.runtime.repair import RepairThread
 
-HANG_S = 20.0
+HANG_S = 120.0
 
 
 @pytest.fixture

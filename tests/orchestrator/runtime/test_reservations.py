@@ -10,7 +10,7 @@ from cluster.errors import FleetError
 from orchestrator.runtime import reservations
 from orchestrator.runtime.engine import RAY, ClusterLeft
 
-PATIENCE_S = 20.0
+PATIENCE_S = 180.0
 SOON_S = 0.1
 
 

@@ -18,7 +18,7 @@ from orchestrator.store import origin
 from orchestrator.store.events import EventStore
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
-HANG_S = 20.0
+HANG_S = 120.0
 
 
 def failing(call, when, code):

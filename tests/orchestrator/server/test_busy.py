@@ -10,7 +10,7 @@ from cluster import fleet_record
 from orchestrator.store import writer
 from orchestrator.store.work import Work
 
-HANG_S = 20.0
+HANG_S = 120.0
 
 
 @pytest.fixture

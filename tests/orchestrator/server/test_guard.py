@@ -1,6 +1,7 @@
 """Nobody gets past the root without the token, from a foreign host name, with a form's content type or a huge body."""
 
 import asyncio
+import hashlib
 import socket
 
 import pytest
@@ -184,3 +185,23 @@ def test_on_the_port_of_http_a_host_names_no_port(port, status):
 
     asyncio.run(Guard(app, "t")(scope, None, send))
     assert sent[0]["status"] == status
+
+
+def test_pieces_of_files_are_plain_bytes_of_at_most_8_mib_and_nothing_else_is(live):
+    raw = {"Content-Type": "application/octet-stream"}
+    asked = {"node": "cpu-0", "path": "f", "offset": 0, "sha256": hashlib.sha256(b"x").hexdigest()}
+    with live.http as client:
+        sent = client.post("/v1/uploads/upload-0001", json={}, params={"node": "cpu-0"})
+        assert sent.json() == {"there": {}}
+        url = "/v1/uploads/upload-0001/content"
+        assert client.put(url, content=b"x", params=asked, headers=raw).status_code == 201
+        assert client.put(url, content=b"y", params=asked, headers=raw).status_code == 422
+        assert client.put(url, json={}, params=asked).status_code == 415
+        large = bytes((8 << 20) + 2048)
+        for path in (url, "/v1/checkpoints/incoming/chunk"):
+            assert client.put(path, content=large, params=asked, headers=raw).status_code == 413
+        assert client.post("/v1/jobs", content=b"{}", headers=raw).status_code == 415
+        assert client.put("/v1/packages/" + "0" * 64, content=b"", headers=raw).status_code == 415
+        for where in ("../x", "/etc/x", "a/../../x"):
+            assert client.put(url, content=b"x", params=asked | {"path": where}, headers=raw).status_code == 422
+        assert client.put("/v1/uploads/..%2f..%2fx/content", content=b"x", params=asked, headers=raw).status_code == 404

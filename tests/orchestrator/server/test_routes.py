@@ -38,6 +38,7 @@ def test_reading_routes_answer_with_what_the_service_knows(live, checkpoint):
         assert client.get("/v1/jobs/hello/explain").json()["state"] == "SUCCEEDED"
         assert client.get("/v1/jobs/hello/history").json()[0]["event"] == "submitted"
         assert client.post("/v1/plan", json={"spec": RUN}).json()["would_start"]["candidate"] == 0
+        assert client.post("/v1/offers", json={"spec": RUN}).json()["offers"][0]["when"] == "now"
         assert client.get("/v1/changes", params={"after": 0}).json()["events"][0]["event"] == "submitted"
         (found,) = client.get("/v1/checkpoints", params={"pool": "cpu", "prefix": "digits"}).json()
         assert found["path"] == "digits/step-00000012-adeb0f13"
@@ -81,6 +82,8 @@ def test_what_is_no_text_in_a_log_still_leaves_as_utf8(live):
         ("POST", "/v1/jobs", [], 422, "SpecError"),
         ("POST", "/v1/jobs", {"spec": RUN | {"resources": {"accelerators": "tpu:v5p"}}}, 422, "SpecError"),
         ("POST", "/v1/jobs", {"spec": {"broken": 1}}, 422, "SpecError"),
+        ("POST", "/v1/offers", {"spec": {"broken": 1}}, 422, "SpecError"),
+        ("POST", "/v1/offers", {"spec": RUN, "package": "../../etc/passwd"}, 422, "SpecError"),
         ("GET", "/v1/doctor", None, 500, "InternalError"),
         ("PUT", "/v1/packages/abc", None, 422, "SpecError"),
         ("GET", "/v1/packages/..%2f..%2ftoken", None, 404, "NotFound"),

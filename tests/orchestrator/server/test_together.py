@@ -16,7 +16,7 @@ def test_what_comes_while_calls_are_under_way_shares_the_next():
 
     def call(items):
         calls.append(list(items))
-        free.wait(20)
+        free.wait(120)
         return [item * 10 for item in items]
 
     async def ask_all():
@@ -33,7 +33,9 @@ def test_what_comes_while_calls_are_under_way_shares_the_next():
         return await asyncio.gather(*asked)
 
     assert asyncio.run(ask_all()) == [n * 10 for n in range(AT_ONCE + MOST + 3)]
-    assert [len(items) for items in calls] == [1] * AT_ONCE + [MOST, 3]
+    first, after = calls[:AT_ONCE], calls[AT_ONCE:]
+    assert [len(items) for items in first] == [1] * AT_ONCE
+    assert sorted(len(items) for items in after) == [3, MOST], "threads of their own, in no order"
 
 
 def test_each_gets_its_own_error_and_a_call_that_fails_is_told_to_all_of_it():
@@ -58,7 +60,7 @@ def test_nobody_waits_for_slow_calls_of_others():
 
     def call(items):
         if "slow" in items:
-            free.wait(20)
+            free.wait(120)
         return items
 
     async def ask_all():
@@ -79,7 +81,7 @@ def test_one_that_is_cancelled_does_not_disturb_the_others():
     free = threading.Event()
 
     def call(items):
-        free.wait(20)
+        free.wait(120)
         return items
 
     async def ask_all():

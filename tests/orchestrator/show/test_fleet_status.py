@@ -1,4 +1,4 @@
-from orchestrator.show.fleet import status
+from orchestrator.show.fleet import fleet, projects, status
 
 WELL = {"server": {"running": True, "pid": 7}, "fleet": None, "fleet_note": "no fleet is up", "jobs": {}}
 
@@ -21,3 +21,34 @@ def test_what_is_wrong_has_a_line_each_and_many_are_cut():
     assert lines(health={"findings": wrong[:1]})[2:] == ["", "controller: last turn 0 s ago"]
     assert lines(health={"findings": wrong})[-1] == "and 2 more: `polyfleet doctor`"
     assert len(lines(health={"findings": wrong})) == 7
+
+
+FLEET = {
+    "name": "f",
+    "address": "127.0.0.1:1",
+    "state": "up",
+    "pools": [],
+    "policy": {"name": "finish_time", "every_s": 60.0, "ageing_s": 0.0, "explore_device_s": 3600.0},
+    "projects": [],
+}
+
+
+def test_the_policy_is_told_in_a_line_and_what_it_does_not_do_is_left_out():
+    def line(**policy):
+        return fleet(FLEET | {"policy": FLEET["policy"] | policy}).parts[2]
+
+    assert line() == "policy finish_time; equals may be stopped or moved every 60 s"
+    assert line(name="fifo", ageing_s=7200.0) == "policy fifo; a priority more for each 7200 s of waiting"
+
+
+def test_projects_have_a_line_for_each_kind_of_their_quota():
+    rows = [
+        {"project": "free", "kind": "", "quota": None, "held": None, "borrowed": 0, "borrow": False},
+        {"project": "vision", "kind": "nvidia:H100", "quota": 2, "held": 3, "borrowed": 1, "borrow": True},
+    ]
+    assert projects(rows).rows == (
+        ("free", "", "", "", "", "no"),
+        ("vision", "nvidia:H100", "2", "3", "1", "yes"),
+    )
+    assert fleet(FLEET | {"projects": rows}).parts[-1] == projects(rows)
+    assert fleet(FLEET).parts[-1] == fleet(FLEET).parts[2]

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from orchestrator.core.fold import Record
+from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.model import Declared, Progress
+from orchestrator.core.remaining import Known
 from orchestrator.core.states import State
-from orchestrator.runtime.views import job_view
-from orchestrator.show.jobs import ended_as, job, plan, ran
+from orchestrator.runtime.views import job_view, progress_view
+from orchestrator.show.jobs import ended_as, job, offers, plan, ran
 from orchestrator.spec import parse_job
 
 LEASES = [["a/cpu", [0, 2]], ["b/cpu", [1]]]
@@ -44,6 +46,7 @@ def answer(*candidates, **given):
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
         ({"impossible": "no pool has tpu:v5p"}, "can never start: no pool has tpu:v5p"),
         ({"state": "PENDING", "reason": "waits for 8 devices"}, "PENDING: waits for 8 devices"),
+        ({"state": "RUNNING", "reason": "", "missed": ["x"]}, "it continued without all that it had: x"),
     ],
 )  # fmt: skip
 def test_a_plan_ends_with_what_would_happen(given, sentence):
@@ -132,3 +135,77 @@ def test_what_a_benchmark_measured_is_a_table_and_a_result_of_another_form_is_sh
     assert "samples_s" not in "".join(shown)
     old = text(job(told("b-1", "benchmark", "SUCCEEDED", result={"rows": [{"case": "forward"}]})))
     assert '"case": "forward"' in old
+
+
+def test_where_copies_lie_and_what_an_attempt_began_without_is_shown():
+    replica = {"pool": "far", "path": "j/step-1", "step": 1, "node": "far-b"}
+    shown = text(
+        job(told("j-1", "train", "RUNNING", replicas=(replica,), unreplicated="no room", missed_files="b is away"))
+    )
+    for row in (r"copies +step 1 on far-b \(far:j/step-1\)", "not copied +no room", "missed files +b is away"):
+        assert re.search(row, shown), shown
+
+
+def under_way(**more):
+    """A record of a job with an attempt on two CPUs."""
+    as_submitted = parse_job({"entry": "a:b"} | more.pop("spec", {})).to_job("j", 1.0)
+    live = Attempt(1, 0, "cpu", "cpu", (("a/cpu", (0, 1)),), 1.0, 2.0)
+    return Record(replace(as_submitted, state=State(more.pop("state", "RUNNING"))), attempts=(live,), **more)
+
+
+def test_a_job_shows_how_far_it_is_and_how_long_it_will_take_yet():
+    record = under_way()
+    told = progress_view(record, Known(progress=Progress(400, 1000, rates={("cpu", 2): 3.0}), attained={"cpu": 260.0}))
+    assert told == {
+        "step": 400,
+        "of": 1000,
+        "steps_per_s": 3.0,
+        "left_s": 200.0,
+        "left_from": "reported",
+        "left": "about 3 min left at 3 steps/s (reported)",
+    }
+    shown = text(job(job_view(record, {}, "", told)))
+    assert "step 400 of 1000 (40 %), about 3 min left at 3 steps/s (reported)" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("spec", "progress", "line"),
+    [
+        ({}, Progress(), None),
+        ({}, Progress(7), "step 7, how long is left is not known"),
+        ({"work": {"steps": 10}}, Progress(7), "step 7 of 10 (70 %), about 43 s left at 0.07 steps/s (declared)"),
+        ({"work": {"hours": 2, "on": "cpu"}}, Progress(), "step 0, about 60 min left (declared)"),
+    ],
+)
+def test_a_guess_of_how_long_is_left_is_not_shown_as_if_it_were_known(spec, progress, line):
+    ran_s = 200.0 if progress.step else 1.0
+    record = under_way(spec=spec)
+    told = progress_view(record, Known(progress=progress, attained={"cpu": ran_s}))
+    shown = " ".join(text(job(job_view(record, {}, "", told))).split())
+    assert line in shown if line else "progress" not in shown
+
+
+def test_a_job_that_ended_or_that_ran_nowhere_has_no_progress_in_its_view():
+    assert progress_view(under_way(state="SUCCEEDED"), Known()) is None
+    assert progress_view(replace(under_way(), attempts=()), Known()) is None
+    assert Declared() == parse_job({"entry": "a:b"}).to_job("j", 1.0).work
+
+
+def offer(**given):
+    known = {"candidate": 0, "pool": "cpu", "kind": "cpu", "count": 2, "min_count": 2, "nodes": 1, "when": "now"}
+    told = {"wait": "now", "chosen": False, "speed": "unmeasured", "price_per_hour": None, "reason": ""}
+    return known | told | {"price_per_million_items": None} | given
+
+
+def test_offers_are_lines_and_places_without_the_devices_asked_for_only_where_there_is_no_other():
+    other = {"when": "not_asked_for", "wait": "never here", "reason": "is cpu"}
+    found = [offer(chosen=True, nodes=3), offer(min_count=1, price_per_hour=2.5), offer(**other)]
+    lines = text(offers({"offers": [*found, offer(candidate=1, **other)], "impossible": ""})).splitlines()
+    cells = [[cell for cell in re.split("  +", line.strip()) if cell] for line in lines]
+    assert cells[1:] == [
+        ["✓", "1", "cpu", "2 × cpu on each of 3 nodes", "now", "unmeasured"],
+        ["1", "cpu", "1 to 2 × cpu", "now", "unmeasured", "2.5"],
+        ["2", "cpu", "2 × cpu", "never here", "unmeasured", "is cpu"],
+    ]
+    assert text(offers({"offers": [], "impossible": "no node yet"})) == "nothing to offer: no node yet\n"
+    assert "can never start: no pool" in text(offers({"offers": [offer(**other)], "impossible": "no pool"}))

@@ -17,6 +17,7 @@ ENDS = {
     "cancelled": "CANCELLED",
     "moved": "SUCCEEDED",
     "nowhere": "FAILED",
+    "grown": "SUCCEEDED",
     "cut off": "SUCCEEDED",
     "overtaken": "SUCCEEDED",
     "withheld": "SUCCEEDED",

@@ -58,7 +58,7 @@ def together():
         barrier, results, errors = threading.Barrier(len(functions)), {}, []
 
         def call(number, function):
-            barrier.wait(20)
+            barrier.wait(120)
             try:
                 results[number] = function()
             except Exception as e:

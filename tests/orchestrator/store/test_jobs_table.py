@@ -22,6 +22,8 @@ DATA = {
     "finished": {"reason": "done", "result": {"loss": float("nan"), "pair": (1, 2)}},
     "interrupted": {"reason": "lost", "restarts": 0, "interruptions": 1, "failure": {"kind": "lost"}},
     "checkpoint": {"pool": "cpu", "path": "x/step-1", "step": 1},
+    "replicated": {"pool": "cpu", "path": "x/step-1", "step": 1, "node": "b"},
+    "unreplicated": {"step": 1, "reason": "no space"},
     "resumed": {"step": 1},
     "drained": {"reason": "asked"},
 }

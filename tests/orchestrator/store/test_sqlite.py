@@ -3,9 +3,10 @@
 import sqlite3
 import subprocess
 import sys
+import threading
 
 import pytest
-from sqlalchemy import create_engine, update
+from sqlalchemy import create_engine, text, update
 
 from cluster.errors import FleetError, UserError
 from orchestrator.core.model import Event
@@ -146,6 +147,28 @@ def test_a_file_that_is_replaced_under_a_server_is_neither_read_nor_written(path
     kept.rename(path)
     with pytest.raises(FleetError, match="was removed or replaced"):
         store.append([EVENT])
+
+
+def test_closing_waits_for_who_reads_and_leaves_no_log_behind(path, url):
+    store = EventStore(url)
+    store.append([EVENT])
+    begun, may_end = threading.Event(), threading.Event()
+
+    def reads():
+        with store._database.reading() as connection:
+            connection.execute(text("SELECT count(*) FROM events")).all()
+            begun.set()
+            may_end.wait(60)
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    begun.wait(60)
+    threading.Timer(0.2, may_end.set).start()
+    store.close()
+    reader.join(60)
+    assert not path.with_name(f"{path.name}-wal").exists()
+    with pytest.raises(FleetError, match="is being closed"):
+        store.read(0)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "nonsense", "mysql+nonsense://x/y"])

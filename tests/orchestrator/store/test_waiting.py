@@ -11,7 +11,7 @@ from orchestrator.store import events, once, writer
 from orchestrator.store.once import Answer, Asked
 from orchestrator.store.work import StoreBusy, Unanswered, Work
 
-HANG_S = 20.0
+HANG_S = 120.0
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from workers.attempt.starting import Starter
 from workers.messages import Order
 from workers.packages import Packages
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 STARTER = Starter()
 """With one zygote for all tests, begun by the first of them."""
 

@@ -146,11 +146,12 @@ def test_an_agent_that_died_between_folder_and_supervisor_can_be_asked_again(nod
     assert not (folder.work(0) / "half").exists()
 
 
-def test_the_ranks_find_the_submitted_files_in_their_own_copies(node, tmp_path):
+def test_the_ranks_of_a_command_find_the_submitted_files_in_one_folder(node, tmp_path):
     sha = package(node, tmp_path, main="import helper", helper="print('helped')")
-    node.start(command=("python", "main.py"), package=sha, ranks=2, world_size=2)
+    node.start(command=("python", "main.py"), package=sha, launch="ranks", ranks=2, world_size=2)
     assert node.outcome()["state"] == "succeeded"
     assert node.text(rank=0) == node.text(rank=1) == ["out helped"]
+    assert sorted(path.name for path in node.folder().works.iterdir()) == ["0"]
 
 
 def test_a_command_may_bring_modules_called_like_ours(node, tmp_path):
@@ -223,7 +224,7 @@ def test_waiting_for_news_ends_as_soon_as_an_attempt_is_started(node):
     waiting = threading.Thread(target=lambda: found.extend(node.attempts.news({}, {}, 600.0)))
     waiting.start()
     node.start()
-    waiting.join(timeout=20)
+    waiting.join(timeout=180)
     assert found[0].job == "j"
 
 
@@ -455,5 +456,5 @@ def test_what_ranks_tell_waits_for_more_of_it_and_an_end_does_not(node):
     waiting.start()
     tell(2)
     node.attempts.stop("j", 1, "cancel")
-    waiting.join(timeout=60)
+    waiting.join(timeout=180)
     assert found == [1, 2]

@@ -11,7 +11,7 @@ from workers.attempt import processes
 MESH = """
 import os, select, socket, sys, time
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-open("pid", "w").write(str(os.getpid()))
+open(f"pid-{rank}", "w").write(str(os.getpid()))
 os.chdir(os.environ["POLYFLEET_ATTEMPT_DIR"])
 listening = socket.socket(socket.AF_UNIX)
 listening.bind(f"mesh-{rank}")
@@ -35,10 +35,10 @@ sys.exit(f"rank {rank}: connection closed by peer")
 
 @pytest.mark.parametrize("killed", range(4))
 def test_the_rank_that_was_killed_is_told_though_its_sisters_failed_before_anybody_looked(node, killed):
-    node.python("j", MESH, ranks=4, world_size=4, devices=(0, 1, 2, 3))
+    node.python("j", MESH, launch="ranks", ranks=4, world_size=4, devices=(0, 1, 2, 3))
     for rank in range(4):
         node.until_printed("met", rank=rank)
-    pids = [int(node.until_file(node.folder().work(rank) / "pid")) for rank in range(4)]
+    pids = [int(node.until_file(node.folder().work(0) / f"pid-{rank}")) for rank in range(4)]
     supervisor = node.supervisor_pid()
     os.kill(supervisor, signal.SIGSTOP)  # a machine so busy that the supervisor looks only when all have ended
     try:

@@ -3,13 +3,16 @@
 import errno
 import os
 import subprocess
+from contextlib import suppress
 
 import pytest
 import torch
 
-from cluster.errors import FleetError
+from cluster import fences
+from cluster.errors import Conflict, FleetError
 from workers import backends
 from workers.attempt import attempt, child, lease
+from workers.attempt.fence import Fences
 from workers.errors import CheckpointError
 from workers.packages import Packages
 from workers.tasks.context import Context
@@ -40,6 +43,27 @@ def full(node, small):
     node.root, node.packages = small, Packages(small / "packages")
     node.reopen()
     return node
+
+
+def fill(folder):
+    with suppress(OSError), (folder / "fill").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_start_that_a_full_disk_refused_is_stopped_once_its_fence_stands(full, small, tmp_path):
+    """Else its job would wait for ever: its node answers, and cannot note that it never starts."""
+    full.fences = Fences("fleet", tmp_path)
+    full.reopen()
+    fill(small)
+    with pytest.raises(FleetError, match="cannot make the attempt's folder"):
+        full.start("j")
+    with pytest.raises(FleetError, match="cannot note what was stopped"):
+        full.attempts.stop("j", 1, "fence")
+    fences.write(tmp_path, "j", 2)
+    full.attempts.stop("j", 1, "fence")
+    with pytest.raises(Conflict):
+        full.start("j")
 
 
 FILES = "n = 0\nwhile True:\n    n += 1\n    open(str(n), 'w').close()\n"

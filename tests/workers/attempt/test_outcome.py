@@ -11,7 +11,7 @@ from workers.messages import OUTCOMES, Outcome
     [
         ("", {0: 0, 1: 0}, False, "succeeded"),
         ("failed", {0: 1, 1: -9}, False, "failed"),
-        ("preempt", {0: 0, 1: 0}, False, "succeeded"),
+        ("preempt", {0: 0, 1: 0}, False, "preempted"),
         ("preempt", {0: 0, 1: 0}, True, "preempted"),
         ("preempt", {0: -15, 1: 143}, False, "preempted"),
         ("preempt", {0: 0, 1: -9}, False, "preempted"),
@@ -24,13 +24,52 @@ from workers.messages import OUTCOMES, Outcome
     ],
 )
 def test_the_state_follows_from_why_it_ended_and_the_exit_codes(why, codes, noted, state):
-    assert outcome.state(why, codes, noted, len(codes)) == state
+    asked = outcome.Preemption(frozenset(codes), noted)
+    assert outcome.state(why, codes, len(codes), asked) == state
     assert state in OUTCOMES
+
+
+@pytest.mark.parametrize("command", [True, False])
+@pytest.mark.parametrize(
+    ("codes", "asked", "done", "state"),
+    [
+        ({0: 0, 1: 0}, {0, 1}, {0, 1}, "succeeded"),
+        ({0: 0, 1: 0}, {0, 1}, {0}, "preempted"),
+        ({0: 0, 1: 0}, {1}, {1}, "succeeded"),
+        ({0: 0, 1: 0}, {1}, (), "preempted"),
+        ({0: 0, 1: 0}, (), (), "succeeded"),
+        ({0: 0, 1: -15}, {1}, {0}, "preempted"),
+        ({0: 1, 1: 0}, {1}, (), "failed"),
+        ({0: 1, 1: -15}, {1}, {1}, "failed"),
+    ],
+)
+def test_work_is_done_where_ranks_ended_before_they_were_asked_to_stop_or_say_so(command, codes, asked, done, state):
+    known = outcome.Preemption(frozenset(asked), False, frozenset(done), command)
+    assert outcome.state("preempt", codes, len(codes), known) == state
+
+
+@pytest.mark.parametrize(("command", "state"), [(True, "preempted"), (False, "failed")])
+def test_a_command_that_was_asked_to_stop_may_end_with_any_code_and_a_task_of_ours_that_raises_has_failed(
+    command, state
+):
+    known = outcome.Preemption(frozenset({0, 1}), command=command)
+    assert outcome.state("preempt", {0: 1, 1: 0}, 2, known) == state
+
+
+def test_the_notes_of_ranks_tell_who_is_done_and_that_one_stopped_early(tmp_path):
+    lines = [{"type": "note", "rank": 1, "done": True}, {"type": "note", "rank": 0, "done": 1}, {"type": "report"}]
+    lines += [{"type": "report", "rank": 2, "done": True}, {"type": "note", "rank": True, "done": True}]
+    (tmp_path / "events").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"done"\n')
+    assert outcome.noted(tmp_path / "events") == (False, frozenset({1}))
+    with (tmp_path / "events").open("a") as file:
+        file.write(json.dumps({"type": "note", "rank": 0, "preempted": True}) + "\n")
+    assert outcome.noted(tmp_path / "events") == (True, frozenset({1}))
+    assert outcome.noted(tmp_path / "absent") == (False, frozenset())
 
 
 @pytest.mark.parametrize("codes", [{}, {0: 0}])
 def test_a_gang_that_is_preempted_before_every_rank_was_started_has_not_succeeded(codes):
-    assert outcome.state("preempt", codes, False, 2) == "preempted"
+    assert outcome.state("preempt", codes, 2, outcome.Preemption()) == "preempted"
 
 
 def test_a_rank_that_failed_by_itself_goes_before_those_we_ended():

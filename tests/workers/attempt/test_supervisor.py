@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from workers.attempt import launch, lease
@@ -54,13 +55,13 @@ def test_lines_are_stamped_with_utc_time_to_the_microsecond(node):
     assert stamp.endswith("Z")
 
 
-def test_ranks_get_torchruns_variables_and_a_folder_each(node):
+def test_ranks_of_a_command_get_torchruns_variables_and_a_folder_for_all(node):
     code = (
         "import os; v = os.environ; print(v['RANK'], v['LOCAL_RANK'], v['WORLD_SIZE'], os.path.basename(os.getcwd()))"
     )
-    node.python("j", code, ranks=2, world_size=4, first_rank=2, devices=(0, 1))
+    node.python("j", code, launch="ranks", ranks=2, world_size=4, first_rank=2, devices=(0, 1))
     assert node.outcome()["exit_codes"] == {"2": 0, "3": 0}
-    assert [node.text(rank=2), node.text(rank=3)] == [["out 2 0 4 2"], ["out 3 1 4 3"]]
+    assert [node.text(rank=2), node.text(rank=3)] == [["out 2 0 4 2"], ["out 3 1 4 2"]]
 
 
 def test_an_exit_code_fails_the_attempt_with_the_last_line_of_stderr(node):
@@ -80,9 +81,9 @@ def test_a_command_that_does_not_exist_says_so(node):
 
 
 def test_kill_9_of_one_rank_stops_the_gang(node, is_alive):
-    code = f"import os; open('pid', 'w').write(str(os.getpid())); {SLEEP}"
+    code = f"import os; open('pid-' + os.environ['POLYFLEET_RANK'], 'w').write(str(os.getpid())); {SLEEP}"
     node.python("j", code, ranks=2, world_size=2, devices=(0, 1))
-    pids = [int(node.until_file(node.folder().work(rank) / "pid")) for rank in (0, 1)]
+    pids = [int(node.until_file(node.folder().work(0) / f"pid-{rank}")) for rank in (0, 1)]
     os.kill(pids[1], signal.SIGKILL)
     ended = node.outcome()
     assert (ended["state"], ended["exit_codes"]) == ("failed", {"0": -9, "1": -9})
@@ -142,13 +143,74 @@ def test_preempt_lets_a_rank_save_and_is_told_from_success(node):
     assert node.text()[-1] == "out saved"
 
 
-def test_a_rank_that_finishes_when_preempted_has_succeeded(node):
-    node.python(
-        "j", "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('ready', flush=True)\n" + SLEEP
-    )
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [
+        ("pass", "preempted"),
+        ("open(os.environ['POLYFLEET_ATTEMPT_DIR'] + '/result.json', 'w').write('{}')", "succeeded"),
+        ("note({'t': 0, 'rank': 0, 'type': 'note', 'done': True})", "succeeded"),
+    ],
+)
+def test_a_command_that_ends_with_zero_when_preempted_has_not_finished_unless_it_says_so(node, last, state):
+    code = f"""
+import json, os, signal, sys, time
+def note(told):
+    open(os.environ["POLYFLEET_ATTEMPT_DIR"] + "/events.jsonl", "a").write(json.dumps(told) + "\\n")
+def stop(*_):
+    {last}
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+{SLEEP}
+"""
+    node.python("j", code)
     node.until_printed("ready")
     node.attempts.stop("j", 1, "preempt")
-    assert node.outcome()["state"] == "succeeded"
+    ended = node.outcome()
+    assert (ended["state"], ended["exit_codes"], ended["failure"]) == (state, {"0": 0}, None)
+
+
+def test_a_command_that_had_ended_before_it_was_asked_to_stop_has_succeeded(node):
+    """Its supervisor is frozen meanwhile: it is asked before it has learned of the end."""
+    node.start(command=("sh", "-c", "mkfifo gate; echo ready; read line < gate"))
+    node.until_printed("ready")
+    supervisor, [rank] = psutil.Process(node.supervisor_pid()), psutil.Process(node.supervisor_pid()).children()
+    supervisor.suspend()
+    (node.folder().work(0) / "gate").write_text("go\n")
+    node.until(lambda: rank.status() == psutil.STATUS_ZOMBIE, "the rank has ended")
+    supervisor.send_signal(signal.SIGTERM)
+    supervisor.resume()
+    ended = node.outcome()
+    assert (ended["state"], ended["exit_codes"]) == ("succeeded", {"0": 0})
+
+
+def test_code_of_a_task_of_ours_that_exits_with_zero_when_preempted_has_not_finished(node):
+    node.train("""
+import signal, sys, time
+def train(ctx):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as frameworks do
+    print("ready", flush=True)
+    time.sleep(600)
+""")
+    node.until_printed("ready")
+    node.attempts.stop("j", 1, "preempt")
+    ended = node.outcome()
+    assert (ended["state"], ended["exit_codes"]) == ("preempted", {"0": 0})
+
+
+def test_a_training_that_returns_although_it_was_asked_to_stop_has_finished(node):
+    node.train("""
+import time
+def train(ctx):
+    print("ready", flush=True)
+    while not ctx.stop.asked:
+        time.sleep(0.01)
+    return {"finished": True}
+""")
+    node.until_printed("ready")
+    node.attempts.stop("j", 1, "preempt")
+    ended = node.outcome()
+    assert (ended["state"], ended["result"]["returned"]) == ("succeeded", {"finished": True})
 
 
 def test_a_rank_that_ignores_preempt_is_killed_after_its_grace(node):
@@ -169,7 +231,7 @@ def test_what_a_preempted_shell_started_gets_its_grace_too(node, tmp_path):
     assert (tmp_path / "saved").read_text() == "done\n"
 
 
-def test_a_rank_that_fails_while_it_is_preempted_has_failed(node):
+def test_a_command_that_ends_with_an_error_while_it_is_preempted_is_preempted_and_says_why(node):
     code = (
         "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit('no room'))\nprint('ready', flush=True)\n"
         + SLEEP
@@ -178,7 +240,7 @@ def test_a_rank_that_fails_while_it_is_preempted_has_failed(node):
     node.until_printed("ready")
     node.attempts.stop("j", 1, "preempt")
     ended = node.outcome()
-    assert (ended["state"], ended["failure"]["message"]) == ("failed", "rank 0 ended with exit code 1: no room")
+    assert (ended["state"], ended["failure"]["message"]) == ("preempted", "rank 0 ended with exit code 1: no room")
 
 
 def test_cancel_ends_even_a_rank_that_ignores_it(node):
@@ -232,7 +294,7 @@ def test_a_machine_that_shuts_down_while_ranks_are_started_preempts_and_asks_eac
     where = launch.Where("n0", node.packages, None, {"PATH": os.environ["PATH"]})
     launch.prepare(node.folder(), order, where, 1, lease.now_s())
     command = [sys.executable, "-c", SIGNALLED, str(node.folder().path), when]
-    subprocess.run(command, start_new_session=True, check=True, timeout=60)
+    subprocess.run(command, start_new_session=True, check=True, timeout=180)
     ended = read_json(node.folder().outcome)
     assert (ended["state"], ended["exit_codes"], ended["failure"]) == ("preempted", codes, None)
 

@@ -21,6 +21,12 @@ NAMES = [name for name in backends.available() if name in ("cpu", "tpu")]
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch):
+    """Two seconds, until a case is steady, are for figures that somebody reads."""
+    monkeypatch.setattr(arm, "WARMUP_MOST_S", 0.05)
+
+
 @pytest.fixture(params=NAMES)
 def session(request):
     with backends.create(request.param) as backend:
@@ -55,6 +61,10 @@ def test_lower_precision_is_computed_in_it_and_its_errors_show(session, case, ne
     told = opened(session, case, precision="bf16")
     assert told["accuracy"]["ok"] is True and told["accuracy"]["dtype"] == "bfloat16"
     assert told["accuracy"]["rms_rel"] > 1e-4
+
+
+def test_a_case_is_warmed_up_no_longer_than_it_may_take(session):
+    assert opened(session, "rmsnorm/256x4096", case_s=0.0)["warmup_calls"] == 3
 
 
 def test_cold_goes_over_more_inputs_than_the_cache_holds(monkeypatch):
@@ -156,3 +166,42 @@ cell = {"case": "user/x/forward", "precision": "fp32", "level": "O1"}
 session.handle({"do": "open", "arm": "a", "cell": cell, "limit_s": 0.5})
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=50).returncode == 124
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["matmul/256x256x256", "rmsnorm/256x4096", "layernorm/256x4096", "softmax/256x4096", "silu/256x4096",
+     "swiglu/256x4096", "rope/b1-h8-t512-d64", "attention/prefill-b1-h8-s256-d64", "attention/decode-b4-h8-s1024-d64"],
+)  # fmt: skip
+def test_an_operation_by_kernels_is_held_to_the_same_reference(case):
+    with backends.create("cpu") as backend:
+        session = Session(backend)
+        plain, told = (opened(session, case, **given) for given in ({}, {"kernels": "numpy"}))
+        assert told["accuracy"]["ok"] is True and told["applied"] == ["kernels: numpy"]
+        assert told["inputs_sha256"] == plain["inputs_sha256"]
+        assert told["timer"] == "host clock, synchronised"
+        assert session.handle({"do": "block", "arm": "a"})["alone_s"] > 0
+
+
+def test_cold_caches_and_bfloat16_are_measured_by_kernels_too():
+    with backends.create("cpu") as backend:
+        told = opened(Session(backend), "softmax/256x4096", kernels="numpy", regime="cold", precision="fp32")
+        assert told["accuracy"]["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        ({"case": "embedding/v32000-c512-t2048", "kernels": "torch"}, "embedding is no operation of kernels"),
+        ({"case": "mlp/train/b64-d256", "kernels": "torch"}, "mlp is no operation of kernels"),
+        ({"case": "softmax/256x4096", "kernels": "torch", "level": "O2"}, "measured as they are called, at O0 and O1"),
+        ({"case": "softmax/256x4096", "kernels": "nunpy"}, "unknown kernels 'nunpy'"),
+    ],
+    ids=["no operation", "a model", "compiled", "unknown"],
+)
+def test_what_kernels_do_not_have_is_unsupported_with_its_reason(cell, told):
+    with backends.create("cpu") as backend:
+        answer = Session(backend).handle(
+            {"do": "open", "arm": "a", "cell": {"precision": "fp32", "level": "O1"} | cell}
+        )
+    assert told in answer["unsupported"]

@@ -13,7 +13,7 @@ import torch
 
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import DamagedCheckpoint, copy, describe, list_checkpoints, load, pin, save, verify
-from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.files import PAGE_BYTES, Files
 from workers.checkpoint.format.folders import below, step_of
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint.transfer import stores
@@ -75,8 +75,9 @@ class Cut(Files):
         def counted(*arguments):
             self.left -= 1
             if self.left < 0 and self.how == "die":
-                if name == "put":
-                    operation(arguments[0], arguments[1][: len(arguments[1]) // 3], arguments[2])
+                if name == "write":
+                    file, data, _, offset = arguments
+                    operation(file, data, len(data) // 3 // PAGE_BYTES * PAGE_BYTES, offset)
                 os._exit(9)
             if self.left == -1:
                 raise OSError(errno.EIO, "Input/output error")
@@ -261,7 +262,7 @@ def test_a_copy_whose_reader_is_killed_ends_and_can_go_on(source, tmp_path):
         "import sys; from workers.checkpoint.tools import run_in_child\n"
         "run_in_child('copy', {'source': sys.argv[1], 'target': sys.argv[2]}, lambda *n: __import__('os')._exit(9))"
     )
-    done = subprocess.run([sys.executable, "-c", code, source, tmp_path / "target"], timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, source, tmp_path / "target"], timeout=180)
     assert done.returncode == 9
     for _ in range(100):  # the child it left notices, and lets go of its lock
         try:

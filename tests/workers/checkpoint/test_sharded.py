@@ -24,7 +24,7 @@ CODE = Path(__file__).parents[3]
 def run(root: Path, count: int, what: str, well: bool = True) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     env = os.environ | {"PYTHONPATH": str(CODE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, RANKS, root, what], capture_output=True, text=True, timeout=90, env=env)
+    done = subprocess.run([*command, RANKS, root, what], capture_output=True, text=True, timeout=180, env=env)
     assert (done.returncode == 0) is well, done.stderr[-4000:]
 
 

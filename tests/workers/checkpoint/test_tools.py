@@ -1,5 +1,6 @@
 """diff, convert, prune and pin, on checkpoints a person would have."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import convert, diff, list_checkpoints, load, pin, prune, save, unpin, verify
 from workers.checkpoint.disk.locking import only_writer
+from workers.checkpoint.disk.pins import HOLD, hold
 from workers.checkpoint.format.checks import read_manifest
 from workers.errors import CheckpointError
 
@@ -131,6 +133,17 @@ def test_pruning_keeps_the_newest_sound_ones_and_those_pinned(tmp_path):
     unpin(saved[0].path)
     save(tmp_path, 7, {"t": torch.ones(1)}, keep=2)
     assert names(tmp_path) == [7, 6]
+
+
+def test_one_that_is_being_copied_stays_until_some_minutes_after(tmp_path):
+    first, *_ = [save(tmp_path, step, {"t": torch.ones(9)}) for step in range(1, 4)]
+    hold(first.path)
+    assert len(prune(tmp_path, 1)["deleted"]) == 1
+    save(tmp_path, 4, {"t": torch.ones(1)}, keep=1)
+    assert names(tmp_path) == [4, 1]
+    os.utime(first.path / HOLD, (1.0, 1.0))
+    prune(tmp_path, 1)
+    assert names(tmp_path) == [4]
 
 
 def test_pruning_never_deletes_for_the_sake_of_a_damaged_one(tmp_path):

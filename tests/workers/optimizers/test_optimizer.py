@@ -364,7 +364,7 @@ def test_a_race_drops_each_result_before_it_asks_for_the_next(name):
         return result
 
     race(call, call, Timer(backend), rounds=2)
-    assert len(alive) > 8 and max(alive) == 0
+    assert len(alive) >= 4 and max(alive) == 0  # two calls a round at least: how many more depends on the time of one
 
 
 @pytest.mark.skipif(os.environ.get("PJRT_DEVICE") != "CPU", reason="torch-xla does not run here")

@@ -50,6 +50,7 @@ def test_an_order_becomes_what_the_users_function_sees(tmp_path, monkeypatch):
         torch.manual_seed(3)
         assert torch.equal(first, torch.rand(1))
         assert (ctx.device, ctx.rank, ctx.local_rank, ctx.world_size) == (torch.device("cpu"), 0, 0, 1)
+        assert ctx.global_batch_size == 16 * ctx.world_size
         assert (ctx.arguments, ctx.precision, ctx.batch_size, ctx.seed, ctx.resumed) == (
             {"steps": 9},
             "bf16",
@@ -86,6 +87,23 @@ def test_a_report_is_remembered_as_the_last_one():
 def test_a_metric_may_not_be_called_like_what_every_event_has():
     with pytest.raises(UserError, match="cannot take a metric called 'rank'"):
         context().report(1, rank=3, loss=0.5)
+
+
+def test_a_report_may_tell_how_many_steps_the_whole_run_has():
+    ctx = context()
+    ctx.report(3, of=10, loss=2.0)
+    ctx.report(step=10, of=torch.tensor(10))
+    ctx.report(11)
+    told = [{k: v for k, v in e.items() if k in ("step", "of", "loss")} for e in ctx.events.kept]
+    assert told == [{"step": 3, "of": 10, "loss": 2.0}, {"step": 10, "of": 10}, {"step": 11}]
+
+
+@pytest.mark.parametrize("of", [2, 0, -1, 2**60, 5.0, float("nan"), True, "ten", torch.tensor([5, 6])])
+def test_a_number_of_steps_that_cannot_be_is_refused(of):
+    ctx = context()
+    with pytest.raises(UserError, match=r"of=.* at step 3; `of` is the number of steps of the whole run, from 3 to"):
+        ctx.report(3, of=of, loss=0.5)
+    assert ctx.events.kept == []
 
 
 def test_prepare_returns_as_many_things_as_it_was_given():

@@ -76,6 +76,7 @@ def test_two_ranks_end_with_the_parameters_of_one_rank_with_the_joined_batch(att
     assert [e["loss"] for e in one.events("report")] != []
 
 
+@pytest.mark.skipif(bool(ORDER), reason="what a rank does with a signal does not depend on the device")
 def test_a_rank_that_is_asked_to_stop_ends_well_and_says_that_it_did_not_finish(attempt):
     stopped = attempt(**ORDER)
     stopped.write(UNTIL_STOPPED)

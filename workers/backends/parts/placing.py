@@ -42,7 +42,10 @@ def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | No
     The old tensors may be gone: ask only about tensors that somebody (an optimizer) still holds.
     """
     before = _slots(module)
-    module.to(device) if dtype is None else module.to(device, dtype)
+    if dtype is not None:
+        module.to(device, dtype)
+    elif any(slot.tensor.device != device for slot in before):
+        module.to(device)  # only then: torch cannot move quantised weights that a compiler has seen, not even nowhere
     moved: Moved = {}
     for slot in before:
         slot.table[slot.name] = moved.setdefault(id(slot.tensor), slot.table[slot.name])

@@ -44,16 +44,7 @@ class Files:
 
     def create(self, path: Path, size_bytes: int) -> Writing:
         """A new file with room for `size_bytes`; an existing one is an error, so nothing is ever overwritten."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        direct = _O_DIRECT if size_bytes >= DIRECT_FROM_BYTES else 0
-        try:
-            file = Writing(os.open(path, flags | direct, 0o666), path, size_bytes, bool(direct))
-        except OSError as e:
-            if not direct or e.errno != errno.EINVAL:
-                raise
-            with suppress(FileNotFoundError):  # some systems make it before they refuse
-                path.unlink()
-            file = Writing(os.open(path, flags, 0o666), path, size_bytes, False)
+        file = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, size_bytes)
         if file.direct:
             _reserve(file)
         return file
@@ -74,19 +65,19 @@ class Files:
 
     def finish(self, file: Writing) -> None:
         """Exactly as long as it should be, and durable."""
-        os.ftruncate(file.descriptor, file.size_bytes)
+        if os.fstat(file.descriptor).st_size != file.size_bytes:
+            os.ftruncate(file.descriptor, file.size_bytes)
         os.fsync(file.descriptor)
         file.close()
 
-    def open_or_create(self, path: Path) -> int:
-        """A descriptor of a file that may have been written in part before."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-    def put(self, descriptor: int, data: memoryview, offset: int) -> None:
-        """All of `data` at `offset`, through the page cache."""
-        done = 0
-        while done < len(data):
-            done += os.pwrite(descriptor, data[done:], offset + done)
+    def open_or_create(self, path: Path, size_bytes: int) -> Writing:
+        """A file that may have been written in part before, for reading too. Between writes that end it may be longer,
+        up to the next page.
+        """
+        file = _opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, size_bytes)
+        if os.fstat(file.descriptor).st_size > size_bytes:
+            os.ftruncate(file.descriptor, size_bytes)
+        return file
 
     def sync(self, descriptor: int) -> None:
         os.fsync(descriptor)
@@ -109,6 +100,19 @@ class Files:
         folder.rmdir()
 
 
+def _opened(path: Path, flags: int, size_bytes: int) -> Writing:
+    direct = _O_DIRECT if size_bytes >= DIRECT_FROM_BYTES else 0
+    try:
+        return Writing(os.open(path, flags | direct, 0o666), path, size_bytes, bool(direct))
+    except OSError as e:
+        if not direct or e.errno != errno.EINVAL:
+            raise
+    if flags & os.O_EXCL:
+        with suppress(FileNotFoundError):  # some systems make it before they refuse
+            path.unlink()
+    return Writing(os.open(path, flags, 0o666), path, size_bytes, False)
+
+
 def write_file(files: Files, path: Path, data: bytes) -> None:
     """A small file, whole and durable. The name's durability is the caller's."""
     file = files.create(path, len(data))
@@ -121,6 +125,17 @@ def write_file(files: Files, path: Path, data: bytes) -> None:
         files.finish(file)
     finally:
         file.close()
+
+
+def read_at_page(file: Writing, out: memoryview, offset: int) -> int:
+    """Bytes read from a page boundary on into memory that begins at one and has whole pages; fewer only at the end."""
+    try:
+        return os.preadv(file.descriptor, [out], offset)
+    except OSError as e:
+        if not file.direct or e.errno != errno.EINVAL:
+            raise
+    _go_on_buffered(file)
+    return os.preadv(file.descriptor, [out], offset)
 
 
 def _reserve(file: Writing) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from workers.checkpoint.disk.files import rounded_up
+from workers.checkpoint.disk.passes import Digest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 
 SHARD_BYTES = 2 << 30
@@ -22,7 +23,8 @@ Read = Callable[[int, int, memoryview], None]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A tensor, or a rank's box of one, to be written: `code` is safetensors' dtype, `key` says whose it is."""
+    """A tensor, or a rank's box of one, to be written: `code` is safetensors' dtype, `key` says whose it is. `plain`
+    gives all its bytes where they lie, if they lie together in host memory."""
 
     key: str
     code: str
@@ -30,6 +32,16 @@ class Piece:
     bytes: int
     item_bytes: int
     read: Read = field(compare=False)
+    plain: "Callable[[], memoryview] | None" = field(default=None, compare=False)
+
+    def put(self, start: int, stop: int, out: memoryview, digest: Digest | None) -> None:
+        """Bytes from start to stop into `out`, and into `digest`."""
+        if digest is not None and self.plain is not None:
+            digest.copy(out, self.plain()[start:stop])
+            return
+        self.read(start, stop, out)
+        if digest is not None:
+            digest.update(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +58,22 @@ class Layout:
     def chunks(self) -> int:
         return chunk_count(self.size_bytes)
 
-    def fill(self, index: int, out: memoryview) -> int:
-        """Put chunk `index` into `out`; answers its size."""
+    def fill(self, index: int, out: memoryview, digest: Digest | None = None) -> int:
+        """Put chunk `index` into `out`, and into `digest`; answers its size."""
         start = index * CHUNK_BYTES
         stop = min(start + CHUNK_BYTES, self.size_bytes)
         if start < len(self.header):
             head = self.header[start:stop]
             out[: len(head)] = head
+            if digest is not None:
+                digest.update(head)
         for i in range(max(bisect_right(self.offsets, start) - 1, 0), len(self.pieces)):
             begin = self.offsets[i]
             if begin >= stop:
                 break
             first, last = max(start, begin), min(stop, begin + self.pieces[i].bytes)
             if first < last:
-                self.pieces[i].read(first - begin, last - begin, out[first - start : last - start])
+                self.pieces[i].put(first - begin, last - begin, out[first - start : last - start], digest)
         return stop - start
 
 

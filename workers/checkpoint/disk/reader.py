@@ -11,16 +11,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
 import xxhash
 
+from workers.checkpoint.disk import passes
 from workers.checkpoint.format.checks import box_bytes, open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 from workers.checkpoint.format.manifest import DamagedCheckpoint, Manifest, TensorEntry
 from workers.checkpoint.format.words import few
+from workers.checkpoint.report import Change
 
 THREADS = 2
 AT_ONCE_BYTES = 1 << 20
@@ -47,6 +50,11 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    @cached_property
+    def native(self) -> passes.Passes | None:
+        """Compiled code, built when it is first asked for and worth it, or None."""
+        return passes.compiled(sum(entry.bytes for entry in self.manifest.files.values()))
 
     def entry(self, name: str) -> TensorEntry:
         """Of a tensor, or of the one it is tied to."""
@@ -87,6 +95,13 @@ class Reader:
     def read_into(self, file: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on, without a look at hashes: `prove` comes first."""
         read_at(self.folder / file, self.descriptor(file), offset, out)
+
+    def convert_into(
+        self, file: str, offset: int, size_bytes: int, dtypes: tuple[str, str], out: memoryview | None, count: bool
+    ) -> Change:
+        """Read, convert and count in one compiled pass (`native` is there); without `out` nothing is kept. Values lie
+        at multiples of their size, within one chunk. Like `read_into`, without a look at hashes."""
+        return self._passed(file, offset, size_bytes, None, out, dtypes, count)
 
     def settle(self) -> None:
         """Prove what was read: see proving.py. Here that came first."""
@@ -151,7 +166,25 @@ class Reader:
         buffer: memoryview = _scratch.buffer
         return buffer
 
+    def _passed(
+        self,
+        file: str,
+        offset: int,
+        size_bytes: int,
+        digest: passes.Digest | None,
+        out: memoryview | None = None,
+        dtypes: tuple[str, str] | None = None,
+        count: bool = False,
+    ) -> Change:
+        assert self.native is not None
+        where = self.folder / file
+        return self.native.over(where, self.descriptor(file), offset, size_bytes, digest, out, dtypes, count)
+
     def _hash_of(self, file: str, start: int, end: int) -> str:
+        if self.native is not None and end - start > passes.SHORT_BYTES:
+            compiled = self.native.digest()
+            self._passed(file, start, end - start, compiled)
+            return compiled.hexdigest()
         buffer, digest = self.scratch(), xxhash.xxh3_128()
         for at in range(start, end, AT_ONCE_BYTES):
             part = buffer[: min(AT_ONCE_BYTES, end - at)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workers.checkpoint.disk.damage import damage_of
 from workers.checkpoint.disk.files import Files
-from workers.checkpoint.disk.pins import is_pinned
+from workers.checkpoint.disk.pins import is_held, is_pinned
 from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.format.checks import read_json
 from workers.checkpoint.format.folders import is_committed, is_complete, newest_first, step_of
@@ -80,13 +80,15 @@ def first_fault(folder: Path) -> str:
 
 
 def superfluous(others: list[Path], keep: int) -> list[Path]:
-    """Of the others beside one that stays, newest first: what `keep` lets go. Pinned ones stay and do not count."""
+    """Of the others beside one that stays, newest first: what `keep` lets go. Pinned ones stay and do not count; held
+    ones stay until the next time.
+    """
     kept, doomed = 1, []
     for folder in others:
         if is_pinned(folder):
             continue
         if kept >= keep:
-            doomed.append(folder)
+            doomed += [] if is_held(folder) else [folder]
         elif is_complete(folder) and not damage_of(folder):
             kept += 1
     return doomed

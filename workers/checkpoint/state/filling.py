@@ -1,8 +1,9 @@
 """Stored bytes into tensors that exist: live parameters, or new ones that nobody has seen yet.
 
-Where nothing has to change, the kernel writes straight into the tensor, from two threads. Everything else (another
-dtype, device, layout, or a part of the tensor) goes through two small buffers: one is read while the other is put in
-place. So a load needs its target and some MiB, never the checkpoint a second time.
+Where nothing has to change, the kernel writes straight into the tensor, from two threads; where only the dtype has to,
+compiled code does, if there is any. Everything else (another device, layout, or a part of the tensor) goes through two
+small buffers: one is read while the other is put in place. So a load needs its target and some MiB, never the
+checkpoint a second time.
 """
 
 import math
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.checkpoint.disk.passes import CODES
 from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.format.boxes import Box, whole
-from workers.checkpoint.format.checks import box_of
+from workers.checkpoint.format.checks import box_bytes, box_of
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import Stored
@@ -82,6 +84,8 @@ def rehearse(reader: Reader, fills: Iterable[Fill]) -> dict[str, Change]:
         changes[one.name] = changes.get(one.name, Change()) + change
 
     lossy = [f for f in fills if may_lose(reader.entry(f.name).dtype, dtype_name(f.target.dtype))]
+    _fill_straight(reader, [f for f in lossy if _converts_straight(reader, f)], told, rehearse=True)
+    lossy = [f for f in lossy if not _converts_straight(reader, f)]
     _fill_rows(reader, [f for f in lossy if not reader.entry(f.name).view], told, rehearse=True)
     _fill_whole(reader, [f for f in lossy if reader.entry(f.name).view], told, rehearse=True)
     return changes
@@ -132,9 +136,24 @@ def _way(reader: Reader, one: Fill) -> Callable[..., None]:
     entry, target = reader.entry(one.name), one.target
     if entry.view is not None or target.device.type == "xla":
         return _fill_whole
-    same = dtype_name(target.dtype) == entry.dtype and one.factor == 1.0 and len(entry.shards) == 1
     plain = target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg())
-    return _fill_straight if same and plain and one.part(entry.shape) == box_of(entry, entry.shards[0]) else _fill_rows
+    same = dtype_name(target.dtype) == entry.dtype and _is_whole(reader, one)
+    return _fill_straight if plain and (same or _converts_straight(reader, one)) else _fill_rows
+
+
+def _is_whole(reader: Reader, one: Fill) -> bool:
+    """All of a tensor that lies in one piece, as it is."""
+    entry = reader.entry(one.name)
+    return one.factor == 1.0 and len(entry.shards) == 1 and one.part(entry.shape) == box_of(entry, entry.shards[0])
+
+
+def _converts_straight(reader: Reader, one: Fill) -> bool:
+    """Compiled code converts it while it is read, a chunk at a time: no value may lie across two of them."""
+    entry, target = reader.entry(one.name), dtype_name(one.target.dtype)
+    known = entry.dtype in CODES and target in CODES and entry.dtype != target and entry.view is None
+    if not known or not _is_whole(reader, one) or entry.shards[0].offset % bits.torch_dtype(entry.dtype).itemsize:
+        return False
+    return reader.native is not None
 
 
 def _place(reader: Reader, one: Fill) -> tuple[str, int]:
@@ -143,32 +162,55 @@ def _place(reader: Reader, one: Fill) -> tuple[str, int]:
     return (entry.shards[0].file, entry.shards[0].offset) if entry.shards else ("", 0)
 
 
-Part = tuple[Fill, str, int, memoryview]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`bytes` of a file from `offset` on, within a chunk, that belong to `out`; None: they are only counted."""
+
+    one: Fill
+    file: str
+    offset: int
+    bytes: int
+    out: memoryview | None
 
 
-def _fill_straight(reader: Reader, fills: list[Fill], told: Told) -> None:
-    def read(parts: list[Part]) -> list[Part]:
-        for part in parts:
-            reader.read_into(*part[1:])
-        return parts
+def _fill_straight(reader: Reader, fills: list[Fill], told: Told, rehearse: bool = False) -> None:
+    def read(parts: list[Part]) -> list[tuple[Part, Change]]:
+        return [(part, _read_part(reader, part)) for part in parts]
 
-    chunks = _by_chunk(reader, fills)
+    chunks = _by_chunk(reader, fills, rehearse)
     with ThreadPoolExecutor(THREADS, "read") as pool:
         for parts in pool.map(read, chunks) if len(chunks) > 1 else map(read, chunks):
-            for one, _, _, data in parts:
-                told(one, Change(), len(data))
+            for part, change in parts:
+                told(part.one, change, part.bytes if part.out is None else len(part.out))
 
 
-def _by_chunk(reader: Reader, fills: list[Fill]) -> list[list[Part]]:
+def _read_part(reader: Reader, part: Part) -> Change:
+    dtypes = reader.entry(part.one.name).dtype, dtype_name(part.one.target.dtype)
+    if dtypes[0] != dtypes[1]:
+        return reader.convert_into(part.file, part.offset, part.bytes, dtypes, part.out, may_lose(*dtypes))
+    assert part.out is not None
+    reader.read_into(part.file, part.offset, part.out)
+    return Change()
+
+
+def _by_chunk(reader: Reader, fills: list[Fill], rehearse: bool) -> list[list[Part]]:
     """What is read of each chunk, in order: one thread reads all of it, which a hash takes in order, too."""
     chunks: dict[tuple[str, int], list[Part]] = {}
     for one in fills:
-        stored, data = reader.entry(one.name).shards[0], bits.byte_view(bits.movable(one.target))
-        at = 0
-        while at < len(data):
+        entry = reader.entry(one.name)
+        stored, item, size_bytes = (
+            entry.shards[0],
+            bits.torch_dtype(entry.dtype).itemsize,
+            box_bytes(entry, entry.shards[0]),
+        )
+        data = None if rehearse else bits.byte_view(bits.movable(one.target))
+        at, wide = 0, one.target.element_size()
+        while at < size_bytes:
             index = (stored.offset + at) // CHUNK_BYTES
-            end = min(len(data), (index + 1) * CHUNK_BYTES - stored.offset)
-            chunks.setdefault((stored.file, index), []).append((one, stored.file, stored.offset + at, data[at:end]))
+            end = min(size_bytes, (index + 1) * CHUNK_BYTES - stored.offset)
+            out = None if data is None else data[at * wide // item : end * wide // item]
+            part = Part(one, stored.file, stored.offset + at, end - at, out)
+            chunks.setdefault((stored.file, index), []).append(part)
             at = end
     return list(chunks.values())
 

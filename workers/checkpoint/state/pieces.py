@@ -26,7 +26,9 @@ def piece(key: str, tensor: torch.Tensor) -> Piece:
     """To be written under `key`. The tensor is looked at when its bytes are asked for, not now."""
     dtype = DTYPES[dtype_name(tensor.dtype)]
     shape = tuple(tensor.shape) if dtype.safetensors else (tensor.nbytes,)
-    return Piece(key, dtype.code, shape, tensor.nbytes, dtype.bytes, partial(read, bits.movable(tensor)))
+    data = bits.movable(tensor)
+    plain = partial(bits.byte_view, data) if data.device.type == "cpu" and data.is_contiguous() else None
+    return Piece(key, dtype.code, shape, tensor.nbytes, dtype.bytes, partial(read, data), plain)
 
 
 def read(tensor: torch.Tensor, start: int, stop: int, out: memoryview) -> None:

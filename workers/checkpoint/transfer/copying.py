@@ -12,7 +12,8 @@ from workers.checkpoint.disk.reader import Chunk
 from workers.checkpoint.format.checks import parse_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest
-from workers.checkpoint.transfer.incoming import Expected, Incoming
+from workers.checkpoint.transfer.expected import Expected
+from workers.checkpoint.transfer.incoming import Incoming
 from workers.checkpoint.transfer.stores import Folder, Objects, chosen, manifest_text, store
 from workers.errors import CheckpointError
 

@@ -3,61 +3,35 @@
     .incoming-step-…/      chunks are written at their places, each against its hash; what a cut left is used for a week
     step-…/                the same folder under its name, once every byte was read back and verified; manifest last
 
-Chunks that another checkpoint of the same folder holds (frozen layers, an earlier copy) are taken from there.
+Chunks that another checkpoint of the same folder holds (frozen layers, an earlier copy) are taken from there. Each one
+is brought to the disk and read back while others arrive (readback.py), and what an earlier try left before it counts.
 """
 
 import errno
 import fcntl
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from cluster.errors import Conflict
 from cluster.untrusted import Unreadable, opened, read_bytes
+from workers.checkpoint.disk.buffers import aligned
 from workers.checkpoint.disk.damage import note_verified
-from workers.checkpoint.disk.files import Files, write_file
+from workers.checkpoint.disk.files import Files, Writing, rounded_up, write_file
 from workers.checkpoint.disk.pins import is_pinned, pin
 from workers.checkpoint.disk.reader import Chunk, read_at
 from workers.checkpoint.disk.retention import INCOMING, first_fault
 from workers.checkpoint.format.checks import open_regular, parse_manifest, read_json, read_manifest
-from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
+from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
 from workers.checkpoint.format.folders import newest_first
-from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, SMALL_BYTES, DamagedCheckpoint, FileEntry, Manifest
+from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, SMALL_BYTES, DamagedCheckpoint
+from workers.checkpoint.transfer.expected import Expected, described
+from workers.checkpoint.transfer.readback import ReadBack, digest_at, drop_cached
 from workers.errors import CheckpointError
 
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What is to arrive, as its manifest says. `digest` is the manifest's own."""
-
-    step: int
-    digest: str
-    files: dict[str, FileEntry]
-
-    def size_bytes(self) -> int:
-        return sum(file.bytes for file in self.files.values())
-
-
-def expected(path: str) -> dict[str, Any]:
-    """An Expected as plain data, of the manifest at `path`, with all checks: for a process of its own."""
-    manifest = parse_manifest(read_bytes(Path(path), LARGEST_BYTES), path)
-    files = {name: [file.bytes, file.xxh3_128] for name, file in manifest.files.items()}
-    return {"step": manifest.step, "digest": manifest.digest, "files": files}
-
-
-def expected_from(told: dict[str, Any]) -> Expected:
-    """What `expected` told."""
-    files = {name: FileEntry(size_bytes, tuple(digests)) for name, (size_bytes, digests) in told["files"].items()}
-    return Expected(told["step"], told["digest"], files)
-
-
-def _described(manifest: Manifest) -> Expected:
-    return Expected(manifest.step, manifest.digest, manifest.files)
 
 
 class Incoming:
@@ -68,10 +42,13 @@ class Incoming:
     ):
         """`expected` is what the manifest `text` says, where it was read and checked elsewhere."""
         self.root, self.name, self.text = root, name, text
-        self.manifest = expected or _described(parse_manifest(text, f"{name}/{NAME}"))
+        self.manifest = expected or described(parse_manifest(text, f"{name}/{NAME}"))
         self.folder, self.final = root / f"{INCOMING}{name}", root / name
         self._files = files or Files()
-        self._descriptors: dict[str, int] = {}
+        self._open: dict[str, Writing] = {}
+        self._buffer: memoryview | None = None
+        self._on_disk: set[Chunk] = set()
+        self._read_back = ReadBack(self._prove)
         self._lock = -1
         self.arrived = False
 
@@ -93,9 +70,12 @@ class Incoming:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for descriptor in (*self._descriptors.values(), *([self._lock] if self._lock >= 0 else [])):
-            os.close(descriptor)
-        self._descriptors, self._lock = {}, -1
+        self._read_back.close()
+        for file in self._open.values():
+            file.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._open, self._lock = {}, -1
 
     def _has_arrived(self) -> bool:
         """Whether it has arrived before. The same checkpoint with damaged bytes is marked, and replaced by this copy.
@@ -124,11 +104,11 @@ class Incoming:
         if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
             return first_fault(self.final)
         try:
-            for file, index in self._all():
-                data = memoryview(bytearray(self._size((file, index))))
+            for file, index in self.manifest.chunks():
+                data = memoryview(bytearray(self.manifest.size_of((file, index))))
                 with opened(self.final / file) as descriptor:
                     read_at(self.final / file, descriptor, index * CHUNK_BYTES, data)
-                if chunk_digest(data) != self._digest((file, index)):
+                if chunk_digest(data) != self.manifest.digest_of((file, index)):
                     return f"{self.final / file}: chunk {index + 1} is not what was saved"
         except (DamagedCheckpoint, Unreadable, FileNotFoundError) as e:
             return str(e)
@@ -136,34 +116,39 @@ class Incoming:
 
     def missing(self, progress: Progress | None = None) -> list[Chunk]:
         """Chunks that have to travel, in order. What other checkpoints of this folder hold is put in place here."""
-        absent = [chunk for chunk in self._all() if not self._is_here(chunk, progress)]
-        elsewhere = self._elsewhere({self._digest(chunk) for chunk in absent}) if absent else {}
+        absent = [chunk for chunk in self.manifest.chunks() if not self._was_here(chunk, progress)]
+        elsewhere = self._elsewhere({self.manifest.digest_of(chunk) for chunk in absent}) if absent else {}
         return [chunk for chunk in absent if not self._reuse(chunk, elsewhere, progress)]
 
     def write(self, chunk: Chunk, data: bytes | memoryview) -> None:
-        """Raises DamagedCheckpoint where `data` is not what the manifest says: nothing wrong is ever written."""
-        if len(data) != self._size(chunk) or chunk_digest(data) != self._digest(chunk):
-            file, index = chunk
+        """Raises DamagedCheckpoint where `data` is not what the manifest says: nothing wrong is ever written. What is
+        wrong with the disk may come out with a later chunk. One thread at a time.
+        """
+        if len(data) != self.manifest.size_of(chunk) or chunk_digest(data) != self.manifest.digest_of(chunk):
             raise DamagedCheckpoint(
-                f"{self.name}/{file}: chunk {index + 1} of {len(self.manifest.files[file].xxh3_128)} arrived damaged",
+                f"{self.name}/{chunk[0]}: {self.manifest.name_of(chunk)} arrived damaged",
                 "is its source sound? `verify` tells",
             )
-        self._files.put(self._descriptor(chunk[0]), memoryview(data), chunk[1] * CHUNK_BYTES)
+        if self._buffer is None:
+            self._buffer = aligned(CHUNK_BYTES)
+        self._buffer[: len(data)] = data
+        file, offset = self._writing(chunk[0]), chunk[1] * CHUNK_BYTES
+        self._files.write(file, self._buffer[: rounded_up(len(data))], len(data), offset)
+        if not file.direct:
+            drop_cached(file.descriptor, [(offset, len(data))])  # the kernel begins to write it to the disk
+        self._read_back.add(chunk)
 
     def commit(self) -> None:
         """Everything durable, read back and compared; then its name, and the manifest last."""
-        for descriptor in self._descriptors.values():
-            self._files.sync(descriptor)
-            if hasattr(os, "posix_fadvise"):  # so that what is read back comes from the disk
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        self._read_back.finish()
+        self._prove([chunk for chunk in self.manifest.chunks() if chunk not in self._on_disk])
+        self._on_disk.clear()  # whoever tries again after an error reads it all again
+        for name in list(self._open):
+            self._files.finish(self._open[name])
+            del self._open[name]
         for path in self.folder.iterdir():
             if path.name not in self.manifest.files:
                 self._files.remove(path)  # of a cut-off commit
-        for chunk in self._all():
-            if not self._is_here(chunk, None):
-                raise CheckpointError(
-                    f"{self.folder / chunk[0]} does not read back as it was written", "is the disk sound?"
-                )
         self._files.sync_folder(self.folder)
         pinned = is_pinned(self.final)
         if self.final.exists():
@@ -184,33 +169,48 @@ class Incoming:
             self._files.remove(path)
         self._files.remove_folder(folder)
 
-    def _all(self) -> list[Chunk]:
-        files = self.manifest.files.items()
-        return [(file, index) for file, entry in files for index in range(chunk_count(entry.bytes))]
+    def _writing(self, file: str) -> Writing:
+        if file not in self._open:
+            self._open[file] = self._files.open_or_create(self.folder / file, self.manifest.files[file].bytes)
+        return self._open[file]
 
-    def _size(self, chunk: Chunk) -> int:
-        return min(CHUNK_BYTES, self.manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
-
-    def _digest(self, chunk: Chunk) -> str:
-        return self.manifest.files[chunk[0]].xxh3_128[chunk[1]]
-
-    def _descriptor(self, file: str) -> int:
-        if file not in self._descriptors:
-            self._descriptors[file] = self._files.open_or_create(self.folder / file)
-            if os.fstat(self._descriptors[file]).st_size > self.manifest.files[file].bytes:
-                os.ftruncate(self._descriptors[file], self.manifest.files[file].bytes)
-        return self._descriptors[file]
-
-    def _is_here(self, chunk: Chunk, progress: Progress | None) -> bool:
-        descriptor, size_bytes = self._descriptor(chunk[0]), self._size(chunk)
-        if os.fstat(descriptor).st_size < chunk[1] * CHUNK_BYTES + size_bytes:
+    def _was_here(self, chunk: Chunk, progress: Progress | None) -> bool:
+        """Left by an earlier try."""
+        if chunk[0] not in self._open:
+            self._sync(chunk[0], [(0, 0)])
+        if not self._is_here(chunk):
             return False
-        data = memoryview(bytearray(size_bytes))
-        read_at(self.folder / chunk[0], descriptor, chunk[1] * CHUNK_BYTES, data)
-        here = chunk_digest(data) == self._digest(chunk)
-        if here and progress is not None:
-            progress(size_bytes)
-        return here
+        self._on_disk.add(chunk)
+        if progress is not None:
+            progress(self.manifest.size_of(chunk))
+        return True
+
+    def _prove(self, chunks: list[Chunk]) -> None:
+        """Bring them to the disk, and compare what it has. Raises CheckpointError."""
+        places: dict[str, list[tuple[int, int]]] = {}
+        for file, index in chunks:
+            places.setdefault(file, []).append((index * CHUNK_BYTES, self.manifest.size_of((file, index))))
+        for file, some in places.items():
+            if not self._writing(file).direct:
+                self._sync(file, some)
+        for chunk in chunks:
+            if not self._is_here(chunk):
+                raise CheckpointError(
+                    f"{self.folder / chunk[0]}: {self.manifest.name_of(chunk)} does not read back as it was written",
+                    "is the disk sound?",
+                )
+            self._on_disk.add(chunk)
+
+    def _sync(self, file: str, places: list[tuple[int, int]]) -> None:
+        """What is then read at these (offset, bytes) comes from the disk."""
+        descriptor = self._writing(file).descriptor
+        if os.fstat(descriptor).st_size:
+            self._files.sync(descriptor)
+            drop_cached(descriptor, places)
+
+    def _is_here(self, chunk: Chunk) -> bool:
+        start, size_bytes = chunk[1] * CHUNK_BYTES, self.manifest.size_of(chunk)
+        return digest_at(self._writing(chunk[0]), start, size_bytes) == self.manifest.digest_of(chunk)
 
     def _elsewhere(self, wanted: set[str]) -> dict[str, tuple[Path, int]]:
         """Digest -> file and offset, in other checkpoints of this folder."""
@@ -228,10 +228,10 @@ class Incoming:
         return found
 
     def _reuse(self, chunk: Chunk, elsewhere: dict[str, tuple[Path, int]], progress: Progress | None) -> bool:
-        place = elsewhere.get(self._digest(chunk))
+        place = elsewhere.get(self.manifest.digest_of(chunk))
         if place is None:
             return False
-        data = memoryview(bytearray(self._size(chunk)))
+        data = memoryview(bytearray(self.manifest.size_of(chunk)))
         try:
             descriptor = open_regular(place[0])
             try:

@@ -4,11 +4,12 @@ things; nothing else is used, so that any store will do.
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from cluster import places
-from cluster.errors import NotFound, UserError
+from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
 from workers.checkpoint.disk.reader import read_at
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.manifest import FOLDER, LARGEST_BYTES, NAME, DamagedCheckpoint
@@ -76,6 +77,43 @@ class Objects:
 
     def __init__(self, files: Any, path: str, where: str):
         self._files, self._path, self.where = files, path.rstrip("/"), where
+
+    @property
+    def path(self) -> str:
+        """As the store's library writes it."""
+        return self._path
+
+    def find(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every object at or below here: its path, and what the store tells of it. Raises UserError, FleetError."""
+        with self._asked("listed"):
+            self._files.invalidate_cache()
+            found = self._files.find(self._path, detail=True)
+        yield from found.items()
+
+    def pieces(self, path: str, size_bytes: int, most_bytes: int) -> Iterator[bytes]:
+        """All of an object, piece by piece. Raises FleetError where it has another size."""
+        for offset in range(0, size_bytes, most_bytes):
+            end = min(offset + most_bytes, size_bytes)
+            with self._asked("read"):
+                piece = bytes(self._files.cat_file(path, start=offset, end=end))
+            if len(piece) != end - offset:
+                raise FleetError(f"{self.where} has changed while it was read", "it is fetched again")
+            yield piece
+
+    @contextmanager
+    def _asked(self, what: str) -> Iterator[None]:
+        """Errors of every store's library as ours: what its user has to put right, or trouble that may pass."""
+        try:
+            yield
+        except PolyfleetError:
+            raise
+        except FileNotFoundError:
+            raise NotFound(f"nothing is at {self.where}", "look at bucket and prefix") from None
+        except PermissionError as e:
+            raise UserError(f"{self.where} may not be {what}: {e}", "look at the credentials in the environment") from e
+        except Exception as e:  # their libraries raise what they like
+            told = f"{self.where} cannot be {what}: {type(e).__name__}: {e}"
+            raise FleetError(told[:1000], "check the network and the credentials in the environment") from e
 
     def names(self) -> list[str]:
         try:

@@ -1,4 +1,5 @@
-"""The files of one rank's log: appended to by its supervisor, read from either end by its agent.
+"""The files of one rank's log: appended to by its supervisor, read from either end by its agent, and by the server
+where it keeps a copy.
 
 rank-R.log        the first part, from byte 0 on; it is never removed
 rank-R.log.N      a further part, from byte N on; only the newest of them stay

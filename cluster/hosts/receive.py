@@ -1,0 +1,43 @@
+"""Unpacks our code on a host that has none of it: `ssh HOST python3.11 -I -c ... FOLDER < code.tar`.
+
+The folder appears whole or not at all. What is sent comes from us, over ssh; anything but plain files inside the folder
+is refused all the same. Standard library only, and nothing newer than Python 3.11.0's: its `tarfile` has no filters.
+"""
+
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import IO
+
+
+def main(target: Path) -> None:
+    os.umask(0o077)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent, ignore_cleanup_errors=True) as part:
+        whole = Path(part) / "code"
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
+            for member in archive:
+                put(archive.extractfile(member) if member.isfile() else None, whole, Path(member.name))
+        if target.exists():
+            target.rename(Path(part) / "replaced")
+        try:
+            whole.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another `polyfleet up` was first
+                raise
+    shutil.rmtree(part, ignore_errors=True)
+
+
+def put(content: IO[bytes] | None, whole: Path, name: Path) -> None:
+    if content is None or name.is_absolute() or ".." in name.parts:
+        raise SystemExit(f"{name} is not a file of our code")
+    (whole / name).parent.mkdir(parents=True, exist_ok=True)
+    with content, (whole / name).open("xb") as file:
+        shutil.copyfileobj(content, file)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

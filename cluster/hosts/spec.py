@@ -1,0 +1,123 @@
+"""What a fleet file says of other machines: `head`, `ssh`, and the `hosts` of a pool."""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+
+from cluster.hosts.names import name_of
+from cluster.validation import WrongValueError
+
+HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]{2,39}")
+USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+JUMP = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(:[0-9]{1,5})?")
+MOST_HOSTS = 256
+
+
+def _host(value: str) -> str:
+    """Never what ssh would take for an option or a command."""
+    if not HOST.fullmatch(value):
+        raise WrongValueError(f"{value!r} is not a host name", "write a name that `ssh` knows, or an IP address")
+    return value
+
+
+def _address(value: str) -> str:
+    if not value:
+        return value
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise WrongValueError(f"{value!r} is not an IP address", "write one such as 10.0.0.8") from None
+
+
+def _user(value: str) -> str:
+    if value and not USER.fullmatch(value):
+        raise WrongValueError(f"{value!r} is not a user name", "write the name of the user on that host")
+    return value
+
+
+def _jump(value: str) -> str:
+    if value and not all(JUMP.fullmatch(part) for part in value.split(",")):
+        raise WrongValueError(
+            f"{value!r} is not a list of jump hosts", "write HOST, USER@HOST:PORT, or several by commas"
+        )
+    return value
+
+
+def _file(value: str) -> str:
+    if value and not value.startswith(("/", "~/")):
+        raise WrongValueError(f"{value!r} is not an absolute path", "name the file from / or from ~/")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+File = Annotated[str, AfterValidator(_file)]
+
+
+class SSHSpec(BaseModel, extra="forbid", frozen=True):
+    """How `ssh` reaches a host; what is left out is as the user's SSH settings say. No password or key is stored."""
+
+    user: Annotated[str, AfterValidator(_user)] = Field(default="", description="User on the host")
+    key: File = Field(default="", description="File of the private key, on this machine")
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(default=0, description="0: as SSH's settings say")
+    config: File = Field(default="", description="Configuration file of `ssh`, in place of ~/.ssh/config")
+    jump: Annotated[str, AfterValidator(_jump)] = Field(default="", description="Jump hosts, as after `ssh -J`")
+
+    def over(self, other: "SSHSpec | None") -> "SSHSpec":
+        """These settings, and `other`'s where they say nothing."""
+        if other is None:
+            return self
+        return SSHSpec(**(other.model_dump() | {k: v for k, v in self.model_dump().items() if v}))
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Field and path of each file that must be there."""
+        return [(name, Path(text).expanduser()) for name in ("key", "config") if (text := getattr(self, name))]
+
+
+class HostSpec(BaseModel, extra="forbid", frozen=True):
+    """One machine of a pool. A word alone is the name by which `ssh` reaches it."""
+
+    host: Annotated[str, AfterValidator(_host)] = Field(description="Name by which `ssh` reaches it")
+    address: Address = Field(
+        default="", description="IP address that the other nodes reach; default: found by its name"
+    )
+    devices: Annotated[int, Field(strict=True, ge=1, le=256)] | None = Field(
+        default=None, description="As the pool's `devices`, for this host"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, data: Any) -> Any:
+        return {"host": data} if isinstance(data, str) else data
+
+    @property
+    def name(self) -> str:
+        """Fit for the names of nodes: a-z, 0-9 and '-'."""
+        return name_of(self.host)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(schema))]}
+
+
+class HeadSpec(BaseModel, extra="forbid", frozen=True):
+    """The head runs where `polyfleet up` is typed, unless a `host` is named."""
+
+    host: Annotated[str, AfterValidator(lambda word: word and _host(word))] = Field(
+        default="", description='Machine that runs Ray\'s head, by the name at which `ssh` reaches it; "": this one'
+    )
+    address: Address = Field(default="", description="IP address of that machine that the hosts of the pools reach")
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
+        default=0, description="TCP port of Ray's state server; 0: any free one"
+    )
+
+    @property
+    def host_name(self) -> str:
+        """As `HostSpec.name`; "" for this machine."""
+        return name_of(self.host)
+
+
+Hosts = Annotated[tuple[HostSpec, ...], Field(max_length=MOST_HOSTS)]

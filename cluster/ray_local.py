@@ -1,0 +1,93 @@
+"""Which Ray node of this machine a driver can work through. It needs one: elsewhere `ray.init` connects, and Ray aborts
+the process 10 s later (2.60).
+"""
+
+import os
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cluster.processes import ProcessId, identify
+
+ROLE_LABEL = "polyfleet.io/role"
+FLEET_LABEL = "polyfleet.io/fleet"
+SERVER = "server"
+ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """A living node on this machine. `process` is its raylet, `info` Ray's own row of it (GcsNodeInfo)."""
+
+    ray_id: str
+    address: str
+    process: ProcessId
+    is_head: bool
+    labels: Mapping[str, str]
+    info: Any = None
+
+
+def find(address: str, fleet: str) -> LocalNode | None:
+    """One of the Ray cluster at `address` that we may use, ours (see server_node.py) before others. Raises what Ray
+    does where the cluster does not answer. `prepare` must have run (connect.py).
+    """
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
+
+    alive = GcsNodeInfo.GcsNodeState.ALIVE
+    rows = GcsClient(address=address).get_all_node_info(timeout=ANSWER_S, state_filter=alive).values()
+    return choose(local(rows, addresses_here(), raylets_here()), fleet)
+
+
+def local(rows: Iterable[Any], addresses: Collection[str], raylets: Mapping[str, ProcessId]) -> list[LocalNode]:
+    """Of Ray's `rows`, the nodes at one of these addresses, with a raylet that runs here and sockets that we may open.
+    A node in a container or of another user may lack either.
+    """
+    return [
+        LocalNode(ray_id, row.node_manager_address, raylets[ray_id], row.is_head_node, dict(row.labels), row)
+        for row in rows
+        if (ray_id := row.node_id.hex()) in raylets
+        and row.node_manager_address in addresses
+        and all(_may_open(path) for path in (row.raylet_socket_name, row.object_store_socket_name))
+    ]
+
+
+def choose(nodes: Iterable[LocalNode], fleet: str) -> LocalNode | None:
+    """Not the node that another home's server has started for itself: it ends with that."""
+    ours = [n for n in nodes if n.labels.get(ROLE_LABEL) != SERVER or n.labels.get(FLEET_LABEL) == fleet]
+    return min(ours, key=lambda n: (n.labels.get(ROLE_LABEL) != SERVER, not n.is_head, n.ray_id), default=None)
+
+
+def addresses_here() -> frozenset[str]:
+    """Of all interfaces."""
+    rows = (row for rows in psutil.net_if_addrs().values() for row in rows)
+    return frozenset(row.address.partition("%")[0] for row in rows if row.family in (socket.AF_INET, socket.AF_INET6))
+
+
+def raylets_here() -> dict[str, ProcessId]:
+    """By Ray's id of the node."""
+    found: dict[str, ProcessId] = {}
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "raylet":
+            with suppress(psutil.Error):
+                words = [word for word in process.cmdline() if word.startswith("--node_id=")]
+                found.update((word.partition("=")[2], identify(process.pid)) for word in words)
+    return found
+
+
+def _may_open(socket_path: str) -> bool:
+    return Path(socket_path).is_socket() and os.access(socket_path, os.R_OK | os.W_OK)
+
+
+def address_towards(address: str) -> str:
+    """This machine's own on the way to HOST:PORT. No packet is sent."""
+    host, _, port = address.rpartition(":")
+    family, kind, _, _, to = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as s:
+        s.connect(to)
+        return str(s.getsockname()[0])

@@ -1,0 +1,62 @@
+"""YAML with comments. Every key and value is written by cluster.yaml's dumper: what users wrote cannot break out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from cluster import yaml
+
+Document = dict[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """As a key of a mapping, with any value: a comment before the next key. A first empty line stays empty."""
+
+    text: str
+
+
+def text(*documents: Document) -> str:
+    return "---\n".join("\n".join(_lines(document)) + "\n" for document in documents)
+
+
+def _lines(data: Any) -> Iterator[str]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _comment(key) if isinstance(key, Note) else _pair(key, value)
+    else:
+        for value in data:
+            yield from _item(value)
+
+
+def _comment(note: Note) -> Iterator[str]:
+    for number, line in enumerate(note.text.splitlines()):
+        yield "" if not (line or number) else f"# {line}".rstrip()
+
+
+def _pair(key: str, value: Any) -> Iterator[str]:
+    if not _nested(value):
+        yield from yaml.dump({key: value}).rstrip("\n").split("\n")
+        return
+    yield yaml.dump({key: {}}).rstrip("\n").removesuffix(" {}")
+    for line in _lines(value):
+        yield f"  {line}" if line else ""
+
+
+def _item(value: Any) -> Iterator[str]:
+    """Comments at its beginning stand before the dash."""
+    if not _nested(value):
+        yield from yaml.dump([value]).rstrip("\n").split("\n")
+        return
+    first = list(takewhile(lambda key: isinstance(key, Note), value)) if isinstance(value, dict) else []
+    for note in first:
+        yield from _comment(note)
+    rest = {key: value[key] for key in value if key not in first} if first else value
+    for number, line in enumerate(_lines(rest)):
+        yield f"{'  ' if number else '- '}{line}" if line else ""
+
+
+def _nested(value: Any) -> bool:
+    """Neither a scalar nor empty: `{}` and `[]` are written in place."""
+    return isinstance(value, dict | list) and bool(value)

@@ -1,0 +1,203 @@
+"""A YAML for Ray's cluster launcher (`ray up`) and its autoscaler: one node type per pool.
+
+Ray tells a node its type's resources and labels by variables of `ray start`; what our agents read goes into a file that
+each type's own setup commands write, since the commands that start Ray are the same for all types.
+"""
+
+import json
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from cluster import yaml
+from cluster.errors import SpecError
+from cluster.render.document import Document, Note, text
+from cluster.render.shapes import Shape, lacking, ray_version, settings, shapes
+from cluster.render.spec import AutoscalerFleet, AutoscalerPool
+from cluster.spec import FleetSpec
+from cluster.version import VERSION
+
+NEEDED = ("cpus",)
+HEAD = "head"
+FOLDER = "~/.polyfleet-node"
+VARIABLES = f"{FOLDER}/env"
+TOKEN = "~/.ray/auth_token"  # noqa: S105 - where Ray looks for it
+PORT = 6379
+
+
+def render(fleet: FleetSpec) -> tuple[str, list[str]]:
+    """The file, and what whoever runs `ray up` should know. Raises SpecError, also for what Ray's schema refuses."""
+    launcher = fleet.ray_autoscaler
+    if launcher is None or launcher.head is None:
+        field = "ray_autoscaler" if launcher is None else "ray_autoscaler.head"
+        example = "{provider: {type: aws, region: us-west-2}, head: {node_config: {InstanceType: m7i.xlarge}}}"
+        raise lacking(field, "a cluster-launcher file", f"write e.g. ray_autoscaler: {example}")
+    if HEAD in fleet.pools:
+        raise SpecError(f"pools.{HEAD}", "is the name of the head's own node type", "rename the pool")
+    found = shapes(fleet, NEEDED)
+    types = {HEAD: _head_type(launcher.head)} | {shape.pool: _type(shape) for shape in found}
+    document = (
+        {Note(_preface(fleet.name)): None, "cluster_name": fleet.name}
+        | {"max_workers": sum(shape.most for shape in found), "idle_timeout_minutes": launcher.idle_timeout_s / 60}
+        | {"provider": launcher.provider, "auth": launcher.auth, **_docker(fleet, launcher)}
+        | {"available_node_types": types, "head_node_type": HEAD}
+        | _files(launcher)
+        | _commands(launcher, launcher.head)
+    )
+    _as_ray_takes_it(document)
+    return text(document), _remarks(fleet)
+
+
+def _preface(name: str) -> str:
+    return f"""Fleet {name}, rendered by Polyfleet {VERSION} for `ray up` of Ray {ray_version()}.
+
+Machines or images must hold the same Python, to the patch version, as the machine that runs `ray up`. Where a type has
+no setup_commands of your own, Polyfleet {VERSION} is installed by pip. Nothing secret stands in this file.
+
+  umask 077; ray get-auth-token --generate > /dev/null      # once: makes {TOKEN}
+  ray up THIS_FILE
+  ray attach THIS_FILE
+  polyfleet up --address "$(hostname -I | cut -d' ' -f1):{PORT}"      # on that machine
+
+The last with `-f FLEET_FILE` as well where pools grow: the file that this one was rendered from."""
+
+
+def _docker(fleet: FleetSpec, launcher: AutoscalerFleet) -> Document:
+    """Pools with images make all nodes run in containers, the head too."""
+    images = {f"pools.{name}.image": pool.image for name, pool in fleet.pools.items()}
+    if not any(images.values()):
+        return {}
+    for field, image in {"ray_autoscaler.head_image": launcher.head_image, **images}.items():
+        if not image:
+            said = "a fleet whose pools have images"
+            raise lacking(field, said, "name one for each, or for none: Ray runs all nodes in containers, or none")
+    options = ["--ulimit nofile=65536:65536", "--shm-size=8g"]
+    return {"docker": {"image": launcher.head_image, "container_name": "polyfleet", "run_options": options}}
+
+
+def _head_type(head: AutoscalerPool) -> Document:
+    return {
+        "node_config": head.node_config,
+        "resources": {"CPU": 0},
+        "labels": {"polyfleet.io/role": "head"},
+        "min_workers": 0,
+        "max_workers": 0,
+    }
+
+
+def _type(shape: Shape) -> Document:
+    own = shape.spec.ray_autoscaler
+    field = f"pools.{shape.pool}"
+    if own is None:
+        example = "{node_config: {InstanceType: p5.48xlarge}}"
+        raise lacking(f"{field}.ray_autoscaler", "this pool", f"say what the cloud calls the machine, e.g. {example}")
+    if shape.hosts > 1:
+        raise SpecError(
+            f"{field}.topology", f"Ray's launcher starts no slices of {shape.hosts} machines ({shape.spec.topology})",
+            "take a slice of one machine, or `polyfleet render kuberay` for GKE"
+        )  # fmt: skip
+    image = {"docker": {"worker_image": shape.spec.image}} if shape.spec.image else {}
+    told = f"{shape.devices} x {shape.kind} per node" if shape.devices else "CPUs"
+    return {
+        Note(f"\npool {shape.pool}: {told}"): None,
+        "node_config": own.node_config,
+        "resources": shape.resources(),
+        "labels": shape.labels(),
+        "min_workers": shape.least,
+        "max_workers": shape.most,
+        **image,
+        "worker_setup_commands": [*_installing(shape, own), _writing(_variables(shape))],
+    }
+
+
+def _variables(shape: Shape) -> dict[str, str]:
+    return settings() | shape.variables(shape.spec.storage)
+
+
+def _installing(shape: Shape, own: AutoscalerPool) -> list[str]:
+    """An image has it all; its user's own commands come in place of ours."""
+    if own.setup_commands or shape.spec.image:
+        return list(own.setup_commands)
+    wanted = [f"polyfleet=={VERSION}", f"ray=={ray_version()}", *shape.spec.environment.requirements]
+    return [f"python3 -m pip install {shlex.join(wanted)}"]
+
+
+def _writing(variables: dict[str, str]) -> str:
+    """A command that writes the file the starting commands read."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    folder = f'export POLYFLEET_NODE_DIR="$HOME{FOLDER.removeprefix("~")}/node"'
+    quoted = " ".join(shlex.quote(line) for line in [*lines, folder])
+    return f"umask 077; mkdir -p {FOLDER}; printf '%s\\n' {quoted} > {VARIABLES}"
+
+
+def _files(launcher: AutoscalerFleet) -> Document:
+    return {
+        Note("\nRay's token, copied from the machine that runs `ray up`"): None,
+        "file_mounts": {TOKEN: launcher.token_file},
+        "cluster_synced_files": [],
+    }
+
+
+def _commands(launcher: AutoscalerFleet, head: AutoscalerPool) -> Document:
+    """Ray's own defaults would listen with the dashboard on every interface and know no token."""
+    token = f'chmod 600 {TOKEN}; export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME{TOKEN.removeprefix("~")}"'
+    before = f"ulimit -n 65536; . {VARIABLES}; {token}"
+    installed = () if launcher.head_image else (f"python3 -m pip install polyfleet=={VERSION} ray=={ray_version()}",)
+    own = list(head.setup_commands) or [*installed, *_of_the_cloud(str(launcher.provider.get("type", "")))]
+    return {
+        "initialization_commands": [],
+        "setup_commands": [],
+        "head_setup_commands": [*own, _writing(settings() | {"RAY_enable_autoscaler_v2": "1"})],
+        "worker_setup_commands": [],
+        "head_start_ray_commands": [
+            "ray stop",
+            f"{before}; ray start --head --port={PORT} --autoscaling-config=~/ray_bootstrap_config.yaml --num-cpus=0"
+            " --include-dashboard=false --labels=polyfleet.io/role=head",
+        ],
+        "worker_start_ray_commands": ["ray stop", f"{before}; ray start --address=$RAY_HEAD_IP:{PORT}"],
+    }
+
+
+def _of_the_cloud(provider: str) -> list[str]:
+    """What Ray's own file for the cloud installs on the head, where the autoscaler runs: the cloud's library."""
+    ray = _ray()
+    defaults = ray / "autoscaler" / provider / "defaults.yaml" if ray and provider.isalpha() else None
+    if defaults is None or not defaults.is_file():
+        return []
+    commands = yaml.load(defaults.read_text(), f"Ray's {provider}/defaults.yaml").get("head_setup_commands")
+    return list(commands or [])
+
+
+def _ray() -> Path | None:
+    """The folder of the Ray that is installed, found without importing it."""
+    found = find_spec("ray")
+    return Path(found.origin).parent if found and found.origin else None
+
+
+def _as_ray_takes_it(document: Document) -> None:
+    """Raises SpecError with Ray's own words for what its schema refuses, as in `provider` or `auth`."""
+    import jsonschema  # Ray's own dependency, and slow to import
+
+    if (ray := _ray()) is None:
+        return
+    schema = json.loads((ray / "autoscaler" / "ray-schema.json").read_text())
+    plain: Any = {key: value for key, value in document.items() if isinstance(key, str)}
+    plain["available_node_types"] = {
+        name: {key: value for key, value in kind.items() if isinstance(key, str)}
+        for name, kind in plain["available_node_types"].items()
+    }
+    try:
+        jsonschema.validate(plain, schema)
+    except jsonschema.ValidationError as e:
+        field = ".".join(str(part) for part in e.absolute_path)
+        raise SpecError(f"ray_autoscaler.{field}", f"Ray's cluster launcher refuses it: {e.message[:300]}") from None
+
+
+def _remarks(fleet: FleetSpec) -> list[str]:
+    local = [name for name, pool in fleet.pools.items() if not pool.storage]
+    if not local:
+        return []
+    return [
+        f"checkpoints of {', '.join(local)} lie on their machines and go with them; `storage` names a shared folder"
+    ]

@@ -1,0 +1,212 @@
+"""A batch script for Slurm: the fleet lives as long as the job. One pool is a plain job, several are the components of
+a heterogeneous one.
+
+The batch script runs on the first node of the first pool, starts Ray's head there, then a keeper on every node that
+starts Ray again where it ends, and last Polyfleet's server. Text of users stands in it quoted, or as one checked word.
+"""
+
+import shlex
+
+from cluster.render.shapes import Shape, environment_name, lacking, others, settings, shapes, storages
+from cluster.render.spec import SlurmFleet, SlurmPool
+from cluster.spec import FleetSpec
+from cluster.version import VERSION
+
+NEEDED = ("cpus",)
+NOTICE_S = 90
+"""Before the time is up the script is told, so that jobs save: they have 30 s, and Slurm may be 60 s off."""
+
+HEAD = r"""
+set -euo pipefail
+POLYFLEET_UMASK=$(printf %03o $(($(umask) | 2)))  # of jobs' own files
+export POLYFLEET_UMASK
+umask 077
+mkdir -p "$folder/home"
+token=$folder/ray-token
+[ -s "$token" ] || head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' > "$token"
+chmod 600 "$token"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token
+if [ -n "${POLYFLEET_CODE:-}" ]; then export PYTHONPATH=$POLYFLEET_CODE; fi
+
+export POLYFLEET_BATCH=$SLURM_JOB_ID
+own=/tmp/pf-$SLURM_JOB_ID-head
+mkdir -m 700 "$own"
+ip=${POLYFLEET_HEAD_IP:-$(hostname -I | cut -d' ' -f1)}
+port=$((20000 + SLURM_JOB_ID % 20000))
+export POLYFLEET_RAY_ADDRESS=$ip:$port
+
+polyfleet() { POLYFLEET_HOME=$folder/home "$python" -m orchestrator.cli.main "$@"; }
+ray_head=
+nodes=()
+# Nodes first: their jobs save while the server still answers. Only the keepers are told: Slurm's own signals, and those
+# of an srun that is told to end, go to all processes of a node at once, and nobody would be left to have jobs save.
+read -r -d '' ending <<'ENDING' || true
+for keeper in /tmp/pf-"$POLYFLEET_BATCH"-*/keeper; do
+  if mv "$keeper" "$keeper.told" 2>/dev/null; then kill -TERM "$(cat "$keeper.told")"; fi
+done
+ENDING
+stop() {
+  trap '' TERM INT
+  trap - EXIT
+  [ ${#nodes[@]} -eq 0 ] || srun "${everywhere[@]}" bash -c "$ending" || true
+  for node in "${nodes[@]}"; do wait "$node" || true; done
+  polyfleet down || true
+  [ -z "$ray_head" ] || kill -TERM "$ray_head" 2>/dev/null || true
+  wait "$ray_head" 2>/dev/null || true
+  rm -rf "$own"
+}
+trap stop EXIT
+trap 'exit 143' TERM INT
+
+"$python" -m ray.scripts.scripts start --head --block --node-ip-address="$ip" --port="$port" --temp-dir="$own/ray" \
+  --num-cpus=0 --num-gpus=0 --include-dashboard=false --labels=polyfleet.io/role=head &
+ray_head=$!
+for ((i = 0; i < 600; i++)); do
+  if (: < "/dev/tcp/$ip/$port") 2>/dev/null; then break; fi
+  kill -0 "$ray_head" || { echo "Ray's head ended before it listened" >&2; exit 1; }
+  sleep 0.2
+done
+
+# What runs on each node: Ray, started again where it ends while the job does not.
+read -r -d '' keeper <<'KEEPER' || true
+own=/tmp/pf-$POLYFLEET_BATCH-$POLYFLEET_POOL-$SLURM_PROCID
+mkdir -m 700 "$own" || exit 1
+export POLYFLEET_NODE=$POLYFLEET_POOL-$SLURM_PROCID POLYFLEET_NODE_DIR=$own/node POLYFLEET_HOME=$own/home
+if [ -n "${ROCR_VISIBLE_DEVICES:-}" ]; then  # Ray takes AMD's other variable
+  export HIP_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES
+  unset ROCR_VISIBLE_DEVICES
+fi
+ended= ray=
+trap 'ended=1; [ -z "$ray" ] || kill -TERM "$ray" 2>/dev/null' TERM INT
+echo $$ > "$own/keeper"
+while [ -z "$ended" ]; do
+  "$@" --temp-dir="$own/ray" --labels="$POLYFLEET_LABELS,polyfleet.io/node=$POLYFLEET_NODE" &
+  ray=$!
+  while kill -0 "$ray" 2>/dev/null; do wait "$ray" || true; done
+  ray=
+  if [ -z "$ended" ]; then sleep 5 & wait $! || true; fi
+done
+rm -rf "$own"
+KEEPER
+"""
+
+END = r"""
+polyfleet up --address "$POLYFLEET_RAY_ADDRESS"
+echo "Fleet up. On this machine: POLYFLEET_HOME=$folder/home $python -m orchestrator.cli.main status"
+for node in "${nodes[@]}"; do wait "$node" || true; done
+"""
+
+
+def render(fleet: FleetSpec) -> tuple[str, list[str]]:
+    """The script, and what whoever submits it should know. Raises SpecError."""
+    slurm = fleet.slurm
+    if slurm is None:
+        raise lacking(
+            "slurm", "a batch script", "name a folder that all nodes see, e.g. slurm: {folder: /shared/me/polyfleet}"
+        )
+    found = shapes(fleet, NEEDED)
+    python = _interpreter(fleet)
+    parts = [_preface(fleet.name, slurm), _options(fleet.name, slurm, found)]
+    parts.append(f"\nfolder={shlex.quote(slurm.folder)}\npython={shlex.quote(python)}")
+    parts.append("\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(settings().items())))
+    parts.append(f"everywhere=({_everywhere(len(found))})")
+    parts.append(HEAD.rstrip("\n"))
+    folders = storages(fleet, f"{slurm.folder}/storage")
+    parts += [_nodes(number, shape, len(found), folders) for number, shape in enumerate(found)]
+    return "\n".join(parts) + END, []
+
+
+def _everywhere(pools: int) -> str:
+    """Options of an srun that runs once on each node of the job."""
+    components = f"'--het-group={','.join(map(str, range(pools)))}' " if pools > 1 else ""
+    return f"{components}--ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none --overlap"
+
+
+def _interpreter(fleet: FleetSpec) -> str:
+    """Of the first pool: the head and the server run in it, too."""
+    for name, pool in fleet.pools.items():
+        if not pool.environment.interpreter.startswith("/"):
+            raise lacking(
+                f"pools.{name}.environment", "a batch script",
+                "name a Python that all nodes see and that has Ray and Polyfleet: {interpreter: /shared/env/bin/python}"
+            )  # fmt: skip
+    return next(iter(fleet.pools.values())).environment.interpreter
+
+
+def _preface(name: str, slurm: SlurmFleet) -> str:
+    return f"""#!/bin/bash
+# Fleet {name}, rendered by Polyfleet {VERSION}. It lives as long as this job; jobs and checkpoints in
+# {slurm.folder} stay, and go on in the next one.
+#
+#   mkdir -p -m 700 {slurm.folder} && sbatch THIS_FILE
+#
+# Its Pythons must hold Ray and Polyfleet {VERSION}; where Polyfleet is not installed, POLYFLEET_CODE names the folder
+# with its packages. POLYFLEET_HEAD_IP names the address that nodes reach, where it is not the machine's first. The
+# token of Ray is made in that folder, readable by you alone."""
+
+
+def _options(name: str, slurm: SlurmFleet, found: list[Shape]) -> str:
+    common = {
+        "job-name": f"polyfleet-{name}",
+        "dependency": "singleton",
+        "output": f"{slurm.folder}/slurm-%j.log",
+        "signal": f"B:TERM@{NOTICE_S}",
+        "time": slurm.time,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "reservation": slurm.reservation,
+    }
+    # A component of the first one's name would wait for it: singleton goes by names.
+    names = [{}, *({"job-name": f"polyfleet-{name}-{shape.pool}"} for shape in found[1:])]
+    blocks = [_lines(own | _of_pool(shape)) for own, shape in zip(names, found, strict=True)]
+    return "\n".join([_lines(common), "\n#SBATCH hetjob\n".join(blocks)])
+
+
+def _lines(options: dict[str, str]) -> str:
+    return "\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value)
+
+
+def _of_pool(shape: Shape) -> dict[str, str]:
+    own = shape.spec.slurm or SlurmPool()
+    least = max(1, shape.least)
+    nodes = str(shape.most) if least == shape.most else f"{least}-{shape.most}"
+    memory = f"{shape.memory_bytes >> 20}M" if shape.memory_bytes else ""
+    return {
+        "partition": own.partition,
+        "constraint": own.constraint,
+        "nodes": nodes,
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(shape.spec.cpus),
+        "mem": memory,
+        "gres": _gres(shape, own),
+    }
+
+
+def _gres(shape: Shape, own: SlurmPool) -> str:
+    if own.gres or not shape.devices:
+        return own.gres
+    if shape.resource != "GPU":
+        raise lacking(
+            f"pools.{shape.pool}.slurm.gres", f"a pool of {shape.kind}", "name it as `scontrol show node` does"
+        )
+    return f"gpu:{shape.devices}"
+
+
+def _nodes(number: int, shape: Shape, pools: int, folders: dict[str, str]) -> str:
+    """Start the keepers of one pool's nodes."""
+    labels = ",".join(f"{key}={value}" for key, value in shape.labels().items())
+    told = shape.variables(folders[shape.pool], others(folders, shape.pool)) | {"POLYFLEET_LABELS": labels}
+    counts = shape.resources()
+    others_ = {name: count for name, count in counts.items() if name not in ("CPU", "GPU")}
+    custom = "{" + ", ".join(f'"{name}": {count}' for name, count in others_.items()) + "}"
+    python = shape.spec.environment.interpreter
+    ray = [python, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={counts['CPU']}",
+           f"--num-gpus={counts.get('GPU', 0)}", f"--resources={custom}"]  # fmt: skip
+    component = f" --het-group={number}" if pools > 1 else ""
+    variables = " \\\n  ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(told.items()))
+    return f"""
+# pool {shape.pool}, environment {environment_name(shape.spec)}
+srun{component} --ntasks-per-node=1 --cpus-per-task={shape.spec.cpus} --overlap --kill-on-bad-exit=0 env \\
+  {variables} \\
+  bash -c "$keeper" keeper {shlex.join(ray)} --address="$POLYFLEET_RAY_ADDRESS" &
+nodes+=($!)"""

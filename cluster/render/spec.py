@@ -1,0 +1,224 @@
+"""What a fleet file tells engines that start its nodes: fields of a pool and of a fleet, in those engines' own words.
+
+What only another engine needs is not read; what the one that is rendered lacks is an error then (shapes.py).
+"""
+
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+
+from cluster.catalogue import known_kind
+from cluster.validation import WrongValueError, in_field
+
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,510}")
+TOPOLOGY = re.compile(r"[1-9][0-9]{0,2}(x[1-9][0-9]{0,2}){1,2}")
+SIZE = re.compile(r"([1-9][0-9]{0,8})(K|M|G|T)(i?)B?")
+KUBERNETES_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+QUALIFIED = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+SLURM_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:=@*&|()\[\]+-]{0,255}")
+SLURM_TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}|UNLIMITED")
+FOLDER = re.compile(r"(/[A-Za-z0-9._+-]+)+")
+MAX_HANDED_BYTES = 16 << 10
+SECRET_KEYS = {"gcp_credentials", "aws_credentials", "aws_secret_access_key", "aws_session_token", "password"}
+"""Of Ray's providers: their values would stand in a file that is shown and committed."""
+
+
+def _matching(pattern: re.Pattern[str], what: str, remedy: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value and not pattern.fullmatch(value):
+            raise WrongValueError(f"{value[:100]!r} is not {what}", remedy)
+        return value
+
+    return AfterValidator(check)
+
+
+def split_accelerators(text: str) -> tuple[str, int]:
+    """Kind and count per node of `nvidia:H100-80GB:8`, `H100:8` or `H100`. Raises UserError for an unknown kind."""
+    kind, colon, count = text.rpartition(":")
+    if colon and count.isascii() and count.isdigit():
+        return known_kind(kind), int(count)
+    return known_kind(text), 1
+
+
+def _accelerators(value: str) -> str:
+    kind, count = in_field(split_accelerators, value)
+    if kind == "cpu" or not 1 <= count <= 256:
+        said = "a CPU is not an accelerator" if kind == "cpu" else f"{count} accelerators in one node"
+        raise WrongValueError(said, "write kind and count of one node, e.g. nvidia:H100-80GB:8; of a CPU leave it out")
+    return f"{kind}:{count}"
+
+
+def _from_mapping(value: Any) -> Any:
+    """SkyPilot also writes {H100: 8}."""
+    if isinstance(value, dict) and len(value) == 1:
+        return ":".join(str(part) for pair in value.items() for part in pair)
+    return value
+
+
+def size_bytes(text: str) -> int:
+    """Of `1800GB` or `512GiB`, checked already."""
+    found = SIZE.fullmatch(text)
+    if found is None:
+        raise WrongValueError(f"{text[:100]!r} is not a size", "write a number and a unit, e.g. 64GB or 64GiB")
+    number, unit, binary = found.groups()
+    base = 1024 if binary else 1000
+    return int(number) * int(base ** ("KMGT".index(unit) + 1))
+
+
+def _size(value: str) -> str:
+    size_bytes(value)
+    return value
+
+
+def _handed_on(value: dict[str, Any]) -> dict[str, Any]:
+    """A mapping that an engine reads and we do not: plain, small, without secrets."""
+    size = len(json.dumps(value).encode())
+    if size > MAX_HANDED_BYTES:
+        raise WrongValueError(f"is {size} bytes, at most {MAX_HANDED_BYTES} are handed on", "shorten it")
+    if found := sorted(SECRET_KEYS & set(_keys(value))):
+        raise WrongValueError(
+            f"{found[0]!r} would stand in the rendered file", "leave it out: Ray reads the cloud's own login files"
+        )
+    return value
+
+
+def _keys(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [*value, *(key for inner in value.values() for key in _keys(inner))]
+    return [key for inner in value for key in _keys(inner)] if isinstance(value, list) else []
+
+
+Image = Annotated[str, _matching(IMAGE, "an image", "write it as `docker pull` takes it, e.g. registry/name:tag")]
+KubernetesName = Annotated[str, _matching(KUBERNETES_NAME, "a name of Kubernetes", "use a-z, 0-9, `-` and `.`")]
+Qualified = Annotated[str, _matching(QUALIFIED, "a key of Kubernetes", "write it as PREFIX/NAME")]
+LabelValue = Annotated[str, _matching(LABEL_VALUE, "a label's value", "use up to 63 letters, digits, `-`, `_`, `.`")]
+SlurmWord = Annotated[str, _matching(SLURM_WORD, "one word of Slurm's", "write it as behind the option of sbatch")]
+Size = Annotated[str, AfterValidator(_size)]
+Whole = Annotated[int, Field(strict=True, ge=1, le=4096)]
+Handed = Annotated[dict[str, Any], AfterValidator(_handed_on)]
+Command = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00\r\n]+$")]
+Selector = dict[Qualified, LabelValue]
+
+
+class Toleration(BaseModel, extra="forbid", frozen=True):
+    """As in a pod."""
+
+    key: Qualified = ""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: LabelValue = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+
+
+Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=32)]
+
+
+class KubernetesPool(BaseModel, extra="forbid", frozen=True):
+    """Of a pool's pods."""
+
+    node_selector: Selector | None = Field(
+        default=None, description="Labels of their nodes, in place of those the catalogue knows; {}: none"
+    )
+    tolerations: Tolerations = Field(default=(), description="Beside that of the vendor's own taint")
+    resource: Qualified = Field(
+        default="", description="The device plugin's resource where it is not the usual one, e.g. gpu.intel.com/i915"
+    )
+    service_account: KubernetesName = Field(default="", description="Its token is then mounted for jobs, too")
+
+
+class KubernetesHead(BaseModel, extra="forbid", frozen=True):
+    """The pod of Ray's head, where Polyfleet's server runs too. It runs no jobs."""
+
+    image: Image = Field(description="Has Ray and Polyfleet")
+    cpus: Whole = 2
+    memory: Size = "8GB"
+    home_claim: KubernetesName = Field(
+        default="", description="PersistentVolumeClaim of the home: jobs outlive the pod; without, they end with it"
+    )
+    node_selector: Selector = {}
+    tolerations: Tolerations = ()
+
+
+class KubernetesFleet(BaseModel, extra="forbid", frozen=True):
+    """For `polyfleet render kuberay`."""
+
+    namespace: KubernetesName = "default"
+    head: KubernetesHead | None = None
+    image_pull_secrets: Annotated[tuple[KubernetesName, ...], Field(max_length=16)] = Field(
+        default=(), description="Names of Secrets that hold a registry's login"
+    )
+    token_secret: KubernetesName = Field(
+        default="", description="Secret with Ray's token under the key auth_token; without, KubeRay makes one"
+    )
+    storage_claim: KubernetesName = Field(
+        default="", description="PersistentVolumeClaim (ReadWriteMany) of all pools' checkpoints"
+    )
+    fs_group: Annotated[int, Field(strict=True, ge=0, lt=1 << 31)] | None = Field(
+        default=None, description="Group that may write to claims, where images do not run as root"
+    )
+    idle_timeout_s: Whole = Field(default=300, description="After so long an idle node above min_nodes is given back")
+
+
+class AutoscalerPool(BaseModel, extra="forbid", frozen=True):
+    """Of a pool's machines."""
+
+    node_config: Handed = Field(description="What the cloud calls such a machine, e.g. {InstanceType: p5.48xlarge}")
+    setup_commands: Annotated[tuple[Command, ...], Field(max_length=64)] = Field(
+        default=(), description="In place of those that install Polyfleet and the pool's requirements"
+    )
+
+
+class AutoscalerFleet(BaseModel, extra="forbid", frozen=True):
+    """For `polyfleet render ray-autoscaler`."""
+
+    provider: Handed = Field(description="As Ray's cluster launcher has it, e.g. {type: aws, region: us-west-2}")
+    auth: Handed = Field(default={}, description="As Ray has it, e.g. {ssh_user: ubuntu}")
+    head: AutoscalerPool | None = Field(default=None, description="The machine of Ray's head; it runs no jobs")
+    head_image: Image = Field(default="", description="Where pools have an image: that of the head")
+    token_file: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")] = Field(
+        default="~/.ray/auth_token", description="Ray's token on the machine that runs `ray up`"
+    )
+    idle_timeout_s: Whole = Field(default=300, description="After so long an idle node above min_nodes is given back")
+
+
+class SlurmPool(BaseModel, extra="forbid", frozen=True):
+    """Options of sbatch for a pool's nodes."""
+
+    partition: SlurmWord = ""
+    constraint: SlurmWord = ""
+    gres: SlurmWord = Field(default="", description="Where it is not gpu:COUNT, e.g. gpu:h100:8")
+
+
+class SlurmFleet(BaseModel, extra="forbid", frozen=True):
+    """For `polyfleet render slurm`."""
+
+    folder: Annotated[str, _matching(FOLDER, "a plain absolute path", "use letters, digits and `._+-` from / on")] = (
+        Field(description="Shared by all nodes: token, jobs, checkpoints, logs; yours alone")
+    )
+    time: Annotated[str, _matching(SLURM_TIME, "a time of Slurm's", "write e.g. 12:00:00 or 2-00:00:00")] = Field(
+        default="", description="After so long Slurm ends the fleet; jobs go on in the next one"
+    )
+    account: SlurmWord = ""
+    qos: SlurmWord = ""
+    reservation: SlurmWord = ""
+
+
+Accelerators = Annotated[
+    str,
+    BeforeValidator(_from_mapping),
+    AfterValidator(_accelerators),
+    Field(description="Kind and count of one node, e.g. nvidia:H100-80GB:8 (`render`)"),
+]
+Topology = Annotated[
+    str,
+    _matching(TOPOLOGY, "a topology", "write chips by chips, e.g. 4x4 or 2x2x4"),
+    Field(description="Of a TPU slice, e.g. 4x4; its nodes come and go as one (`render`)"),
+]
+MinNodes = Annotated[int, Field(strict=True, ge=0, le=4096, description="As few nodes as that are kept (`render`)")]
+MaxNodes = Annotated[int, Field(strict=True, ge=1, le=4096, description="As many as that are started (`render`)")]
+Cpus = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPUs of one node (`render`)")]
+Memory = Annotated[Size, Field(description="Of one node, e.g. 1800GB (`render`)")]
+PoolImage = Annotated[Image, Field(description="Container that has Ray, Polyfleet and the vendor's torch (`render`)")]
+Spot = Annotated[bool, Field(strict=True, description="Of machines that may be taken away (`render`)")]

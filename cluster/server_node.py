@@ -1,0 +1,72 @@
+"""A Ray node of our own beside a server that joins a cluster from a machine which has none of its nodes.
+
+It has no CPUs, and so gets no agent and no work. It is in the fleet's record: `down` stops it, and a server that finds
+it gone starts it again.
+"""
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from cluster import code, embedded, fleet_record, ray_local
+from cluster.errors import FleetError
+from cluster.fleet_record import FleetRecord, NodeProcess
+from cluster.identity import fleet_identity
+from cluster.paths import home, private_dir
+from cluster.processes import alive, free_port
+from cluster.ray_local import FLEET_LABEL, ROLE_LABEL, SERVER, LocalNode
+from cluster.ray_node import node_environment, tls_environment, worker_command
+from cluster.raylets import TEMPORARY, await_started, begin, remove_temporary, stop_strays
+
+NAME = "server-node"
+
+
+def ensure(record: FleetRecord) -> LocalNode:
+    """The node of this machine through which the cluster of `record` is joined, started where there is none. It may
+    take half a minute. Raises FleetError, and what Ray does where the cluster does not answer.
+    """
+    identity = fleet_identity(home())
+    if (found := ray_local.find(record.address, identity)) is not None:
+        return found
+    await_started(start(record))
+    if (found := ray_local.find(record.address, identity)) is not None:
+        return found
+    remedy = "see whether its user may open sockets in /tmp; `polyfleet doctor` tells whether the next try works"
+    raise FleetError(f"the Ray node that was started here for {record.address} cannot be used", remedy)
+
+
+def start(record: FleetRecord) -> NodeProcess:
+    """Written down before it can be lost. Raises Conflict while `polyfleet up` or `down` is at work."""
+    with embedded.one_at_a_time(embedded.REPAIR):
+        now = fleet_record.read()
+        if now is None or now.state != "up" or now.address != record.address:
+            raise FleetError(f"{record.address} was left meanwhile", "`polyfleet up --address` joins it again")
+        if (living := next((p for p in now.processes if p.role == SERVER and alive(p.process)), None)) is not None:
+            return living
+        return _start(_with_folder(now))
+
+
+def _with_folder(record: FleetRecord) -> FleetRecord:
+    """A new one: what is left of the node before is removed."""
+    if record.joined_dir:
+        stop_strays(Path(record.joined_dir))
+        remove_temporary(Path(record.joined_dir))
+    # Unix socket paths end at 107 bytes: the folder's name has to be short.
+    record = replace(record, joined_dir=tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp"))
+    fleet_record.write(record)
+    return record
+
+
+def _start(record: FleetRecord) -> NodeProcess:
+    folder = Path(record.joined_dir)
+    labels = {ROLE_LABEL: SERVER, FLEET_LABEL: fleet_identity(home())}
+    own = ray_local.address_towards(record.address)
+    command = worker_command(Path(sys.executable), record.address, labels, {"CPU": 0})
+    command += [f"--node-ip-address={own}", f"--temp-dir={folder / 'r'}"]
+    ports = {"autoscaler": free_port(), "dashboard": free_port()}
+    env = node_environment(Path(record.token_path), code.export(), ports, tls_environment(record.tls_dir))
+    del env["RAY_START_HOOK"]  # it would keep the node on the loopback interface
+    node = NodeProcess(SERVER, NAME, "", 0, 0.0)
+    record = begin(record, node, command, env, private_dir(folder / "n"))
+    return next(p for p in record.processes if p.role == SERVER)

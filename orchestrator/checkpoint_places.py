@@ -1,0 +1,47 @@
+"""Where a checkpoint or data is that a user of this machine names: POOL:PATH in the fleet, or a path or URI that this
+machine reaches. The command line and Python read them alike.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from cluster import places
+from cluster.errors import UserError
+
+_POOL = re.compile(rf"{places.POOL.pattern}:[^/\\].*")
+
+
+def is_local(place: str) -> bool:
+    """A path (absolute, `./…`, `~…`, or without a colon) or a URI; POOL:PATH is the fleet's. Raises SpecError for a URI
+    that is no object store's.
+    """
+    if places.is_uri(place):
+        places.uri(place, "place")
+        return True
+    return not _POOL.fullmatch(place)
+
+
+def of_this_machine(place: str) -> bool:
+    """A path here, and no URI."""
+    return not places.is_uri(place) and is_local(place)
+
+
+def all_local(*named: str) -> bool:
+    """Raises UserError for a mixture of places that no single machine reaches."""
+    kinds = {is_local(place) for place in named if not places.is_uri(place)}
+    if len(kinds) > 1:
+        raise UserError(
+            f"{' and '.join(named)} are a path of this machine and a pool's storage",
+            "name both in pools, or both on this machine: `polyfleet checkpoint copy` brings one there",
+        )
+    return not kinds or kinds.pop()
+
+
+def between_here_and_a_pool(one: str, other: str) -> bool:
+    """One is a path of this machine, the other lies in a pool; none in an object store."""
+    return not any(map(places.is_uri, (one, other))) and is_local(one) != is_local(other)
+
+
+def expanded(value: Any) -> Any:
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~") else value

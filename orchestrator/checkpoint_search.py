@@ -1,0 +1,90 @@
+"""Which storage of a pool has the checkpoint that a user named: its nodes may share one, or each have their own."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, nearest
+from cluster.places import Place
+from orchestrator.core.nodes import SILENT_S
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.agents import Agents
+
+Answer = dict[str, Any] | PolyfleetError
+"""Of `resolve_checkpoint`: {"path", "passed_over": [{"path", "reason"}]}, "" for nothing there; or what was raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint, a node whose storage has it, and the newer ones of its folder that are passed over, wherever."""
+
+    node: str
+    place: Place
+    passed_over: tuple[dict[str, str], ...] = ()
+
+
+def newest(pool: str, answers: Mapping[str, Answer]) -> Found | None:
+    """The newest that any node has, of equal ones the first; None where all say that nothing is there. Raises what a
+    node raised where no other has one: it may lie there.
+    """
+    told = {node: answer for node, answer in answers.items() if isinstance(answer, dict)}
+    having = {node: PurePosixPath(answer["path"]).name for node, answer in told.items() if answer["path"]}
+    if not having:
+        for answer in answers.values():
+            if isinstance(answer, PolyfleetError):
+                raise answer
+        return None
+    node = max(having, key=lambda one: having[one])  # the first of equal ones
+    passed_over = {row["path"]: row for answer in told.values() for row in answer["passed_over"]}
+    newer = (row for path, row in passed_over.items() if PurePosixPath(path).name > having[node])
+    return Found(node, Place(pool, told[node]["path"]), tuple(newer))
+
+
+class Storages:
+    """Of pools, by the nodes that serve them. All may raise FleetError, or SpecError for a pool that nobody knows."""
+
+    def __init__(self, agents: "Agents"):
+        self._agents = agents
+
+    def find(self, reference: Place, field: str = "checkpoint") -> Found:
+        """Raises NotFound naming the nearest one that is there."""
+        answers: dict[str, Answer] = {}
+        for node in self.nodes_of(reference.pool, field):
+            try:
+                answer = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
+            except PolyfleetError as e:
+                answers[node] = e
+                continue
+            answers[node] = answer
+            if answer["path"] == reference.path:
+                return Found(node, reference, tuple(answer["passed_over"]))
+        if found := newest(reference.pool, answers):
+            return found
+        here = [row["path"] for node in answers for row in self._agents.call(node, "checkpoints", "")]
+        raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))
+
+    def nodes_of(self, pool: str, field: str = "pool") -> list[str]:
+        """One for each storage that its nodes see; where they cannot tell, they count as sharing one. Those that have
+        been silent come last.
+        """
+        first, now_s = self.node_of(pool, field), time.monotonic()
+        serving = sorted(self._agents.of_pool(pool), key=lambda one: one[1].silent_s(now_s) > SILENT_S)
+        by_storage: dict[str, str] = {}
+        for name, node in serving:
+            by_storage.setdefault(node.facts.storage_id if node.facts else "", name)
+        return [*by_storage.values()] or [first]
+
+    def node_of(self, pool: str, field: str = "pool") -> str:
+        """One that serves the pool's storage: where they have several, that of what is written there."""
+        serving = self._agents.of_pool(pool)
+        if serving:
+            return serving[0][0]
+        known = sorted({a.facts.pool for _, a in self._agents.items() if a.facts})
+        if pool in known:
+            raise FleetError(
+                f"no node of pool {pool!r} is up to reach its storage", "`polyfleet up` restarts lost nodes"
+            )
+        raise SpecError(field, f"no pool {pool!r}", nearest(pool, known))

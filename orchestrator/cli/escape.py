@@ -1,0 +1,27 @@
+"""Leaving a shell that does not answer: Enter, then `~.`, as with ssh. Pure."""
+
+LEAVE, TILDE, NEWLINES = ord("."), ord("~"), b"\r\n"
+
+
+class Escape:
+    """What is typed on its way. `~~` at the start of a line sends one `~`; before anything else it is itself."""
+
+    def __init__(self) -> None:
+        self._starts, self._held = True, False
+
+    def feed(self, typed: bytes) -> tuple[bytes, bool]:
+        """(what to send, whether to leave)."""
+        sent = bytearray()
+        for char in typed:
+            if self._held:
+                self._held = False
+                if char == LEAVE:
+                    return bytes(sent), True
+                if char != TILDE:
+                    sent.append(TILDE)
+            elif self._starts and char == TILDE:
+                self._held, self._starts = True, False
+                continue
+            sent.append(char)
+            self._starts = char in NEWLINES
+        return bytes(sent), False

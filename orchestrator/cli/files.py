@@ -1,0 +1,76 @@
+"""`polyfleet files …`: what a job wrote into $POLYFLEET_OUTPUT_DIR, listed, fetched and added to."""
+
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Format, Output, emit, say
+from orchestrator.cli.places import working
+
+app = typer.Typer(help="Files of jobs: $POLYFLEET_OUTPUT_DIR.", no_args_is_help=True, rich_markup_mode=None)
+Where = Annotated[str, typer.Argument(help="A job, or a path in its folder.", metavar="JOB[:PATH]", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Write over files that differ.")]
+
+
+@app.command("ls")
+def list_(where: Where, output: Output = Format.TABLE) -> None:
+    """Every file and folder below JOB[:PATH], with sizes and times (UTC)."""
+    from orchestrator.client import connect
+    from orchestrator.file_transfer import listed
+    from orchestrator.show.files import files
+
+    with connect(progress=say) as client:
+        emit(listed(client, *_split(where)), output, files)
+
+
+@app.command()
+def get(
+    where: Where,
+    dest: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder here. The content of a folder goes into it.", show_default="its own name"
+        ),
+    ] = "",
+    force: Force = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Fetch a file or a folder with all that is in it. What is here already is not fetched again; cut off, it goes on
+    where it was. A local file that differs is left alone without --force.
+    """
+    from orchestrator import file_get
+    from orchestrator.client import connect
+
+    with connect(progress=say) as client, working(f"getting {where}") as progress:
+        told = file_get.get(client, *_split(where), dest, force, progress)
+    _emit(told.to_plain(), output)
+
+
+@app.command()
+def put(
+    source: Annotated[str, typer.Argument(help="A file or a folder here.", metavar="SOURCE")],
+    where: Where,
+    force: Force = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Add a file or a folder to a job's folder. No file of a running job is written over, and none that differs without
+    --force.
+    """
+    from orchestrator import file_put
+    from orchestrator.client import connect
+
+    with connect(progress=say) as client, working(f"putting {source}") as progress:
+        told = file_put.put(client, source, *_split(where), force, progress)
+    _emit(told.to_plain(), output)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """JOB and PATH: no name of a job has a colon."""
+    job, _, path = text.partition(":")
+    return job, path
+
+
+def _emit(told: dict[str, Any], output: Format) -> None:
+    from orchestrator.show.files import transferred
+
+    emit(told, output, transferred)

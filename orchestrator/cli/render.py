@@ -1,0 +1,44 @@
+"""`polyfleet render kuberay|ray-autoscaler|slurm`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.output import say, write
+
+
+class Engine(StrEnum):
+    KUBERAY = "kuberay"
+    RAY_AUTOSCALER = "ray-autoscaler"
+    SLURM = "slurm"
+
+
+def render(
+    engine: Annotated[Engine, typer.Argument(help="A RayCluster, a file for `ray up`, or a batch script.")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` tells its form.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; without it, standard output.")
+    ] = None,
+) -> None:
+    """Write what starts the pools of a fleet file elsewhere: on Kubernetes, in a cloud, in a Slurm job.
+
+    Starts nothing and asks no cluster. What whoever uses the file should know is said on standard error.
+    """
+    from importlib import import_module
+
+    from cluster.errors import UserError
+    from cluster.spec import load_fleet
+
+    renderer = import_module(f"cluster.render.{engine.value.replace('-', '_')}")
+    text, remarks = renderer.render(load_fleet(file))
+    for remark in remarks:
+        say(f"note: {remark}")
+    if output is None:
+        write(text.rstrip("\n"))
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise UserError(f"cannot write {output}: {e.strerror}", "name a file in a folder that exists") from None

@@ -1,0 +1,190 @@
+"""`polyfleet simulate`: a trace of jobs, or a server's own log, on a fleet that need not exist."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster.errors import UserError
+from orchestrator.cli.jobs import moment
+from orchestrator.cli.output import Format, Output, emit, say, waiting
+
+if TYPE_CHECKING:
+    from orchestrator.show.grid import Grid
+    from orchestrator.simulate.fleets import Fleet
+    from orchestrator.simulate.outcome import Outcome
+    from orchestrator.simulate.past import Past
+    from orchestrator.simulate.replay import Replayed
+    from orchestrator.simulate.traces import Trace
+
+POLICIES = "fifo, priority, finish_time, max_min_fairness, makespan or cost."  # numpy is not imported for the help
+MOST_RESTART_S, MOST_NOISE = 1e7, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where jobs and fleet are from; "" and None where it was not said."""
+
+    trace: Path | None
+    throughputs: Path | None
+    log: str
+    since: str
+    until: str
+    fleet: str
+    faults: Path | None
+
+
+def simulate(
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV file of jobs: when each comes, and its work.")
+    ] = None,
+    throughputs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV file of rates: job type, gang, each kind.")
+    ] = None,
+    log: Annotated[
+        str, typer.Option(metavar="PATH", help="Instead: the jobs of a server, by its home, database or backup.")
+    ] = "",
+    fleet: Annotated[
+        str,
+        typer.Option(metavar="KIND=N,...", help="Devices of each kind, e.g. v100=36,k80=36; or a YAML file of nodes."),
+    ] = "",
+    policy: Annotated[str, typer.Option(help=POLICIES)] = "finish_time",
+    restart_cost: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Without progress at each start, resume or move. 0, or as in the log."),
+    ] = None,
+    noise: Annotated[
+        float, typer.Option(metavar="SIGMA", help="Log-normal error of the remaining work that the planner sees.")
+    ] = 0.0,
+    window: Annotated[str, typer.Option(metavar="A:B", help="Figures also for job ids from A to below B alone.")] = "",
+    since: Annotated[str, typer.Option(help="Of a log: submitted within this time (7d) or since a day.")] = "",
+    until: Annotated[str, typer.Option(help="Of a log: submitted before that (1d, 2026-11-20).")] = "",
+    faults: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML file of how often nodes fail, and for how long.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
+    controller: Annotated[
+        bool,
+        typer.Option("--controller", help="The whole controller plans, on nodes: slower."),
+    ] = False,
+    per_node: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --controller: devices of a node, 8 unless said."),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write utilisation.svg, jct.svg and queue.svg there.")
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Replay a trace of jobs on a fleet that need not exist: completion times, makespan, restarts, utilisation."""
+    _check_number("--restart-cost", restart_cost or 0.0, MOST_RESTART_S)
+    _check_number("--noise", noise, MOST_NOISE)
+    asked = Asked(trace, throughputs, log, since, until, fleet, faults)
+    _check_sources(asked)
+    _check_controller(controller, per_node, noise)
+    from orchestrator.simulate import controlled, replay, traces
+    from orchestrator.simulate.outcome import outcome
+
+    replay.check_policy(policy)
+    jobs, devices, past = _of_log(asked) if log else _of_files(asked)
+    if controller:
+        devices = controlled.on_nodes(devices, per_node)
+    chosen = traces.read_window(window, jobs) if window else None
+    if restart_cost is None:
+        restart_cost = past.starts_s if past else 0.0
+    if plots is not None:
+        _make_folder(plots)
+    with waiting(f"simulating {jobs.jobs} jobs"):
+        if controller:
+            replayed = controlled.controlled(jobs, devices, policy, restart_cost)
+        else:
+            replayed = replay.replay(jobs, devices, policy, restart_cost, noise, seed)
+    if plots is not None:
+        _draw(jobs, devices, replayed, plots)
+    found = outcome(jobs, devices, policy, replayed, chosen)
+    if past is not None:
+        from orchestrator.simulate.past import beside
+
+        found = beside(found, past, restart_cost)
+    emit(found, output, _table)
+
+
+def _check_sources(asked: Asked) -> None:
+    if bool(asked.log) == bool(asked.trace):
+        what = "both --trace and --log are given" if asked.log else "neither --trace nor --log is given"
+        raise UserError(what, "name a CSV file with --trace, or a server's home with --log")
+    wrong = "--throughputs" if asked.log and asked.throughputs else ""
+    wrong = wrong or ("--since" if asked.trace and asked.since else "--until" if asked.trace and asked.until else "")
+    if wrong:
+        raise UserError(f"{wrong}: not with {'--log' if asked.log else '--trace'}", f"leave {wrong} out")
+
+
+def _check_controller(controller: bool, per_node: int | None, noise: float) -> None:
+    if per_node is not None and not (controller and per_node >= 1):
+        raise UserError(f"--per-node: {per_node} is not for this", "give 1 or more, with --controller")
+    if controller and noise:
+        raise UserError("--noise: not with --controller", "leave one of them out")
+
+
+def _of_files(asked: Asked) -> "tuple[Trace, Fleet, Past | None]":
+    from orchestrator.simulate import fleets, traces
+
+    if asked.trace is None or asked.throughputs is None or not asked.fleet:
+        missing = "--fleet" if asked.throughputs else "--throughputs"
+        raise UserError(f"{missing}: missing", f"--trace needs --throughputs and --fleet; add {missing}")
+    fleet = fleets.read_fleet(asked.fleet)
+    if asked.faults is not None:
+        fleet = fleets.with_faults(fleet, asked.faults)
+    return traces.read_trace(asked.trace, traces.read_throughputs(asked.throughputs, fleet), fleet), fleet, None
+
+
+def _of_log(asked: Asked) -> "tuple[Trace, Fleet, Past | None]":
+    """Without `--fleet` the one that the log's jobs used, failing as `--faults` says."""
+    from dataclasses import replace
+
+    from orchestrator.simulate import fleets
+    from orchestrator.simulate.logs import read_log
+    from orchestrator.simulate.past import past
+
+    since_s = moment(asked.since) if asked.since else -float("inf")
+    until_s = moment(asked.until, "--until") if asked.until else float("inf")
+    fleet = fleets.read_fleet(asked.fleet) if asked.fleet else None
+    if fleet and asked.faults is not None:
+        fleet = fleets.with_faults(fleet, asked.faults)
+    with waiting("reading the log"):
+        found = past(read_log(asked.log), fleet, since_s, until_s)
+    if not fleet and asked.faults is not None:
+        found = replace(found, fleet=fleets.with_faults(found.fleet, asked.faults))
+    return found.trace, found.fleet, found
+
+
+def _check_number(option: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:
+        close = most if value > most else 0
+        raise UserError(f"{option}: {value:g} is not a number from 0 to {most:g}", f"the nearest valid is {close:g}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--plots: {folder} cannot be made: {e.strerror}", "name a folder") from None
+
+
+def _draw(trace: "Trace", fleet: "Fleet", replayed: "Replayed", folder: Path) -> None:
+    from orchestrator.simulate.pictures import pictures
+
+    for name, text in pictures(trace, fleet, replayed).items():
+        try:
+            (folder / name).write_text(text)
+        except OSError as e:
+            remedy = "free space there, or name another folder"
+            raise UserError(f"--plots: {folder / name} cannot be written: {e.strerror}", remedy) from None
+        say(f"{folder / name} written")
+
+
+def _table(found: "Outcome") -> "Grid":
+    from orchestrator.show.grid import facts
+
+    return facts(dict(found))

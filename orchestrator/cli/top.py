@@ -1,0 +1,109 @@
+"""The verb `top`: devices, what they do, and the jobs on them, painted again and again."""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.output import Format, Output, emit, say, screen
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+    from orchestrator.top import Now, Rates
+
+LEAVE = ("q", "Q", "\x1b", "\x03")
+
+
+def top(
+    count: Annotated[int, typer.Option("--count", "-n", help="End after so many refreshes; 0: never.", min=0)] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and end, as without a terminal.")] = False,
+    every: Annotated[float, typer.Option("--every", help="Seconds between refreshes.", min=0.5, max=3600.0)] = 2.0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Devices, how busy they are, and the jobs on them with step and rate, live. `q` or Ctrl-C ends it.
+
+    Of accelerators NVIDIA's and AMD's drivers tell how busy they are; nodes tell it every 10 s. A CPU's is the load of
+    its node. With `-o json` or `yaml` it prints one snapshot.
+    """
+    from orchestrator.client import connect
+    from orchestrator.show.top import top as shown
+    from orchestrator.top import Rates
+
+    rates = Rates()
+    with connect(progress=say) as client:
+        if once or output is not Format.TABLE or not sys.stdout.isatty():
+            emit(_now(client, rates), output, shown)
+            return
+        _live(client, rates, count, every)
+
+
+def _now(client: "Client", rates: "Rates") -> "Now":
+    from orchestrator import top
+
+    found = client.jobs(list(top.ON_DEVICES), limit=top.MOST, fields=top.FIELDS)
+    found += client.jobs(list(top.WAITING), limit=top.MOST, fields=top.FIELDS)
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return top.snapshot(client.nodes(), found, rates, at)
+
+
+def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:
+    from orchestrator.show.top import top as shown
+
+    done = 0
+    try:
+        with _keys() as keys, screen() as paint:
+            while True:
+                paint(shown(_patient(client, rates)))
+                done += 1
+                if done == count or keys(every_s):
+                    return
+    except KeyboardInterrupt:
+        return
+
+
+def _patient(client: "Client", rates: "Rates") -> "Now":
+    """Outlives a restart of the server."""
+    from orchestrator.transport import Unreachable
+
+    while True:
+        try:
+            return _now(client, rates)
+        except Unreachable as e:
+            client.reconnect(e)
+
+
+@contextmanager
+def _keys() -> "Iterator[_Keys]":
+    """The keyboard without waiting for Enter, where stdin is one."""
+    if not sys.stdin.isatty():
+        yield _Keys(None)
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin, termios.TCSADRAIN)
+        yield _Keys(sys.stdin.fileno())
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class _Keys:
+    def __init__(self, descriptor: int | None):
+        self._descriptor = descriptor
+
+    def __call__(self, within_s: float) -> bool:
+        """Whether a key that ends it was pressed; any other has it painted at once."""
+        if self._descriptor is None:
+            time.sleep(within_s)
+            return False
+        ready, _, _ = select.select([self._descriptor], [], [], within_s)
+        pressed = os.read(self._descriptor, 64).decode(errors="replace") if ready else " "
+        return pressed[:1] in ("", *LEAVE)

@@ -1,0 +1,60 @@
+"""How long jobs of a workload may run on kinds it was never measured on before those that were measured come first."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from orchestrator.core.expected import in_state_s
+from orchestrator.core.gang import Option
+from orchestrator.core.model import Job, Progress, Running, Snapshot
+from orchestrator.core.remaining import attained
+from orchestrator.core.throughput import name_of
+
+CHARGED_S = 300.0
+"""What each device of a live attempt counts at least: many jobs that start at once are many tries at once."""
+
+Name = tuple[str, str]
+
+
+class Exploration:
+    """Kept up to date while a plan is made. What live jobs have run is added up when it is first asked for."""
+
+    def __init__(self, seen: Snapshot):
+        self._seen = seen
+        self._live: dict[Name, dict[str, float]] | None = None
+
+    def over(self, job: Job, options: Iterable[Option]) -> frozenset[str]:
+        """Kinds on which jobs of its workload have run for as long as the policy lets them try, by device-seconds."""
+        ended, live = self._seen.history.tried_by(job), self._spent().get(_name(job), {})
+        kinds = {option.nodes[0].kind for option in options}
+        most_s = self._seen.explore_device_s
+        return frozenset(kind for kind in kinds if ended.get(kind, 0.0) + live.get(kind, 0.0) >= most_s)
+
+    def began(self, job: Job, option: Option) -> None:
+        devices = option.count * len(option.nodes)
+        self._count(job, {option.nodes[0].kind: CHARGED_S * devices})
+
+    def _spent(self) -> dict[Name, dict[str, float]]:
+        if self._live is None:
+            self._live = {}
+            for job in self._seen.jobs:
+                if job.id in self._seen.progress:
+                    self._add(job, None)
+            for attempt in self._seen.running:
+                if attempt.asked is not None:
+                    self._add(attempt.asked, attempt)
+        return self._live
+
+    def _add(self, job: Job, attempt: Running | None) -> None:
+        ran_s = max(CHARGED_S, in_state_s(job.id, self._seen)) if attempt else 0.0
+        self._count(job, attained(self._seen.progress.get(job.id, Progress()), attempt, ran_s))
+
+    def _count(self, job: Job, device_s: Mapping[str, float]) -> None:
+        if device_s:
+            found = self._spent().setdefault(_name(job), defaultdict(float))
+            for kind, seconds in device_s.items():
+                found[kind] += seconds
+
+
+def _name(job: Job) -> Name:
+    """A job whose folder and workload nobody named is like no other."""
+    return name_of(job) or f"job:{job.id}", job.task

@@ -1,0 +1,83 @@
+"""Where a job could start now, and why it could not start anywhere else."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from orchestrator.core import wait
+from orchestrator.core.fit import enough_free, least, other_vendor
+from orchestrator.core.gang import Option, option, too_few_nodes
+from orchestrator.core.model import Candidate, Devices, Job
+from orchestrator.core.places import Island, Place
+from orchestrator.core.room import Room
+
+Reasons = dict[tuple[int, str], str]
+"""(candidate number, devices id, or "" for all) -> the refusing sentence."""
+
+NO_DEVICES = "no node of the fleet has told its devices yet"
+
+
+def there(job: Job, place: Place, room: Room) -> Option | None:
+    """Exactly there, where that is free."""
+    want = job.candidates[place.candidate]
+    exact = want if want.exclusive else replace(want, count=place.count, min_count=place.count)
+    if room.quota.refusal(job, place.devices, place.island.kind):
+        return None
+    able = wait.nodes_of(job, place, room)
+    fits = [have for have in able if len(have.free) >= least(exact, have)]
+    return option(place.candidate, exact, fits, job)
+
+
+def options_of(job: Job, room: Room) -> list[Option]:
+    """All places where `job` could start now: the best of each candidate and island."""
+    fewest = job.objective == "cost"
+    found = [
+        option(index, own, nodes, job, fewest)
+        for index, want in enumerate(job.candidates)
+        for nodes in _fits(index, want, job, room).values()
+        if (own := room.quota.narrowed(job, want, nodes[0]))  # an island has one kind
+    ]
+    return [one for one in found if one]
+
+
+def _fits(index: int, want: Candidate, job: Job, room: Room) -> dict[Island, list[Devices]]:
+    """Nodes by island with enough free for a part of it."""
+    found: dict[Island, list[Devices]] = {}
+    for island, ids in room.places(want).islands.items():
+        first = room.devices[ids[0]]  # an island has one vendor; whole nodes of one are equally large
+        if not other_vendor(job, first):
+            need = least(want, first)
+            found[island] = [have for i in ids if len((have := room.devices[i]).free) >= need]
+    return {island: nodes for island, nodes in found.items() if nodes}
+
+
+def refusals(job: Job, room: Room) -> Reasons:
+    """Why all other places are none."""
+    if not room.devices:
+        return {(index, ""): NO_DEVICES for index in range(len(job.candidates))}
+    reasons: Reasons = {}
+    for index, want in enumerate(job.candidates):
+        places = room.places(want)
+        for why, ids in places.refused:
+            reasons |= dict.fromkeys([(index, devices_id) for devices_id in ids], why)
+        for devices_id in (devices_id for ids in places.islands.values() for devices_id in ids):
+            have = room.devices[devices_id]
+            if why := other_vendor(job, have) or room.quota.needs(job, want, have) or enough_free(want, have):
+                reasons[index, devices_id] = why + room.note(devices_id)
+        fits = _fits(index, want, job, room)
+        if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes(want, fits)):
+            reasons[index, ""] = short
+    return reasons
+
+
+def noted(why_not: Mapping[str, Reasons], notes: Mapping[str, Mapping[tuple[int, str], str]]) -> dict[str, Reasons]:
+    """`why_not` with what is told of nodes that may be started for these jobs."""
+    both = {
+        job: why | {key: _joined(text, why.get(key, "")) for key, text in notes[job].items()}
+        for job, why in why_not.items()
+        if job in notes
+    }
+    return {**why_not, **both}
+
+
+def _joined(note: str, why: str) -> str:
+    return note if why in ("", NO_DEVICES) else f"{note}; {why}"

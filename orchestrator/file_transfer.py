@@ -1,0 +1,110 @@
+"""Files between this machine and a job's folder: in pieces, each checked by its hash, a few files side by side.
+
+A file arrives beside its place and is renamed to it once it is whole. What an earlier try has brought is compared piece
+by piece and not sent again; a server that is started anew meanwhile is waited for.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cluster.errors import FleetError
+from cluster.tree_entries import Entry
+from cluster.trees import PIECE_BYTES
+from orchestrator.transport import Unreachable
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+
+Data = dict[str, Any]
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+AT_ONCE = 4
+TRIES = 4
+
+
+@dataclass
+class Report:
+    """What a transfer did. `files` are those that are at their places now, `travelled_bytes` what was sent for them."""
+
+    job: str
+    target: str
+    files: list[str] = field(default_factory=list)
+    bytes: int = 0
+    travelled_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def to_plain(self) -> Data:
+        return vars(self)
+
+
+class Told:
+    """Progress of several threads, which an error in `progress` ends."""
+
+    def __init__(self, total: int, progress: Progress | None):
+        self._total, self._done, self._progress, self._lock = total, 0, progress, threading.Lock()
+        self.travelled = 0
+
+    def more(self, size_bytes: int, travelled: bool) -> None:
+        with self._lock:
+            self._done += size_bytes
+            self.travelled += size_bytes if travelled else 0
+            if self._progress is not None:
+                self._progress(min(self._done, self._total), self._total)
+
+
+def listed(client: "Client", ref: str, path: str = "") -> Data:
+    """All pages of `client.files` as one; `job` is the id."""
+    page = client.files(ref, path)
+    entries = list(page["entries"])
+    after = page["after"]
+    while after:
+        more = client.files(page["job"], path, after)
+        entries += more["entries"]
+        after = more["after"]
+    return page | {"entries": entries, "after": ""}
+
+
+def until_reached(client: "Client", run: Callable[[], T]) -> T:
+    """Again with a server that was started meanwhile: what has arrived stays."""
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return run()
+        except Unreachable as e:
+            if not tries_left:
+                raise
+            client.reconnect(e)
+    raise AssertionError("the last try returns or raises")
+
+
+def each_file(do: Callable[[Entry], Any], entries: list[Entry]) -> None:
+    """Small ones a few at a time, then the others one by one: their pieces go side by side."""
+    each(do, [entry for entry in entries if entry["bytes"] <= PIECE_BYTES])
+    for entry in entries:
+        if entry["bytes"] > PIECE_BYTES:
+            do(entry)
+
+
+def each(do: Callable[[Any], Any], items: "Sequence[Any]") -> list[Any]:
+    """A few at a time, in order; the first error is raised, and no other is begun after it."""
+    stopped = threading.Event()
+
+    def one(item: Any) -> Any:
+        if stopped.is_set():
+            raise FleetError("the transfer was stopped", "run it again: it goes on where it stopped")
+        try:
+            return do(item)
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="files") as pool:
+        futures = [pool.submit(one, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

@@ -1,0 +1,144 @@
+"""Hosts of the fleet that is up: listed, added, removed. What a fleet file says is changed by its user only."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from cluster import embedded, paths
+from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
+from cluster.fleet_record import FleetRecord, HostRecord
+from cluster.heads import HEAD
+from cluster.hosts import fleet, head, owed
+from cluster.spec import FleetSpec, parse_fleet
+from orchestrator import lifecycle
+from orchestrator.client import Client, connect
+from orchestrator.server import daemon
+
+Progress = Callable[[str], None]
+Data = dict[str, Any]
+MOVED_S = 60.0
+TO_LEAVE = "away: stopped once it is reached"
+
+
+def rows() -> list[Data]:
+    """A row for each host, and for those that were away when they should have been left."""
+    record = embedded.record()
+    states = _states()
+    known = record.hosts if record is not None else ()
+    return [
+        *(
+            _row(host, _head(record, host) | {node: states.get(node, "unknown") for node in host.nodes})
+            for host in known
+        ),
+        *(_row(host, dict.fromkeys(host.nodes, TO_LEAVE)) for host in owed.hosts()),
+    ]
+
+
+def _head(record: FleetRecord | None, host: HostRecord) -> dict[str, str]:
+    """Its state, on the host that has it."""
+    if record is None or host.name != record.head_host:
+        return {}
+    return {HEAD: "ready" if head.answers(record) else "does not answer"}
+
+
+def _row(host: HostRecord, nodes: dict[str, str]) -> Data:
+    return {"host": host.host, "address": host.address, "nodes": nodes, "home": host.home}
+
+
+def _states() -> dict[str, str]:
+    if daemon.find(paths.home()) is None:
+        return {}
+    with connect(start=False) as client:
+        return {node["node"]: node["state"] for node in client.nodes()}
+
+
+def add(pool: str, host: str, address: str, devices: int, progress: Progress) -> None:
+    """Raises NotFound for a pool without hosts, SpecError for what is no host; else as `up`."""
+    record = _up()
+    if pool not in record.pools or not record.pools[pool].get("hosts"):
+        with_hosts = [name for name, spec in record.pools.items() if spec.get("hosts")]
+        raise NotFound(f"fleet {record.name!r} has no pool {pool!r} with hosts", nearest(pool, with_hosts))
+    asked = {"host": host, "address": address} | ({"devices": devices} if devices else {})
+    there = [one for one in record.pools[pool]["hosts"] if one["host"] != host]
+    lifecycle.change(_with_hosts(record, pool, [*there, asked]), progress)
+
+
+def remove(host: str, progress: Progress) -> None:
+    """Its attempts save and move first, for at most a minute. Raises NotFound, Conflict for the head's."""
+    record = _up()
+    found = next((one for one in record.hosts if host in (one.host, one.name)), None)
+    if found is None:
+        raise NotFound(f"fleet {record.name!r} has no host {host!r}", nearest(host, [h.host for h in record.hosts]))
+    if found.name == record.head_host:
+        remedy = "`polyfleet down`, name another host in `head`, then `polyfleet up -f FILE`"
+        raise Conflict(f"host {found.host} has the fleet's head", remedy)
+    left = _without(record, found)
+    _move_away(found, progress)
+    lifecycle.change(left, progress)
+
+
+def _up() -> FleetRecord:
+    record = embedded.record()
+    if record is None or not record.ours:
+        raise FleetError("no fleet of this home is up", "run `polyfleet up -f FILE` first")
+    return record
+
+
+def _with_pools(record: FleetRecord, pools: Data) -> FleetSpec:
+    told = {"head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
+    return parse_fleet({"name": record.name, "pools": pools, **told})
+
+
+def _with_hosts(record: FleetRecord, pool: str, hosts: list[Data]) -> FleetSpec:
+    pools = record.pools | {pool: record.pools[pool] | {"hosts": hosts}}
+    return _with_pools(record, pools)
+
+
+def _without(record: FleetRecord, host: HostRecord) -> FleetSpec:
+    """Raises Conflict where a pool would have no host left: that is another fleet."""
+    pools = {}
+    for name, pool in record.pools.items():
+        kept = [one for one in pool["hosts"] if one["host"] != host.host]
+        if pool["hosts"] and not kept:
+            raise NotFound(
+                f"host {host.host} is the last one of pool {name!r}",
+                "`polyfleet down`, and take the pool out of the fleet file",
+            )
+        pools[name] = pool | {"hosts": kept, "min_hosts": min(pool["min_hosts"], len(kept))}
+    return _with_pools(record, pools)
+
+
+def _move_away(host: HostRecord, progress: Progress) -> None:
+    """And forget its nodes: they are not lost. Their names may come back one day, and take work then."""
+    with connect(progress=progress) as client:
+        for node in host.nodes:
+            with suppress(PolyfleetError):
+                client.node_drain(node, True, f"host {host.host} is removed")
+        _wait(lambda: not _busy(client.nodes(), host.nodes))
+        embedded.forget_hosts({host.name})
+        fleet.leave([host], progress)
+        for node in host.nodes:
+            _wait(partial(_forgotten, client, node))
+
+
+def _forgotten(client: Client, node: str) -> bool:
+    """Refused until Ray has missed it."""
+    try:
+        client.node_remove(node)
+    except NotFound:
+        return True
+    except UserError:
+        return False
+    return True
+
+
+def _wait(truth: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + MOVED_S
+    while time.monotonic() < deadline and not truth():
+        time.sleep(0.2)
+
+
+def _busy(nodes: list[Data], names: tuple[str, ...]) -> bool:
+    return any(device["leased_by"] for node in nodes if node["node"] in names for device in node["devices"])

@@ -1,0 +1,237 @@
+"""The pattern language of .gitignore: which names a file's lines match, as git matches them.
+
+Source: gitignore(5), and git's dir.c (parse_path_pattern, last_matching_pattern) and wildmatch.c. One thing follows the
+manual and not the program: in `foo**/bar` the asterisks are ordinary ones. Names are never turned into regular
+expressions, whose time some patterns make exponential.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+P = TypeVar("P")
+ANY, ONE, ANY_FOLDERS = "*", "?", "**"
+CLASSES = {
+    "alnum": ("09", "AZ", "az"), "alpha": ("AZ", "az"), "blank": ("  ", "\t\t"), "cntrl": ("\0\x1f", "\x7f\x7f"),
+    "digit": ("09",), "graph": ("!~",), "lower": ("az",), "print": (" ~",), "punct": ("!/", ":@", "[`", "{~"),
+    "space": ("\t\r", "  "), "upper": ("AZ",), "xdigit": ("09", "AF", "af"),
+}  # fmt: skip
+"""First and last character of each range, as the C locale has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A character within one of `ranges` of code points, or within none where `negated`."""
+
+    ranges: tuple[tuple[str, str], ...]
+    negated: bool = False
+
+    def holds(self, char: str) -> bool:
+        return any(first <= char <= last for first, last in self.ranges) is not self.negated
+
+
+Piece = str | OneOf
+Part = tuple[Piece, ...] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`parts` are the names on the way, each as what its characters must be; ANY_FOLDERS stands for any number of
+    names. Not `anchored`: only the last name counts. `exact` and `suffix` say the same of the most common patterns.
+    """
+
+    parts: tuple[Part, ...]
+    takes_back: bool
+    folders_only: bool
+    anchored: bool
+    exact: str = ""
+    suffix: str = ""
+
+    def matches(self, name: str) -> bool:
+        """`name` is relative to the folder that the pattern's file lies in."""
+        subject = name if self.anchored else name.rpartition("/")[2]
+        if self.exact:
+            return subject == self.exact
+        if self.suffix:
+            return subject.endswith(self.suffix)
+        return _fit(self.parts, subject.split("/"), ANY_FOLDERS, _fits_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """In the order in which they were written."""
+
+    rules: tuple[Rule, ...] = ()
+
+    def match(self, name: str, is_folder: bool) -> Rule | None:
+        """The last rule that matches, which decides; it may take the name back."""
+        for rule in reversed(self.rules):
+            if (is_folder or not rule.folders_only) and rule.matches(name):
+                return rule
+        return None
+
+
+def parsed(text: str) -> Rules:
+    """Of a whole file."""
+    lines = (line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n"))
+    return Rules(tuple(rule for line in lines if line and line[0] != "#" if (rule := _rule(_trimmed(line)))))
+
+
+def quoted(name: str) -> str:
+    """A pattern that matches this name alone, seen from the folder of the pattern's file."""
+    return "/" + "".join(f"\\{char}" if char in "\\*?[ " else char for char in name)
+
+
+def _trimmed(line: str) -> str:
+    """Without the spaces at its end, but for one that is escaped."""
+    text = line.rstrip(" ")
+    slashes = len(text) - len(text.rstrip("\\"))
+    return line[: len(text) + slashes % 2]
+
+
+def _rule(line: str) -> Rule | None:
+    """None for a line that matches nothing."""
+    takes_back = line.startswith("!")
+    text = line[1:] if takes_back else line
+    folders_only = text.endswith("/")
+    text = text[:-1] if folders_only else text
+    anchored = "/" in text
+    pieces = _pieces(text.removeprefix("/"))
+    if pieces is None:
+        return None
+    parts = _parts(pieces) if anchored else [_within_a_name(pieces)]
+    if parts[-1] == ANY_FOLDERS:  # everything inside, but not the folder itself
+        parts.append((ANY,))
+    exact, suffix = _simple(pieces, anchored)
+    return Rule(tuple(parts), takes_back, folders_only, anchored, exact, suffix)
+
+
+def _simple(pieces: tuple[Piece, ...], anchored: bool) -> tuple[str, str]:
+    """(the whole name, or what it ends in), "" for what the pattern does not say so simply."""
+    starred = pieces[:1] == (ANY,) and not anchored
+    rest = pieces[1:] if starred else pieces
+    if not rest or any(piece in (ANY, ONE) or isinstance(piece, OneOf) or len(piece) > 1 for piece in rest):
+        return "", ""
+    text = "".join(map(str, rest))
+    return ("", text) if starred else (text, "")
+
+
+def _parts(pieces: tuple[Piece, ...]) -> list[Part]:
+    """Cut at slashes. A part of nothing but two or more asterisks stands for any number of folders."""
+    names: list[list[Piece]] = [[]]
+    for piece in pieces:
+        if piece == "/":
+            names.append([])
+        else:
+            names[-1].append(piece)
+    return [ANY_FOLDERS if name == [ANY_FOLDERS] else _within_a_name(tuple(name)) for name in names]
+
+
+def _within_a_name(part: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    return tuple(ANY if piece == ANY_FOLDERS else piece for piece in part)
+
+
+def _pieces(text: str) -> tuple[Piece, ...] | None:
+    """What each character of a name must be: itself, ONE any, ANY any number of any, or one of a set. Two or more
+    asterisks are one ANY_FOLDERS here. None: an escape or a set has no end, and git lets it match nothing.
+    """
+    found: list[Piece] = []
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if char == "*":
+            stars = len(text[at:]) - len(text[at:].lstrip("*"))
+            found.append(ANY if stars == 1 else ANY_FOLDERS)
+            at += stars
+        elif char == "[":
+            if (read := _Set(text, at + 1).read()) is None:
+                return None
+            piece, at = read
+            found.append(piece)
+        elif char == "\\":  # what follows stands for itself
+            if at + 1 == len(text):
+                return None
+            escaped = text[at + 1]
+            found.append(escaped if escaped not in (ANY, ONE) else OneOf(((escaped, escaped),)))
+            at += 2
+        else:
+            found.append(char)
+            at += 1
+    return tuple(found)
+
+
+class _Set:
+    """Reads `[a-z[:digit:]_]` from behind its bracket on, character by character, as wildmatch does."""
+
+    def __init__(self, text: str, at: int):
+        self.text, self.at = text, at
+        self.ranges: list[tuple[str, str]] = []
+        self.before = ""  # what a `-` after it makes a range from
+
+    def read(self) -> tuple[OneOf, int] | None:
+        """The set, and where it ends."""
+        negated = self._char() in ("!", "^")
+        self.at += negated
+        first = True
+        while first or self._char() != "]":
+            first = False
+            if not self._one():
+                return None
+            self.at += 1
+        return OneOf(tuple(self.ranges), negated), self.at + 1
+
+    def _char(self, ahead: int = 0) -> str:
+        return self.text[self.at + ahead : self.at + ahead + 1]
+
+    def _one(self) -> bool:
+        """One character, range or class; False where the text ends within it."""
+        if self._char() == "-" and self.before and self._char(1) not in ("", "]"):
+            self.at += 1
+            first, last = self.before, self._plain()
+            self.before = ""
+        elif self.text.startswith("[:", self.at) and (end := self.text.find("]", self.at + 2)) != self.at + 2:
+            if end < 0 or self.text[end - 1] == ":":
+                return end > 0 and self._class(end)
+            first = last = self.before = "["
+        else:
+            first = last = self.before = self._plain()
+        self.ranges.append((first, last))
+        return bool(last)
+
+    def _plain(self) -> str:
+        """The character here, or the one that a backslash escapes; "" at the end."""
+        if self._char() == "\\":
+            self.at += 1
+        return self._char()
+
+    def _class(self, end: int) -> bool:
+        name, self.at, self.before = self.text[self.at + 2 : end - 1], end, ""
+        self.ranges += [(two[0], two[1]) for two in CLASSES.get(name, ())]
+        return name in CLASSES
+
+
+def _fits_name(part: Part, text: str) -> bool:
+    return _fit(part, text, ANY, _is)
+
+
+def _is(piece: Piece, char: str) -> bool:
+    return piece.holds(char) if isinstance(piece, OneOf) else piece in (ONE, char)
+
+
+def _fit(pattern: Sequence[P], text: Sequence[str], star: str, fits: Callable[[P, str], bool]) -> bool:
+    """Whether all of `text` fits, where `star` stands for any number of its items. Quadratic at worst, because going
+    back to the last star is enough.
+    """
+    at = now = back = 0
+    starred = -1
+    while now < len(text):
+        if at < len(pattern) and pattern[at] == star:
+            starred, back, at = at, now, at + 1
+        elif at < len(pattern) and fits(pattern[at], text[now]):
+            at, now = at + 1, now + 1
+        elif starred >= 0:
+            back += 1
+            at, now = starred + 1, back
+        else:
+            return False
+    return all(piece == star for piece in pattern[at:])

@@ -1,0 +1,85 @@
+"""Pools whose nodes an autoscaler starts, from the fleet file that its own file was rendered from, for the core."""
+
+from typing import Any
+
+from cluster import catalogue
+from cluster.errors import PolyfleetError
+from cluster.render.shapes import Shape, environment_name, shapes
+from cluster.spec import FleetSpec, parse_fleet
+from orchestrator.core.demand import NodeGroup
+
+NEEDED = ("cpus",)
+START_TIMEOUT_S = 600
+KEEP_IDLE_S = 300
+
+
+def of_fleet(fleet: FleetSpec | None) -> tuple[NodeGroup, ...]:
+    """Of its pools that grow. Raises SpecError where one lacks what is to be asked for."""
+    pools = {name: pool for name, pool in fleet.pools.items() if pool.max_nodes is not None} if fleet else {}
+    if fleet is None or not pools:
+        return ()
+    growing = fleet.model_copy(update={"pools": pools})
+    return tuple(_group(shape) for shape in shapes(growing, NEEDED) if shape.grows)
+
+
+def of_pools(pools: dict[str, dict[str, Any]]) -> tuple[NodeGroup, ...]:
+    """Of a fleet's record."""
+    growing = {name: pool for name, pool in pools.items() if pool.get("max_nodes") is not None}
+    return of_fleet(parse_fleet({"pools": growing})) if growing else ()
+
+
+class Known:
+    """The groups of a record that is read again and again. What cannot be used any more grows no longer."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, dict[str, Any]] = {}
+        self._groups: tuple[NodeGroup, ...] = ()
+
+    def of(self, pools: dict[str, dict[str, Any]]) -> tuple[NodeGroup, ...]:
+        if pools != self._pools:
+            self._pools = pools
+            try:
+                self._groups = of_pools(pools)
+            except PolyfleetError:
+                self._groups = ()
+        return self._groups
+
+
+def _group(shape: Shape) -> NodeGroup:
+    pool = shape.spec
+    devices = shape.devices or pool.devices
+    return NodeGroup(
+        pool=shape.pool,
+        environment=environment_name(pool),
+        backend=pool.backend,
+        kind=_kind(shape),
+        devices=devices,
+        resources={name: float(count) for name, count in shape.resources().items()},
+        most=shape.most,
+        hosts=shape.hosts,
+        memory_bytes=_memory_bytes(shape, devices),
+        price_per_hour=pool.price_per_hour,
+        emulated=pool.emulated,
+        least=shape.least,
+        start_timeout_s=float(pool.start_timeout_s or START_TIMEOUT_S),
+        keep_idle_s=float(pool.keep_idle_s or KEEP_IDLE_S),
+    )
+
+
+def _kind(shape: Shape) -> str:
+    """As discovery will name it."""
+    if shape.spec.emulated:
+        return f"{shape.spec.backend}:emulated"
+    engine = shape.spec.env.get("POLYFLEET_CPU_ENGINE", "")
+    return f"{shape.kind}:{engine}" if engine and not shape.devices else shape.kind
+
+
+def _memory_bytes(shape: Shape, devices: int) -> int:
+    """Of one device: the CPU's is its share of the node's; an accelerator's is what the catalogue knows, 0 for none."""
+    if not shape.devices:
+        return shape.memory_bytes // devices
+    row = catalogue.model(shape.kind)
+    if row is None:
+        return 0
+    whole = row.memory_gib * 2**30 if row.memory_gib else (row.memory_gb or 0.0) * 1e9 / row.devices_per_card
+    return int(whole)

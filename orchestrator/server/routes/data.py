@@ -1,0 +1,30 @@
+"""Data of a client's machine that goes with its jobs: sent as an upload without a node, kept by content."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from cluster.errors import NotFound
+from orchestrator.server.answers import answer
+from orchestrator.server.routes import Service
+from orchestrator.server.routes.bodies import DataSent
+from orchestrator.server.streams import patient
+
+router = APIRouter(prefix="/v1/data", tags=["data"])
+Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of a file, or of a folder's list of hashes")]
+
+
+@router.head("/{sha}")
+async def has_data(sha: Sha, request: Request, service: Service) -> Response:
+    """200 when it need not be sent again, else 404."""
+    if not await patient(request, service.has_data, sha):
+        raise NotFound(f"no data {sha[:12]}", "send it: POST /v1/uploads/{upload} with an empty node")
+    return Response()
+
+
+@router.post("/{sha}", status_code=201)
+async def keep_data(sha: Sha, body: DataSent, request: Request, service: Service) -> Response:
+    """What was sent as `upload` with an empty node is all there; `single` names its only file, "" for a folder. All of
+    it is hashed, and refused where it is other data than it is called.
+    """
+    return answer(await patient(request, service.keep_data, sha, body.upload, body.single), 201)

@@ -1,0 +1,54 @@
+"""Commands beside the ranks of a running job: `polyfleet exec` and `polyfleet shell`."""
+
+import base64
+import binascii
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from cluster.errors import SpecError
+from orchestrator.runtime.execs import Asked
+from orchestrator.server.answers import answer
+from orchestrator.server.execs import execs, run
+from orchestrator.server.routes import Service
+from orchestrator.server.routes.bodies import Command, Input, Size
+
+router = APIRouter(prefix="/v1", tags=["execs"])
+Known = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+
+
+@router.post("/jobs/{ref}/exec")
+async def start(ref: str, body: Command, request: Request) -> Response:
+    """Run a command beside a rank of a running job, in its folder, with its variables. Server-sent events: `started`
+    {exec, job, epoch, rank, node}, `output` {stream, data in base64} as it comes, then `end` {code, reason}. A command
+    that was ended has no code, but a reason. It ends with the attempt, and with this connection.
+    """
+    asked = Asked(
+        command=tuple(body.command), rank=body.rank, terminal=body.terminal, takes_input=body.input, rows=body.rows,
+        columns=body.columns, term=body.term, by=body.by,
+    )  # fmt: skip
+    return await run(request, ref, asked)
+
+
+@router.post("/execs/{known}/input")
+async def give(known: Known, body: Input, request: Request, service: Service) -> Response:
+    """Hand the command input: {"taken": bytes so far, "closed": it takes no more}. What was not taken is sent again."""
+    try:
+        data = base64.b64decode(body.data, validate=True)
+    except (binascii.Error, ValueError):
+        raise SpecError("data", "not base64", "encode the bytes as RFC 4648 says") from None
+    return answer(await execs(request).call(service.exec_write, known, body.offset, data, body.end))
+
+
+@router.post("/execs/{known}/size")
+async def resize(known: Known, body: Size, request: Request, service: Service) -> Response:
+    """The terminal has another size now."""
+    await execs(request).call(service.exec_resize, known, body.rows, body.columns)
+    return answer({})
+
+
+@router.post("/execs/{known}/end")
+async def end(known: Known, request: Request, service: Service) -> Response:
+    """End the command: SIGHUP, and SIGKILL 2 s later. One that has ended stays as it is."""
+    await execs(request).call(service.exec_close, known)
+    return answer({})

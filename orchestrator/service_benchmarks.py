@@ -1,0 +1,33 @@
+"""What the service offers for runs of benchmarks over the fleet."""
+
+from typing import Any
+
+from orchestrator.runtime.benchmarks import Benchmarks
+from orchestrator.runtime.fleet_seen import SUBMIT_WAIT_S, FleetSeen
+
+
+class BenchmarkVerbs:
+    """A part of Service."""
+
+    _fleet: FleetSeen
+    _benchmarks: Benchmarks
+
+    def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
+        """The same key gives the same run, whatever the fleet has become meanwhile."""
+        self._fleet.settle(SUBMIT_WAIT_S)
+        return self._benchmarks.begin(request, package, key)
+
+    def benchmarks(self) -> list[dict[str, Any]]:
+        return self._benchmarks.views()
+
+    def benchmark(self, ref: str) -> dict[str, Any]:
+        return self._benchmarks.view(ref)
+
+    def benchmark_lines(self, ref: str, after: int) -> list[dict[str, Any]]:
+        return self._benchmarks.lines(ref, after)
+
+    def benchmark_cancel(self, ref: str) -> dict[str, Any]:
+        return self._benchmarks.cancel(ref)
+
+    def benchmark_baseline(self, ref: str) -> dict[str, Any]:
+        return self._benchmarks.baseline(ref)

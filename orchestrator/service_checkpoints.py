@@ -1,0 +1,60 @@
+"""What the service offers for stored checkpoints: listing and work on them, and those on their way to or from a client.
+
+Piece by piece, so that none is whole in memory, and any may be asked for again.
+"""
+
+from typing import Any
+
+from orchestrator import checkpoint_moves
+from orchestrator.checkpoints import Checkpoints, Progress
+from orchestrator.runtime.fleet_seen import FleetSeen
+
+
+class CheckpointVerbs:
+    """A part of Service."""
+
+    _fleet: FleetSeen
+    _checkpoints: Checkpoints
+
+    def _stored_checkpoints(self) -> Checkpoints:
+        self._fleet.settle()
+        return self._checkpoints
+
+    def checkpoints(self, pool: str, prefix: str) -> list[dict[str, Any]]:
+        return self._stored_checkpoints().list(pool, prefix)
+
+    def checkpoint_show(self, ref: str) -> dict[str, Any]:
+        return self._stored_checkpoints().show(ref)
+
+    def checkpoint_plan(self, ref: str, to_kind: str, count: int = 1) -> dict[str, Any]:
+        return self._stored_checkpoints().plan(ref, to_kind, count)
+
+    def checkpoint_copy(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """`order` has source, target, to_kind, convert_at and on_lossy."""
+        return checkpoint_moves.copy(self._stored_checkpoints(), checkpoint_moves.Move(**order), progress)
+
+    def checkpoint_tool(self, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
+        return checkpoint_moves.run(self._stored_checkpoints(), verb, arguments, progress)
+
+    # -- between a client and a pool
+
+    def checkpoint_manifest(self, ref: str) -> dict[str, Any]:
+        return self._stored_checkpoints().manifest(ref)
+
+    def checkpoint_chunk(self, ref: str, file: str, index: int) -> bytes:
+        return self._stored_checkpoints().chunk(ref, file, index)
+
+    def checkpoint_place(self, target: str) -> dict[str, Any]:
+        return self._stored_checkpoints().place(target)
+
+    def checkpoint_begin(self, node: str, folder: str, name: str, text: bytes) -> dict[str, Any]:
+        return self._stored_checkpoints().begin(node, folder, name, text)
+
+    def checkpoint_write(self, node: str, folder: str, name: str, file: str, index: int, data: bytes) -> None:
+        self._stored_checkpoints().write(node, (folder, name), file, index, data)
+
+    def checkpoint_leave(self, node: str, folder: str, name: str) -> None:
+        self._stored_checkpoints().leave(node, folder, name)
+
+    def checkpoint_commit(self, node: str, folder: str, name: str) -> dict[str, Any]:
+        return self._stored_checkpoints().commit(node, folder, name)

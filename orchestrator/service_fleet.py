@@ -1,0 +1,91 @@
+"""What the service offers of the fleet: its nodes, its pools, what is wrong with it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cluster import fleet_record
+from cluster.errors import FleetError
+from cluster.hosts import storages
+from cluster.plain import to_plain
+from cluster.vocabulary import Finding
+from orchestrator.checkpoints import Checkpoints
+from orchestrator.core.messages import DrainAsked, RemoveAsked, ResumeAsked
+from orchestrator.core.nodes import leased
+from orchestrator.core.quota import holdings
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.controller import Runtime
+from orchestrator.runtime.fleet_seen import NO_FLEET, FleetSeen
+from orchestrator.runtime.steps import now
+from orchestrator.runtime.views import node_view, pool_view
+from orchestrator.runtime.watched import Watched
+from orchestrator.store.events import EventStore
+
+
+class FleetVerbs:
+    """A part of Service."""
+
+    agents: Agents
+    runtime: Runtime
+    store: EventStore
+    _fleet: FleetSeen
+    _watched: Watched
+    _checkpoints: Checkpoints
+
+    def nodes(self) -> list[dict[str, Any]]:
+        self._fleet.settle()
+        state, at = self.runtime.control, now()
+        held = leased(state.records.values())
+        return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
+
+    def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
+        self.runtime.ask(DrainAsked(node, reason, now))
+        return self._node(node)
+
+    def node_resume(self, node: str) -> dict[str, Any]:
+        self.runtime.ask(ResumeAsked(node))
+        return self._node(node)
+
+    def node_remove(self, node: str) -> dict[str, Any]:
+        self.runtime.ask(RemoveAsked(node))
+        return {"node": node, "state": "removed"}
+
+    def _node(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next((n for n in self.nodes() if n["node"] == name), {"node": name, "state": "unknown"})
+        return found
+
+    def fleet(self) -> dict[str, Any]:
+        record = fleet_record.read()
+        if record is None:
+            raise FleetError("no fleet is up", NO_FLEET)
+        state, at = self.runtime.control, now()
+        held = leased(state.records.values())
+        pools = record.pools
+        if not record.ours:  # its file need not name all
+            pools = {node.facts.pool: {} for node in state.nodes.values() if node.facts} | record.pools
+        return {
+            "name": record.name,
+            "address": record.address,
+            "state": self.runtime.trouble or record.state,
+            "left_out": [list(pair) for pair in record.left_out],
+            "pools": [pool_view(name, spec, state, at.s, held) for name, spec in sorted(pools.items())],
+            "policy": to_plain(state.policy),
+            "projects": to_plain(holdings(state.projects, self.runtime.snapshot().running)),
+        }
+
+    def doctor(self) -> list[dict[str, Any]]:
+        self._fleet.settle()
+        told = [
+            (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
+        ]
+        told += [*self._watched.findings(), *self._checkpoints.findings()]
+        told += [("", finding) for finding in self._storages()]
+        return [{"node": name, **to_plain(finding)} for name, finding in told]
+
+    def _storages(self) -> Iterator[Finding]:
+        pools = self.runtime.fleet.pools if self.runtime.fleet else {}
+        declared = {name: bool(pool.get("shared_storage")) for name, pool in pools.items()}
+        return storages.findings([node.facts for _, node in self.agents.ready() if node.facts], declared)
+
+    def health(self) -> dict[str, Any]:
+        """The server's own state, as seen now from outside its controller's thread."""
+        return self._watched.view() | {"jobs": self.store.jobs.counts()}

@@ -1,0 +1,52 @@
+"""What the service offers of the output of jobs, and for commands beside them."""
+
+from typing import Any
+
+from orchestrator.core.fold import Record
+from orchestrator.runtime.execs import Asked, Execs
+from orchestrator.runtime.fleet_seen import FleetSeen
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.logs import Logs
+
+
+class LogVerbs:
+    """A part of Service."""
+
+    jobs_table: Jobs
+    _fleet: FleetSeen
+    _logs: Logs
+    _execs: Execs
+
+    def logs(
+        self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
+    ) -> dict[str, Any]:
+        return self._logs.read(self._ran(ref), rank, epoch, cursor, limit_bytes)
+
+    def logs_tail(self, ref: str, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
+        return self._logs.tail(self._ran(ref), rank, epoch, count)
+
+    def logs_away(self, ref: str, epoch: int | None) -> list[str]:
+        return self._logs.away(self._ran(ref), epoch)
+
+    def _ran(self, ref: str) -> Record:
+        """The job, once the fleet has shown the nodes it ran on, if any."""
+        record = self.jobs_table.find(ref)
+        if record.attempts:
+            self._fleet.settle()
+        return record
+
+    def exec_start(self, ref: str, asked: Asked) -> dict[str, Any]:
+        """Run a command beside a rank of a running job: {"exec", "job", "epoch", "rank", "node"}."""
+        return self._execs.start(self._ran(ref), asked)
+
+    def exec_read(self, known: str, seen: int, timeout_s: float) -> dict[str, Any]:
+        return self._execs.read(known, seen, timeout_s)
+
+    def exec_write(self, known: str, offset: int, data: bytes, end: bool) -> dict[str, Any]:
+        return self._execs.write(known, offset, data, end)
+
+    def exec_resize(self, known: str, rows: int, columns: int) -> None:
+        self._execs.resize(known, rows, columns)
+
+    def exec_close(self, known: str) -> None:
+        self._execs.close(known)

@@ -1,0 +1,92 @@
+"""Devices with what they do and for whom, and jobs with how far they are: what `polyfleet top` paints."""
+
+from collections import Counter
+
+from orchestrator.show.grid import Grid, Stack, grid
+from orchestrator.show.units import duration, moment, size
+from orchestrator.top import MOST, DeviceNow, JobNow, NodeNow, Now
+
+BAR = 10
+MOST_JOBS = 30
+
+
+def top(now: Now) -> Stack:
+    hidden = len(now["jobs"]) - MOST_JOBS
+    more = [f"and {hidden} more: `polyfleet jobs`"] if hidden > 0 else []
+    return Stack((_summary(now), "", devices(now["nodes"]), "", jobs(now["jobs"][:MOST_JOBS]), *more))
+
+
+def _summary(now: Now) -> str:
+    every = [device for node in now["nodes"] for device in node["devices"]]
+    used = sum(device["job"] is not None for device in every)
+    states = Counter(job["state"] for job in now["jobs"])
+    at = moment(now["at"])
+    jobs = ", ".join(f"{count}{'+' * (count >= MOST)} {state}" for state, count in states.items())
+    clock = [f"{at:%H:%M:%S} UTC"] if at else []
+    devices = f"{len(now['nodes'])} nodes, {used} of {len(every)} devices in use"
+    return "   ".join([*clock, devices, f"jobs: {jobs or 'none runs or waits'}"])
+
+
+def devices(nodes: list[NodeNow]) -> Grid:
+    """One line per device, and one for each node that has none; what is the node's stands in its first line. A column
+    of which nobody tells anything is left out.
+    """
+    rows = [row for node in nodes for row in _rows(node)]
+    columns = ("POOL", "NODE", "LOAD", "RAM", "DEVICE", "KIND", "BUSY", "MEMORY", "POWER", "HEAT", "JOB", "STATE")
+    told = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    shown = ([row[at] for at in told] for row in rows)
+    return grid([columns[at] for at in told], shown, empty="no nodes; `polyfleet up` brings a fleet up")
+
+
+def _rows(node: NodeNow) -> list[tuple[str, ...]]:
+    load = f"{node['load_1min']:.1f}/{node['cpu_count']}" if node["load_1min"] is not None else ""
+    first = (node["pool"], node["node"], load, _of(node["used_memory_bytes"], node["total_memory_bytes"]))
+    state = "" if node["state"] == "ready" else node["state"]
+    nothing = ("", "no device found" if node["state"] == "ready" else "", "", "", "", "", "")
+    lines = [_device(device) for device in node["devices"]] or [nothing]
+    return [(*(first if number == 0 else ("",) * 4), *line, state) for number, line in enumerate(lines)]
+
+
+def _device(device: DeviceNow) -> tuple[str, ...]:
+    return (
+        str(device["index"]),
+        device["kind"],
+        bar(device["busy_percent"]),
+        _of(device["used_memory_bytes"], device["total_memory_bytes"]),
+        f"{device['power_w']:.0f} W" if device["power_w"] is not None else "",
+        f"{device['temperature_c']:.0f} °C" if device["temperature_c"] is not None else "",
+        device["job"] or "",
+    )
+
+
+def bar(percent: float | None) -> str:
+    """`████······  40 %`; "" for what nobody tells."""
+    if percent is None:
+        return ""
+    full = round(max(0.0, min(percent, 100.0)) / 100 * BAR)
+    return f"{'█' * full}{'·' * (BAR - full)} {percent:3.0f} %"
+
+
+def _of(used: int | None, total: int | None) -> str:
+    if used is None:
+        return size(total)
+    return f"{size(used)} / {size(total)}" if total else size(used)
+
+
+def jobs(rows: list[JobNow]) -> Grid:
+    columns = ("JOB", "STATE", "KIND", "NODES", "RAN", "STEP", "RATE", "LEFT", "WHY")
+    lines = (
+        (
+            job["id"],
+            job["state"],
+            job["kind"],
+            ", ".join(job["nodes"]),
+            duration(job["ran_s"]),
+            job["step"],
+            f"{job['steps_per_s']:.3g} steps/s" if job["steps_per_s"] is not None else "",
+            duration(job["left_s"]),
+            job["reason"],
+        )
+        for job in rows
+    )
+    return grid(columns, lines, empty="no job runs or waits")

@@ -1,0 +1,125 @@
+"""Nodes that fail and are repaired while a trace is replayed, and which jobs lie on them."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.errors import PolyfleetError
+from orchestrator.core.planner.numbers import Free
+from orchestrator.simulate.fleets import Failures, Fleet
+
+Node = tuple[int, int]
+"""The number of its kind, and its own among those of the kind."""
+
+
+class Outages:
+    """When which node goes down or comes back, one after the other for as long as one asks. What happens to a node
+    depends on the seed, its kind's name and its number alone.
+    """
+
+    def __init__(self, fleet: Fleet, failures: Failures):
+        self._kinds, self._failures = fleet.kinds, failures
+        self._drawn: dict[Node, int] = defaultdict(int)
+        sure = [(at_s, o.kind, o.node, down, False) for o in failures.outages for at_s, down in _of(o.down_s, o.up_s)]
+        self._due = sure + [due for kind in range(len(fleet.kinds)) for due in self._first(fleet, kind)]
+        heapify(self._due)
+
+    @property
+    def next_s(self) -> float:
+        return self._due[0][0] if self._due else math.inf
+
+    def until(self, now_s: float) -> Iterator[tuple[Node, bool]]:
+        """Which node, and whether it goes down."""
+        while self._due and self._due[0][0] <= now_s:
+            at_s, kind, node, down, by_chance = heappop(self._due)
+            if by_chance:
+                nodes = self._failures.nodes[kind]
+                lasts_s = self._lasts_s((kind, node), nodes.repair_s if down else nodes.mtbf_s)
+                heappush(self._due, (at_s + lasts_s, kind, node, not down, True))
+            yield (kind, node), down
+
+    def _first(self, fleet: Fleet, kind: int) -> Iterator[tuple[float, int, int, bool, bool]]:
+        mtbf_s = self._failures.nodes[kind].mtbf_s
+        for node, _ in enumerate(fleet.sizes(kind)) if math.isfinite(mtbf_s) else ():
+            yield self._lasts_s((kind, node), mtbf_s), kind, node, True, True
+
+    def _lasts_s(self, node: Node, mean_s: float) -> float:
+        """The next of the node's exponential times."""
+        self._drawn[node] += 1
+        what = f"{self._failures.seed} {self._drawn[node]} {node[1]} {self._kinds[node[0]]}"
+        drawn = int.from_bytes(blake2b(what.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 11
+        return -mean_s * math.log1p(-drawn / 2**53)
+
+
+def _of(down_s: float, up_s: float) -> tuple[tuple[float, bool], tuple[float, bool]]:
+    return (down_s, True), (up_s, False)
+
+
+class FailingNodes:
+    """`capacity` (kinds,) devices of nodes that are up. A gang lies on one node if one has room for all of it, else on
+    several, as few as can be found one after the other. `failed` counts failures of nodes.
+    """
+
+    def __init__(self, fleet: Fleet, failures: Failures):
+        self.outages = Outages(fleet, failures)
+        self.capacity: NDArray[np.int64] = fleet.devices.copy()
+        self.failed = 0
+        self._size = [nodes.size for nodes in failures.nodes]
+        self._free = [Free(tuple(range(size)) for size in fleet.sizes(kind)) for kind in range(len(fleet.kinds))]
+        self._held: dict[int, tuple[int, list[tuple[int, tuple[int, ...]]]]] = {}  # job -> kind, [(node, numbers)]
+        self._on: dict[Node, set[int]] = defaultdict(set)
+        self._down: dict[Node, int] = defaultdict(int)  # how many outages it is in; they may overlap
+        self._out: dict[Node, tuple[int, ...]] = {}
+
+    @property
+    def any_down(self) -> bool:
+        return bool(self._out)
+
+    def jobs_on(self, node: Node) -> list[int]:
+        return sorted(self._on[node])
+
+    def place(self, jobs: dict[int, tuple[int, int]]) -> None:
+        """(kind, devices) by job: the largest first. Those devices are free."""
+        for job, (kind, devices) in sorted(jobs.items(), key=lambda item: (-item[1][1], item[0])):
+            self._held[job] = kind, list(self._taken(kind, devices))
+            for node, _ in self._held[job][1]:
+                self._on[kind, node].add(job)
+
+    def release(self, jobs: list[int]) -> None:
+        for job in jobs:
+            kind, places = self._held.pop(job)
+            for node, numbers in places:
+                self._free[kind].give(node, numbers)
+                self._on[kind, node].discard(job)
+
+    def went_down(self, node: Node) -> None:
+        """Nobody holds devices of it any more."""
+        self._down[node] += 1
+        if self._down[node] == 1:
+            self.failed += 1
+            self._out[node] = self._free[node[0]].withdraw(node[1])
+            self.capacity[node[0]] -= len(self._out[node])
+
+    def came_back(self, node: Node) -> None:
+        self._down[node] -= 1
+        if not self._down[node]:
+            numbers = self._out.pop(node)
+            self._free[node[0]].give(node[1], numbers)
+            self.capacity[node[0]] += len(numbers)
+
+    def _taken(self, kind: int, devices: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        most = self._size[kind]
+        while devices:
+            if not most:
+                raise PolyfleetError(f"{devices} devices more than there are were given away", "report this")
+            found = self._free[kind].take(min(devices, most))
+            if found is None:
+                most = min(devices, most) - 1
+            else:
+                devices -= len(found[1])
+                yield found

@@ -1,0 +1,44 @@
+"""Machines that a cluster's autoscaler starts and takes back, simulated."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.machine import Machine
+    from orchestrator.simulate.world import World
+
+LOOK_S = 1.0
+IDLE_S = 3.0
+
+
+class Autoscaler:
+    """Starts as many of the world's `grown` machines as are asked for. One that is not, and has had no agent for a
+    while, is taken away: for Ray an agent is work.
+    """
+
+    def __init__(self, world: "World"):
+        self.world = world
+        self._idle_s: dict[str, float] = {}
+
+    def look(self) -> None:
+        self.world.after(LOOK_S, self.look)
+        machines = self.world.grown
+        there = [machine for machine in machines if machine.powered]
+        if self.world.ray.away:
+            return
+        for machine in there:
+            self._idle_s[machine.label] = 0.0 if machine.agent_up else self._idle_s.get(machine.label, 0.0) + LOOK_S
+        if len(there) < self.world.ray.asked:
+            self._start(next(machine for machine in machines if not machine.powered))
+        elif len(there) > self.world.ray.asked:
+            idle = (machine for machine in there if self._idle_s[machine.label] > IDLE_S)
+            self._take(next(idle, None))
+
+    def _start(self, machine: "Machine") -> None:
+        machine.powered, machine.gone = True, False
+        self._idle_s[machine.label] = 0.0
+        self.world.after(2.0, self.world.ray.join, machine)
+
+    def _take(self, machine: "Machine | None") -> None:
+        if machine is not None and machine.ray_id:
+            machine.powered, machine.gone = False, True
+            self.world.ray.left(machine)

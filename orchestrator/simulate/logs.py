@@ -1,0 +1,104 @@
+"""The log of a server, read only and while it runs or not: of its home, its database, or a file that `backup` wrote."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, exists, inspect, select
+
+from cluster.errors import UserError
+from cluster.paths import home
+from orchestrator.benchmark import throughput
+from orchestrator.core.fold import Record
+from orchestrator.core.throughput import Key, Measured, Throughput
+from orchestrator.simulate.past import Log
+from orchestrator.store import setting, sqlite
+from orchestrator.store.backup import ROWS_AT_ONCE, snapshot, version_in
+from orchestrator.store.damage import Damage, Damaged, data_of, readable
+from orchestrator.store.database import name_of, parsed, sqlite_url
+from orchestrator.store.folding import fold_rows
+from orchestrator.store.ledger import NODE
+from orchestrator.store.schema import benchmark_lines, events, removals
+
+REMEDY = "name a server's home, its database, or a file of `polyfleet server backup`"
+
+
+def read_log(where: str) -> Log:
+    """Raises UserError where there is none."""
+    url = _url(where)
+    name = name_of(parsed(url))
+    try:
+        with snapshot(url) as connection:
+            version_in(connection, name)
+            records, unreadable = _records(connection)
+            rates = Throughput(_rates(connection))
+            return Log(name, tuple(records), unreadable, rates, _newest_s(connection))
+    except sqlite.DamagedFile as e:
+        raise UserError(f"--log: {e.message}", REMEDY) from None
+
+
+def _url(where: str) -> str:
+    if "://" in where:
+        return setting.for_arguments(where)
+    path = Path(where)
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as e:
+        raise UserError(f"--log: {where[:60]} cannot be read: {e.strerror}", REMEDY) from None
+    if is_folder:
+        ours = path.resolve() == home().resolve()
+        return setting.database_url(home()) if ours else setting.written_url(path.absolute())
+    if not is_file:
+        raise UserError(f"--log: there is no file or folder {where}", REMEDY)
+    return sqlite_url(path)
+
+
+def _records(connection: Connection) -> tuple[list[Record], int]:
+    """And how many jobs have a history that cannot be trusted."""
+    damage, found, unreadable = Damage(), [], 0
+    for job, rows in groupby(_events(connection), key=lambda row: row.job):
+        if isinstance(job, str) and job.startswith(NODE):
+            continue
+        folded = fold_rows(readable(job), rows, damage)
+        if folded.record is None or folded.damaged:
+            unreadable += 1
+        else:
+            found.append(folded.record)
+    return found, unreadable
+
+
+def _events(connection: Connection) -> Iterator[Row[tuple[object, ...]]]:
+    """By job, oldest first; without those of jobs that are being removed."""
+    wanted = select(events).order_by(events.c.job, events.c.seq)
+    if inspect(connection).has_table(removals.name):
+        wanted = wanted.where(~exists().where(removals.c.job == events.c.job, removals.c.node == ""))
+    yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(wanted)
+
+
+def _newest_s(connection: Connection) -> float:
+    newest = connection.scalar(select(events.c.time).order_by(events.c.seq.desc()).limit(1))
+    return float(newest) if isinstance(newest, int | float) and math.isfinite(newest) else 0.0
+
+
+def _rates(connection: Connection) -> dict[Key, Measured]:
+    """The newest of each. A run whose lines are not what a benchmark writes says nothing."""
+    found: dict[Key, Measured] = {}
+    wanted = select(benchmark_lines).order_by(benchmark_lines.c.run, benchmark_lines.c.seq)
+    for _, lines in groupby(connection.execute(wanted), key=lambda row: row.run):
+        try:
+            rows = list(throughput.rows(_readable(lines)))
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError):
+            continue
+        for key, told in rows:
+            if key not in found or found[key].at_s <= told.at_s:
+                found[key] = told
+    return found
+
+
+def _readable(lines: Iterable[Row[tuple[object, ...]]]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        with suppress(Damaged):
+            yield data_of(line.data)

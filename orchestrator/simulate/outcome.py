@@ -1,0 +1,115 @@
+"""The figures of a replayed trace. Times are in hours, from submission to end."""
+
+from typing import NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.simulate.fleets import HOUR_S, Fleet
+from orchestrator.simulate.replay import Replayed
+from orchestrator.simulate.traces import Trace
+
+DIGITS = 6
+SHORTEST_S = 1e-9
+"""What takes less counts as this long: clocks of floats tell no less apart, and nothing is divided by 0."""
+Floats = NDArray[np.float64]
+
+
+class Spread(TypedDict):
+    p50: float
+    p99: float
+
+
+class Outcome(TypedDict):
+    jobs: int
+    policy: str
+    mean_jct_h: float
+    p50_jct_h: float
+    p99_jct_h: float
+    isolated_mean_h: float
+    window_mean_jct_h: NotRequired[float]
+    window_p50_jct_h: NotRequired[float]
+    window_p99_jct_h: NotRequired[float]
+    window_isolated_mean_h: NotRequired[float]
+    makespan_h: float
+    utilisation: float
+    restarts: float
+    worst_finish_time_ratio: float
+    planning_cpu_ms: Spread
+    events_per_s: float
+    faults: NotRequired[int]
+    interruptions: NotRequired[int]
+    lost_device_h: NotRequired[float]
+
+
+def outcome(
+    trace: Trace, fleet: Fleet, policy: str, replayed: Replayed, window: NDArray[np.bool_] | None = None
+) -> Outcome:
+    """`window` (jobs,): those of the figures `window_*`."""
+    jct_h = (replayed.end_s - trace.arrival_s) / HOUR_S
+    isolated_h = trace.isolated_s / HOUR_S
+    found: Outcome = {
+        "jobs": trace.jobs,
+        "policy": policy,
+        "mean_jct_h": figure(jct_h.mean()),
+        "p50_jct_h": figure(np.percentile(jct_h, 50)),
+        "p99_jct_h": figure(np.percentile(jct_h, 99)),
+        "isolated_mean_h": figure(isolated_h.mean()),
+        "makespan_h": figure(replayed.end_s.max() / HOUR_S),
+        "utilisation": figure(utilisation(fleet, replayed)),
+        "restarts": figure(len(replayed.stays.job) / trace.jobs),
+        "worst_finish_time_ratio": figure(finish_time_ratios(trace, fleet, replayed).max()),
+        "planning_cpu_ms": {
+            "p50": figure(np.percentile(replayed.planning_s, 50) * 1e3),
+            "p99": figure(np.percentile(replayed.planning_s, 99) * 1e3),
+        },
+        "events_per_s": figure(2 * trace.jobs / replayed.wall_s),  # submissions and ends
+    }
+    if replayed.faults is not None:
+        found["faults"], found["interruptions"] = replayed.faults.nodes, replayed.faults.stopped
+        found["lost_device_h"] = figure(replayed.faults.lost_device_s / HOUR_S)
+    if window is not None:
+        found["window_mean_jct_h"] = figure(jct_h[window].mean())
+        found["window_p50_jct_h"] = figure(np.percentile(jct_h[window], 50))
+        found["window_p99_jct_h"] = figure(np.percentile(jct_h[window], 99))
+        found["window_isolated_mean_h"] = figure(isolated_h[window].mean())
+    return found
+
+
+def utilisation(fleet: Fleet, replayed: Replayed) -> float:
+    """The share of all device time until the last end that jobs hold, pauses included; 0 to 1."""
+    held_s = (np.diff(replayed.at_s)[:, None] * replayed.used[:-1]).sum()
+    return float(held_s / (fleet.devices.sum() * max(replayed.end_s.max(), SHORTEST_S)))
+
+
+def finish_time_ratios(trace: Trace, fleet: Fleet, replayed: Replayed) -> Floats:
+    """(jobs,) time from submission to end over that in the job's fair share: 1/n of each kind, n being the mean number
+    of jobs in the system meanwhile. At most 1: the job lost nothing by sharing the fleet.
+    Source: Themis (NSDI 2020), rho = T_shared / T_independent; the share of rigid gangs as in `fair_rate`.
+    """
+    shared_s = replayed.end_s - trace.arrival_s
+    fair_s = trace.steps / fair_rate(trace, fleet, mean_present(trace, replayed))
+    return np.asarray(np.maximum(shared_s, SHORTEST_S) / np.maximum(fair_s, SHORTEST_S))
+
+
+def mean_present(trace: Trace, replayed: Replayed) -> Floats:
+    """(jobs,) the mean number of jobs in the system from a job's submission to its end, itself included."""
+    lasted_s = np.diff(replayed.at_s)
+    area = np.concatenate(([0.0], np.cumsum(lasted_s * replayed.present[:-1])))
+    stayed = np.interp(replayed.end_s, replayed.at_s, area) - np.interp(trace.arrival_s, replayed.at_s, area)
+    return np.maximum(stayed / np.maximum(replayed.end_s - trace.arrival_s, SHORTEST_S), 1.0)
+
+
+def fair_rate(trace: Trace, fleet: Fleet, present: Floats) -> Floats:
+    """(jobs,) steps per second with 1/n of each kind's devices. A gang that needs more than that has all its
+    devices for a part of the time, on one kind at a time: on its fastest first, on the others for what is left of it.
+    """
+    fastest = np.argsort(-trace.rate, axis=0, kind="stable")
+    part = fleet.devices[fastest] / (present * trace.gang)
+    until = np.minimum(np.cumsum(part, axis=0), 1.0)
+    time_on = np.diff(until, axis=0, prepend=0.0)
+    return np.asarray((time_on * np.take_along_axis(trace.rate, fastest, axis=0)).sum(axis=0))
+
+
+def figure(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,95 @@
+"""How jobs really ran, as their records in a server's log tell: when they came and ended, on what, for how long."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.states import TERMINAL
+from orchestrator.simulate.fleets import MOST_DEVICES, Fleet
+from orchestrator.simulate.traces import MOST_S
+
+NEVER_RAN, UNREADABLE = "never_ran", "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """`attempts` are those that started, `held` all; `longest` took most device time of those that started. `end_s` is
+    by the wall clock: of a job that has not ended, when the log ends.
+    """
+
+    record: Record
+    held: tuple[Attempt, ...]
+    attempts: tuple[Attempt, ...]
+    longest: Attempt
+    end_s: float
+
+    @property
+    def arrival_s(self) -> float:
+        return self.record.job.submitted_s
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.record.job.state not in TERMINAL
+
+    def lasted_s(self, attempt: Attempt) -> float:
+        """From its start; clocks may have been set meanwhile."""
+        return _lasted_s(attempt, self.end_s)
+
+
+def ran(record: Record, newest_s: float) -> Ran | str:
+    """NEVER_RAN where no attempt of the job started, UNREADABLE where the times or devices make no sense."""
+    held = record.attempts
+    attempts = tuple(a for a in held if a.started_s is not None)
+    if not attempts:
+        return NEVER_RAN
+    end_s = record.ended_s if record.ended_s is not None else newest_s
+    times = [record.job.submitted_s, end_s]
+    times += [t for a in held for t in (a.placed_s, a.started_s, a.ended_s) if t is not None]
+    if not all(math.isfinite(t) and abs(t) <= MOST_S for t in times) or end_s < record.job.submitted_s:
+        return UNREADABLE
+    if not all(0 < devices(a) <= MOST_DEVICES and a.kind.isprintable() for a in held):
+        return UNREADABLE
+    longest = max(attempts, key=lambda a: _lasted_s(a, end_s) * devices(a))
+    return Ran(record, held, attempts, longest, end_s)
+
+
+def devices(attempt: Attempt) -> int:
+    return sum(len(numbers) for _, numbers in attempt.leases)
+
+
+def pools_of(jobs: Iterable[Ran]) -> dict[str, set[str]]:
+    """The pools in which devices of each kind were."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for attempt in (a for job in jobs for a in job.held):
+        found[attempt.kind].add(attempt.pool)
+    return found
+
+
+def most_held(jobs: Sequence[Ran]) -> Fleet:
+    """As many devices of each kind as these jobs held at most at a time, from placement to release."""
+    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for job in jobs:
+        for a in job.held:
+            changes[a.kind] += [(a.placed_s, devices(a)), (max(_ended_s(a, job.end_s), a.placed_s), -devices(a))]
+    most = {kind: _most(of_kind) for kind, of_kind in sorted(changes.items())}
+    least = {kind: max((devices(a) for job in jobs for a in job.held if a.kind == kind), default=1) for kind in most}
+    return Fleet(tuple(most), np.array([max(most[kind], least[kind]) for kind in most], np.int64))
+
+
+def _most(changes: list[tuple[float, int]]) -> int:
+    """What is given back at a moment can be taken at that moment."""
+    held = np.cumsum([change for _, change in sorted(changes)])
+    return min(int(held.max()), MOST_DEVICES)
+
+
+def _lasted_s(attempt: Attempt, otherwise_s: float) -> float:
+    started_s = attempt.started_s if attempt.started_s is not None else math.inf
+    return max(_ended_s(attempt, otherwise_s) - started_s, 0.0)
+
+
+def _ended_s(attempt: Attempt, otherwise_s: float) -> float:
+    return attempt.ended_s if attempt.ended_s is not None else otherwise_s

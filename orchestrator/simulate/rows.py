@@ -1,0 +1,94 @@
+"""Rows of CSV files that people write, each with what it takes to say where something is wrong."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.errors import UserError, nearest
+from orchestrator.simulate.texts import text_of
+
+RATE = "_steps_per_s"
+MOST_BYTES = 256 << 20
+MOST_DIGITS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of a CSV file, with what it takes to say where something is wrong."""
+
+    file: str
+    number: int
+    cells: dict[str, str]
+
+    def text(self, field: str) -> str:
+        return self.cells[field].strip()
+
+    def wrong(self, field: str, message: str, remedy: str) -> UserError:
+        return UserError(f"{self.file}, row {self.number}, {field}: {message}", remedy)
+
+    def number_of(
+        self, field: str, *, above_zero: bool = False, blank: float = math.nan, most: float = math.inf
+    ) -> float:
+        """A finite number, at least 0. An empty cell is `blank`, which by default is refused."""
+        text = self.text(field)
+        value = _float(text) if text else blank
+        if value > most:
+            raise self.wrong(field, f"{text!r} is more than {most:g}", f"the nearest valid is {most:g}")
+        if math.isfinite(value) and (value > 0 or (value == 0 and not above_zero)):
+            return value
+        valid = "a number above 0" if above_zero else "a number of 0 or more"
+        meant = f"; did you mean {-value:g}?" if math.isfinite(value) and value < 0 else ""
+        raise self.wrong(field, f"{text!r} is not {valid}", f"write {valid}{meant}")
+
+    def whole(self, field: str, least: int) -> int:
+        text = self.text(field)
+        value = _float(text)
+        if value >= least and value.is_integer() and len(text) <= MOST_DIGITS:
+            return int(value)
+        close = max(least, round(value)) if abs(value) < 10**MOST_DIGITS else least
+        raise self.wrong(field, f"{text!r} is not a whole number of {least} or more", f"the nearest valid is {close}")
+
+
+def rows(path: Path, columns: tuple[str, ...], kinds: tuple[str, ...] = ()) -> Iterator[Row]:
+    """Of a CSV file with these columns, and one with the rates of each kind. At least one row."""
+    reader = csv.reader(io.StringIO(text_of(path, "CSV", MOST_BYTES), newline=""), strict=True)
+    try:
+        header = [cell.strip() for cell in next(reader, [])]
+        _check_header(path, header, columns, kinds)
+        count = 0
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                message = f"{path.name}, row {reader.line_num}: {len(cells)} fields, the header has {len(header)}"
+                raise UserError(message, "write one value for each column")
+            count += 1
+            yield Row(path.name, reader.line_num, dict(zip(header, cells, strict=True)))
+    except csv.Error as e:
+        raise UserError(f"{path.name}, row {reader.line_num}: not CSV: {e}", "write comma-separated values") from None
+    if not count:
+        raise UserError(f"{path.name}: no row after the header", "name a file with at least one row")
+
+
+def _check_header(path: Path, header: list[str], columns: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    for column in columns:
+        if column not in header:
+            raise UserError(f"{path.name}, row 1: no column {column!r}", f"its columns: {', '.join(header) or 'none'}")
+    measured = [name.removesuffix(RATE) for name in header if name.endswith(RATE)]
+    for kind in kinds:
+        if kind not in measured:
+            raise UserError(f"--fleet: {path.name} has no column '{kind}{RATE}'", nearest(kind, measured))
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise UserError(f"{path.name}, row 1: column {twice[0]!r} is there twice", "remove one of the two")
+
+
+def _float(text: str) -> float:
+    """NaN for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

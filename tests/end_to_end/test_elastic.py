@@ -1,0 +1,63 @@
+"""A training with a range of devices grows when one becomes free and shrinks when others want it, on a real fleet."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import JobHandle, Orchestrator, RunJob
+from orchestrator.spec import load_job
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic" / "job.yaml"
+FLEET = """
+name: elastic
+policy: {name: finish_time, every_s: 2}
+pools:
+  cpu: {backend: cpu, devices: 2}
+"""
+STEPS = 600
+
+
+@pytest.fixture
+def two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orchestrator]:
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    with Orchestrator.up(tmp_path / "fleet.yaml") as o:
+        yield o
+    with Orchestrator.connect() as last:
+        last.down()
+
+
+def until_file(file: Path) -> RunJob:
+    """It holds one device until the file is there."""
+    return RunJob(command=f"until [ -e {file} ]; do sleep 0.1; done", resources={"accelerators": "cpu:1"})
+
+
+def ranks_by_step(job: JobHandle) -> dict[int, int]:
+    return {report["step"]: int(report["ranks"]) for report in job.reports()}
+
+
+def test_a_training_grows_to_a_device_that_became_free_and_makes_room_again(
+    two_devices: Orchestrator, tmp_path: Path, until: Callable[..., Any]
+):
+    first = two_devices.submit(until_file(tmp_path / "first"))
+    until(lambda: first.state == "RUNNING")
+    spec = load_job(EXAMPLE)
+    arguments = spec.arguments | {"steps": STEPS, "save_every": 5}
+    elastic = two_devices.submit(spec.model_copy(update={"arguments": arguments}))
+    until(lambda: 1 in ranks_by_step(elastic).values())
+    (tmp_path / "first").touch()
+    assert first.wait(180).state == "SUCCEEDED"
+    until(lambda: 2 in ranks_by_step(elastic).values())
+    [grew] = [event["data"]["reason"] for event in elastic.history() if event["event"] == "preempted"]
+    assert grew.startswith("moves to 2 cpu in pool cpu: there about ")
+
+    (tmp_path / "second").touch()
+    second = two_devices.submit(until_file(tmp_path / "second"))  # it ends as soon as it has a device
+    assert second.wait(180).state == "SUCCEEDED"
+    ended = elastic.result(240)
+    assert ended["returned"]["last"] == STEPS
+    assert 1 < ended["returned"]["first"] <= STEPS  # the last attempt went on from a checkpoint
+    assert set(ranks_by_step(elastic)) == set(range(1, STEPS + 1))
+    assert len([event for event in elastic.history() if event["event"] == "placed"]) >= 2

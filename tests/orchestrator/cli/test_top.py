@@ -1,0 +1,56 @@
+"""`polyfleet top`: one snapshot where nobody watches, live at a terminal until `q`."""
+
+import json
+
+import pytest
+
+from orchestrator import client as http
+
+
+@pytest.fixture
+def running(live, talking, wait_for):
+    with http.connect(live.home, start=False) as client:
+        job = client.submit(talking.spec)["id"]
+        wait_for(lambda: client.job(job)["state"] == "RUNNING")
+        yield job
+
+
+def test_without_a_terminal_it_prints_one_snapshot(here, live, running):
+    live.service.jobs_table.measured(running, {"step": 7})
+    done = here("top")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert " ".join(lines[0][2:]) == "3 nodes, 1 of 3 devices in use jobs: 1 RUNNING"
+    assert [line[1] for line in lines[3:6]] == ["cpu-0", "ipex-0", "xla-0"]
+    assert sum(running in line for line in lines[3:6]) == 1
+    assert lines[8][:2] == [running, "RUNNING"] and "7" in lines[8]
+
+
+def test_as_json_it_is_one_document(here, live, running):
+    told = json.loads(here("top", "-o", "json", "-n", "5").stdout)
+    assert [node["node"] for node in told["nodes"]] == ["cpu-0", "ipex-0", "xla-0"]
+    assert {device["job"] for node in told["nodes"] for device in node["devices"]} == {running, None}
+    assert [(job["id"], job["state"], job["step"]) for job in told["jobs"]] == [(running, "RUNNING", None)]
+
+
+def test_at_a_terminal_it_is_painted_again_until_q(command, live, running, at_a_terminal):
+    terminal = at_a_terminal([*command, "top", "--every", "0.5"])
+    for _ in range(3):
+        terminal.shows(b"UTC")
+    terminal.type(b"q")
+    assert terminal.code() == 0
+    assert b"\x1b[?1049l" in terminal.seen  # it leaves the terminal as it was
+
+
+@pytest.mark.parametrize("words", [["-n", "2", "--every", "0.5"], ["--once"]], ids=" ".join)
+def test_at_a_terminal_it_can_be_told_when_to_end(command, live, running, at_a_terminal, words):
+    terminal = at_a_terminal([*command, "top", *words])
+    terminal.shows(b"UTC")
+    assert terminal.code() == 0
+
+
+def test_ctrl_c_ends_it_as_q_does(command, live, running, at_a_terminal):
+    terminal = at_a_terminal([*command, "top", "--every", "30"])
+    terminal.shows(b"UTC")
+    terminal.type(b"\x03")
+    assert terminal.code() == 0

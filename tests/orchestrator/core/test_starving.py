@@ -1,0 +1,76 @@
+"""Who has waited too long goes first: not where all have to wait long."""
+
+from dataclasses import replace
+
+from orchestrator.core.expected import expected
+from orchestrator.core.model import Declared, Since
+from orchestrator.core.moves import STARVES_S, starves
+from orchestrator.core.places import Memory
+from orchestrator.core.plan import plan
+
+HOUR_S = 3600.0
+
+
+def job(w, name, hours, number, **more):
+    return w.job(name, w.want("cpu", **more), number=number, work=Declared(hours=hours, on="cpu"))
+
+
+def world(w, jobs, waited_s, nodes=1, **more):
+    seen = w.snapshot([w.cpu(f"c{n}", 1) for n in range(nodes)], jobs, policy="finish_time", now_s=1e6, **more)
+    return replace(seen, since={one.id: Since(1e6 - waited_s, 1e6 - waited_s) for one in jobs})
+
+
+def test_a_job_starves_after_ten_times_as_long_as_it_runs_and_half_an_hour(w):
+    short, long = job(w, "short", 0.01, 1), job(w, "long", 1.0, 2)
+
+    def starving(waited_s):
+        seen = world(w, [short, long], waited_s)
+        return [starves(one, seen, expected(seen)) for one in (short, long)]
+
+    assert starving(STARVES_S - 1) == [False, False]
+    assert starving(STARVES_S + 1) == [True, False]
+    assert starving(10 * HOUR_S + 1) == [True, True]
+
+
+def test_it_does_not_while_as_much_of_its_size_waits_as_takes_half_of_that_time(w):
+    one = job(w, "one", 1.0, 1)
+    seen = world(w, [one], 11 * HOUR_S)
+    small = tuple(0.0 for _ in range(11))
+    assert not starves(one, seen, expected(seen), (*small, *[6 * HOUR_S] * 20))
+    assert starves(one, seen, expected(seen), (*small, *[5 * HOUR_S] * 20))
+    assert starves(one, seen, expected(seen), (*small, 0.0, 0.0, *[6 * HOUR_S] * 18)), "larger ones do not count"
+
+
+def test_what_waits_is_remembered_by_size_and_forgotten_slowly(w):
+    jobs = [job(w, f"h{n}", 1.0, n) for n in range(1, 6)]
+    told = plan(world(w, jobs, 0.0, nodes=2)).memory
+    [drains] = told.drains_s.values()
+    assert drains[11] == 0.0 and drains[12] == drains[-1] == 2.5 * HOUR_S
+    later = replace(world(w, jobs[:1], 0.0, nodes=2), now_s=1e6 + HOUR_S, memory=told)
+    assert plan(later).memory.drains_s[0][-1] == 2.0 * HOUR_S
+
+
+def test_where_the_last_job_counts_all_that_waits_counts_for_each(w):
+    jobs = [job(w, "small", 0.1, 1), job(w, "large", 10.0, 2)]
+    told = plan(replace(world(w, jobs, 0.0), policy="makespan")).memory.drains_s[0]
+    assert set(told) == {told[-1]} and told[-1] > 10 * HOUR_S
+
+
+def test_places_for_which_others_stopped_go_before_jobs_that_starve(w):
+    from orchestrator.core.places import Island, Place, Reserved
+
+    gang, old = job(w, "gang", 50.0, 9), job(w, "old", 0.1, 1)
+    kept = Reserved(Place(0, Island("cpu", "cpu", "cpu", "cpu"), 1), until_s=2e6)
+    seen = world(w, [old, gang], 20 * HOUR_S, memory=Memory(reserved={"gang": kept}))
+    assert [start.job for start in plan(seen).start] == ["gang"]
+    assert [start.job for start in plan(replace(seen, memory=Memory())).start] == ["old"]
+
+
+def test_devices_that_no_chosen_job_takes_are_not_kept_from_equals(w):
+    gang = w.job("gang", w.want("cpu", count=2), number=1)
+    small = w.job("small", w.want("cpu"), number=2)
+    busy = w.cpu("c", 2, free=(0,))
+    seen = w.snapshot([busy], [gang, small], policy="finish_time")
+    assert [start.job for start in plan(seen).start] == ["small"]
+    lower = replace(seen, jobs=(gang, replace(small, priority=-1)))
+    assert not plan(lower).start, "but from jobs of lower priority"

@@ -1,0 +1,90 @@
+"""What jobs took that succeeded, as the planner is told."""
+
+import pytest
+
+from orchestrator.core.fold import placed, submitted
+from orchestrator.core.model import Candidate, Event, Job, Start
+from orchestrator.runtime.histories import LAST, Histories
+from orchestrator.runtime.jobs import Jobs
+from orchestrator.store.events import EventStore
+
+PACKAGE = "f" * 64
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def jobs(store):
+    return Jobs(store)
+
+
+def ran(jobs, name, seconds, end="finished", *, kinds=("cpu",), **more):
+    """A job with one attempt on each of `kinds`, two devices for so many seconds each."""
+    job = Job(name, name, "train", (Candidate(("any",)),), **{"workload": "gpt2"} | more)
+    events = [submitted(job, {}, 0.0)]
+    for epoch, kind in enumerate(kinds, 1):
+        job = Job(name, name, "train", job.candidates, epoch=epoch - 1)
+        last = epoch == len(kinds)
+        events += [
+            placed(job, Start(name, 0, ((f"a/{kind}", (0, 1)),)), kind, "pool", 100.0),
+            Event(name, "started", epoch, 110.0),
+            Event(name, end if last else "interrupted", epoch, 110.0 + seconds),
+        ]
+    jobs.commit(events)
+
+
+def test_the_median_of_what_succeeded_counts_at_a_start_and_as_more_jobs_end(store, jobs):
+    ran(jobs, "one", 10.0)
+    ran(jobs, "two", 30.0)
+    ran(jobs, "broken", 900.0, "failed")
+    ran(jobs, "moved", 900.0, kinds=("cpu", "tpu:v5e"))
+    histories = Histories(jobs)
+    assert histories.newest().rows == {("gpt2", "train"): {"cpu": 40.0}}
+    again = histories.newest()
+    assert again is histories.newest()
+    ran(jobs, "three", 50.0)
+    ran(jobs, "elsewhere", 1.0, kinds=("tpu:v5e",))
+    assert histories.newest().rows == {("gpt2", "train"): {"cpu": 60.0, "tpu:v5e": 2.0}}
+    assert Histories(Jobs(store)).newest() == histories.newest()
+
+
+def test_only_the_last_jobs_of_a_workload_count(jobs):
+    histories = Histories(jobs)
+    for number in range(LAST + 1):
+        ran(jobs, f"old-{number}", 1000.0)
+    histories.newest()
+    for number in range(LAST):
+        ran(jobs, f"new-{number}", 1.0)
+    assert histories.newest().rows == {("gpt2", "train"): {"cpu": 2.0}}
+
+
+def test_a_job_counts_for_its_workload_and_for_its_folder(jobs):
+    ran(jobs, "one", 10.0, package=PACKAGE)
+    ran(jobs, "bare", 10.0, workload="")
+    rows = Histories(jobs).newest().rows
+    assert set(rows) == {("gpt2", "train"), (f"package:{'f' * 16}", "train")}
+
+
+def test_what_was_tried_counts_however_it_ended(store, jobs):
+    histories = Histories(jobs)
+    ran(jobs, "broken", 900.0, "failed")
+    ran(jobs, "moved", 10.0, kinds=("cpu", "tpu:v5e"))
+    tried = {("gpt2", "train"): {"cpu": 1820.0, "tpu:v5e": 20.0}}
+    assert (histories.newest().rows, histories.newest().tried) == ({}, tried)
+    assert Histories(Jobs(store)).newest().tried == tried
+
+
+def test_a_server_that_starts_reads_the_newest_reports_of_many_jobs_at_once(store, jobs, wait_for):
+    for name in ("one", "two", "silent"):
+        ran(jobs, name, 1.0)
+    for step in (1, 2):
+        store.report("one", 1, step, 5.0, {"step": step, "of": 9})
+    store.report("two", 1, 7, 5.0, {"step": 7})
+    wait_for(lambda: len(store.reports("one")) == 2 and store.reports("two"))
+    names = ["one", "two", "silent", "unknown"]
+    assert store.last_reports(names) == {"one": {"step": 2, "of": 9}, "two": {"step": 7}}

@@ -1,0 +1,161 @@
+"""Checkpoints between this machine and a pool: copied, cut off and gone on with, imported; nothing half arrives."""
+
+import json
+import shutil
+
+import pytest
+
+from cluster.errors import UserError
+from orchestrator import checkpoint_carry
+from orchestrator import client as http
+from orchestrator.checkpoint_api import Checkpoints
+from workers.checkpoint.tools import run_in_child
+
+CHUNK = checkpoint_carry.CHUNK_BYTES
+
+
+@pytest.fixture
+def client(live):
+    with http.connect(start=False) as client:
+        yield client
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A checkpoint of three chunks and a bit, imported here from a file of safetensors."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    (tmp_path / "src").mkdir()
+    numbers = numpy.random.default_rng(1).integers(0, 255, 3 * CHUNK + 4096, dtype=numpy.uint8)
+    save_file({"w": numbers}, tmp_path / "src/model.safetensors")
+    run_in_child(
+        "import", {"source": str(tmp_path / "src/model.safetensors"), "root": str(tmp_path / "here"), "step": 7}
+    )
+    [folder] = (tmp_path / "here").glob("step-*")
+    return folder
+
+
+def seen(progress):
+    return lambda done, total: progress.append((done, total))
+
+
+class Cut(Exception):
+    pass
+
+
+def cut(done, total):
+    if done < total:
+        raise Cut
+
+
+def test_a_checkpoint_goes_to_a_pool_and_comes_home_and_nothing_travels_twice(client, live, large, tmp_path):
+    up, down = [], []
+    told = checkpoint_carry.up(client, str(large.parent), "xla:sent", seen(up))
+    assert told["target"] == f"xla:sent/{large.name}" and told["travelled_bytes"] == told["bytes"] == up[-1][0]
+    assert client.checkpoint_tool("verify", {"place": "xla:sent"})["ok"]
+    assert checkpoint_carry.up(client, str(large), "xla:sent", seen(up))["already_there"]
+    back = checkpoint_carry.down(client, "xla:sent", str(tmp_path / "back"), seen(down))
+    assert back["travelled_bytes"] == back["bytes"] == down[-1][0]
+    assert run_in_child("check", {"path": back["target"]})["ok"]
+    again = checkpoint_carry.down(client, "xla:sent", str(tmp_path / "back"), seen(down))
+    assert again["already_there"] and again["travelled_bytes"] == 0
+
+
+def test_a_copy_that_was_cut_leaves_nothing_that_counts_and_goes_on_where_it_was(
+    client, live, large, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoint_carry, "AT_ONCE", 1)
+    with pytest.raises(Cut):
+        checkpoint_carry.up(client, str(large), "xla:sent", cut)
+    assert client.checkpoints("xla") == []
+    progress = []
+    told = checkpoint_carry.up(client, str(large), "xla:sent", seen(progress))
+    assert 0 < told["travelled_bytes"] < told["bytes"] == progress[-1][0]
+    with pytest.raises(Cut):
+        checkpoint_carry.down(client, "xla:sent", str(tmp_path / "back"), cut)
+    assert list((tmp_path / "back").glob("step-*")) == []
+    told = checkpoint_carry.down(client, "xla:sent", str(tmp_path / "back"), seen(progress))
+    assert 0 < told["travelled_bytes"] < told["bytes"]
+    assert run_in_child("check", {"path": told["target"]})["ok"]
+
+
+def test_a_chunk_that_is_not_what_the_manifest_says_is_refused_on_arrival(client, live, large, tmp_path):
+    [shard] = large.glob("*.safetensors")
+    copy = tmp_path / "broken" / large.name
+    shutil.copytree(large, copy)
+    whole = bytearray((copy / shard.name).read_bytes())
+    whole[-1] ^= 1
+    (copy / shard.name).write_bytes(whole)
+    with pytest.raises(UserError, match="arrived damaged"):
+        checkpoint_carry.up(client, str(copy), "xla:sent", seen([]))
+    assert client.checkpoints("xla") == []
+
+
+def test_what_a_client_names_cannot_leave_the_storage_or_the_checkpoint(client, live, large):
+    place = client.checkpoint_place("xla:sent")
+    text = (large / "MANIFEST.json").read_bytes()
+    for name in ("../evil", "step-00000007-abcdef01/../x", "x"):
+        with pytest.raises(UserError, match="is not a checkpoint's name"):
+            client.checkpoint_begin(place, name, text)
+    with pytest.raises(UserError, match="is not a path below"):
+        client.checkpoint_begin(place | {"folder": "../x"}, large.name, text)
+    client.checkpoint_begin(place, large.name, text)
+    for file, index in (("../../x", 0), ("MANIFEST.json", 0), ("data-00001.safetensors", 10**9)):
+        with pytest.raises(UserError, match="has no chunk"):
+            client.checkpoint_send(place, large.name, file, index, b"x")
+    with pytest.raises(UserError):
+        client.checkpoint_chunk("xla:sent", "../../../token", 0)
+
+
+def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):
+    place = client.checkpoint_place("xla:sent")
+    with pytest.raises(UserError):
+        client.checkpoint_begin(place, large.name, b'{"version": 1}')
+    assert client.checkpoints("xla") == []
+
+
+def test_a_file_of_this_machine_is_imported_into_a_pool(client, live, large, tmp_path):
+    source = str(tmp_path / "src/model.safetensors")
+    told = checkpoint_carry.bring_in(client, source, "xla:brought", {"step": 3}, seen([]))
+    assert told["path"].startswith("xla:brought/step-00000003-") and told["travelled_bytes"] > 3 * CHUNK
+    assert client.checkpoint_tool("verify", {"place": told["path"]})["ok"]
+    assert client.checkpoint_show("xla:brought")["step"] == 3
+    assert list((live.home / "storage/xla/.uploads").glob("[!.]*")) == []
+
+
+def test_python_copies_imports_and_exports_in_the_words_of_the_command_line(client, live, large, tmp_path):
+    o, seen_bytes = Checkpoints(client), []
+    told = o.copy(str(large), "xla:python", progress=seen(seen_bytes))
+    assert told["target"] == f"xla:python/{large.name}" and seen_bytes[-1][0] == told["bytes"]
+    back = o.copy("xla:python", str(tmp_path / "home"))
+    assert o.verify(back["target"])["ok"] and o.show(back["target"])["step"] == 7
+    assert o.diff(str(large), back["target"])["same"]
+    source = str(tmp_path / "src/model.safetensors")
+    assert o.import_(source, "xla:imported", step=3)["path"].startswith("xla:imported/step-00000003-")
+    assert o.import_(source, str(tmp_path / "here-too"), step=4)["step"] == 4
+    o.export("xla:imported", "xla:exported.safetensors")
+    with pytest.raises(UserError, match="does not convert"):
+        o.copy(str(large), "xla:python", to_kind="tpu:v5e")
+    with pytest.raises(UserError, match="are a path of this machine and a pool's storage"):
+        o.diff(str(large), "xla:python")
+
+
+def test_what_is_no_checkpoint_is_refused_and_imports_nothing(client, live, tmp_path):
+    (tmp_path / "x.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(UserError):
+        checkpoint_carry.bring_in(client, str(tmp_path / "x.pt"), "xla:brought", {}, seen([]))
+    assert client.checkpoints("xla") == []
+    with pytest.raises(UserError, match="no checkpoint at"):
+        checkpoint_carry.up(client, str(tmp_path), "xla:x", seen([]))
+
+
+def test_the_commands_copy_both_ways_and_import(here, live, large, tmp_path):
+    done = here("checkpoint", "copy", str(large.parent), "xla:sent", "-o", "json")
+    assert (done.returncode, json.loads(done.stdout)["verified"]) == (0, True), done
+    done = here("checkpoint", "copy", "xla:sent", str(tmp_path / "home"), "-o", "json")
+    assert (done.returncode, json.loads(done.stdout)["step"]) == (0, 7), done
+    done = here("checkpoint", "import", str(tmp_path / "src/model.safetensors"), "xla:in")
+    assert done.returncode == 0 and "xla:in/step-" in done.stdout, done
+    done = here("checkpoint", "copy", "xla:sent", str(tmp_path / "half"), "--to-kind", "tpu:v5e")
+    assert done.returncode == 2 and "checkpoint convert" in done.stderr, done

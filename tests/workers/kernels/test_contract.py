@@ -1,0 +1,26 @@
+"""One contract for all kernels: each implementation x operation x dtype x shape against float64."""
+
+import pytest
+import torch
+from kernel_cases import CASES, check, rounded_share
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+NOT_HELD = {("triton", "rmsnorm-tiny", torch.bfloat16)}
+"""Triton's interpreter garbles subnormal numbers of bfloat16 when it reads them; a compiled kernel does not."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f16", "bf16"))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_are_as_near_to_float64_as_their_dtype_allows(kernels, case, dtype):
+    if kernels.interpreted and (kernels.name, str(case), dtype) in NOT_HELD:
+        with pytest.raises(AssertionError):
+            check(kernels, case, dtype)
+        return
+    check(kernels, case, dtype)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=("f16", "bf16"))
+def test_results_are_rounded_to_nearest(kernels, dtype):
+    if kernels.interpreted:
+        pytest.skip("Triton's interpreter cuts bits off where a device rounds")
+    assert rounded_share(kernels, dtype) > 0.97

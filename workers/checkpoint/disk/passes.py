@@ -1,0 +1,144 @@
+"""Compiled passes over stored bytes (workers/native/sources/checkpoint.cpp): read, hash, convert and count at once.
+
+Where there is no compiler everything here is None, and the same is done by xxhash and torch, with the same answers.
+"""
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from workers import native
+from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.report import Change
+from workers.errors import NativeUnavailable
+
+FROM_BYTES = 32 << 20
+"""The least checkpoint for which code is built or loaded: building takes some seconds, once on a node."""
+CODES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
+SHORT_BYTES = 240
+"""XXH3 hashes no more than these by other rules, which are not compiled."""
+
+_loaded: "list[Passes]" = []
+
+
+class Passes:
+    """The compiled functions. All let other threads run; none keeps a pointer."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self._of = library
+        pointer, size = ctypes.c_void_p, ctypes.c_uint64
+        library.polyfleet_hash_bytes.restype = ctypes.c_int64
+        library.polyfleet_hash_begin.argtypes = [pointer]
+        library.polyfleet_hash_update.argtypes = [pointer, pointer, size]
+        library.polyfleet_hash_digest.argtypes = [pointer, pointer]
+        library.polyfleet_copy.argtypes = [pointer, pointer, size, pointer]
+        library.polyfleet_convert.argtypes = [pointer, pointer, size, ctypes.c_int32, ctypes.c_int32, pointer]
+        library.polyfleet_maps.argtypes = [ctypes.c_int32, ctypes.c_int64, size]
+        library.polyfleet_pass.argtypes = [
+            *(ctypes.c_int32, ctypes.c_int64, size, pointer),
+            *(ctypes.c_int32, ctypes.c_int32, pointer, pointer, pointer),
+        ]
+        library.polyfleet_pass.restype = ctypes.c_int64
+        self._hash_bytes = library.polyfleet_hash_bytes()
+
+    def digest(self) -> "Digest":
+        """XXH3-128 of what will be passed over, which must be more than SHORT_BYTES."""
+        memory = ctypes.create_string_buffer(self._hash_bytes)
+        self._of.polyfleet_hash_begin(memory)
+        return Digest(self._of, memory)
+
+    def over(
+        self,
+        path: Path,
+        descriptor: int,
+        offset: int,
+        size_bytes: int,
+        digest: "Digest | None" = None,
+        out: memoryview | None = None,
+        dtypes: tuple[str, str] | None = None,
+        count: bool = False,
+    ) -> Change:
+        """One pass over a part of a file: hashed into `digest`, and put into `out`, converted where `dtypes` says from
+        what into what. Answers what that changed, where `count` is set. Raises DamagedCheckpoint where the file ends
+        too early or cannot be read."""
+        source, target = (CODES[name] for name in dtypes) if dtypes else (-1, -1)
+        change, at = _Change(), ctypes.c_int64(offset)
+        failed = self._of.polyfleet_pass(
+            *(descriptor, offset, size_bytes, digest.memory if digest else None),
+            *(source, target, None if out is None else address(out)),
+            *(ctypes.byref(change) if count else None, ctypes.byref(at)),
+        )
+        if failed == 1:
+            raise DamagedCheckpoint(f"{path} ends at byte {at.value} while it is read: somebody shortens it")
+        if failed:
+            why = os.strerror(-failed) if -failed in errno.errorcode else f"error {-failed}"
+            raise DamagedCheckpoint(f"{path} cannot be read at byte {at.value}: {why}")
+        return change.told()
+
+    def maps(self, descriptor: int, offset: int, size_bytes: int) -> bool:
+        """Whether a part of a file can be had by mapping it; where it cannot, `over` reads it."""
+        return bool(self._of.polyfleet_maps(descriptor, offset, size_bytes))
+
+    def convert(self, source: int, target: int, count: int, dtypes: tuple[str, str], compare: bool) -> Change:
+        """`count` values between addresses of memory; a target of 0 keeps none of them."""
+        change = _Change()
+        codes = CODES[dtypes[0]], CODES[dtypes[1]]
+        self._of.polyfleet_convert(source, target or None, count, *codes, ctypes.byref(change) if compare else None)
+        return change.told()
+
+
+class Digest:
+    """Like xxhash.xxh3_128, for more than SHORT_BYTES in all."""
+
+    def __init__(self, library: ctypes.CDLL, memory: "ctypes.Array[ctypes.c_char]"):
+        self._of, self.memory = library, memory
+
+    def update(self, data: "bytes | memoryview") -> None:
+        self._of.polyfleet_hash_update(self.memory, address(data), len(data))
+
+    def copy(self, out: memoryview, data: memoryview) -> None:
+        """`data` into `out`, hashed on the way."""
+        self._of.polyfleet_copy(address(data), address(out), len(out), self.memory)
+
+    def hexdigest(self) -> str:
+        out = ctypes.create_string_buffer(16)
+        self._of.polyfleet_hash_digest(self.memory, out)
+        return out.raw.hex()
+
+
+class _Change(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("values", "new_inf", "new_nan")),
+        *((name, ctypes.c_double) for name in ("most", "most_relative")),
+    )
+
+    def told(self: Self) -> Change:
+        return Change(self.values, self.new_inf, self.new_nan, self.most, self.most_relative)
+
+
+def address(data: Any) -> int:
+    """Where bytes lie in memory; whoever asks keeps them alive."""
+    return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
+
+
+def compiled(size_bytes: int, build: bool = True) -> Passes | None:
+    """For a checkpoint of that size; None below FROM_BYTES, and where native code cannot be had. Without `build` only
+    what an earlier load on this node has built: a save does not wait for a compiler."""
+    if size_bytes < FROM_BYTES:
+        return None
+    try:
+        library = native.library("checkpoint", flags=("-ffp-contract=off",), build=build)
+    except NativeUnavailable:
+        return None
+    if not _loaded:
+        _loaded.append(Passes(library))
+    return _loaded[0]
+
+
+def loaded() -> Passes | None:
+    """What an earlier `compiled` of this process found: never builds anything."""
+    return _loaded[0] if _loaded and not native.turned_off() else None

@@ -1,0 +1,54 @@
+"""What is to arrive of a checkpoint, as its manifest says: files, and the hash of each chunk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.untrusted import read_bytes
+from workers.checkpoint.disk.reader import Chunk
+from workers.checkpoint.format.checks import parse_manifest
+from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
+from workers.checkpoint.format.manifest import LARGEST_BYTES, FileEntry, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """`digest` is the manifest's own."""
+
+    step: int
+    digest: str
+    files: dict[str, FileEntry]
+
+    def size_bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+    def chunks(self) -> list[Chunk]:
+        """All, in order."""
+        return [(name, index) for name, file in self.files.items() for index in range(chunk_count(file.bytes))]
+
+    def size_of(self, chunk: Chunk) -> int:
+        return min(CHUNK_BYTES, self.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
+
+    def digest_of(self, chunk: Chunk) -> str:
+        return self.files[chunk[0]].xxh3_128[chunk[1]]
+
+    def name_of(self, chunk: Chunk) -> str:
+        """For people, without its file."""
+        return f"chunk {chunk[1] + 1} of {len(self.files[chunk[0]].xxh3_128)}"
+
+
+def described(manifest: Manifest) -> Expected:
+    return Expected(manifest.step, manifest.digest, manifest.files)
+
+
+def expected(path: str) -> dict[str, Any]:
+    """An Expected as plain data, of the manifest at `path`, with all checks: for a process of its own."""
+    manifest = parse_manifest(read_bytes(Path(path), LARGEST_BYTES), path)
+    files = {name: [file.bytes, file.xxh3_128] for name, file in manifest.files.items()}
+    return {"step": manifest.step, "digest": manifest.digest, "files": files}
+
+
+def expected_from(told: dict[str, Any]) -> Expected:
+    """What `expected` told."""
+    files = {name: FileEntry(size_bytes, tuple(digests)) for name, (size_bytes, digests) in told["files"].items()}
+    return Expected(told["step"], told["digest"], files)

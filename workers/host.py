@@ -1,0 +1,51 @@
+"""A host of a fleet: its nodes, and maybe the head, started, kept alive and stopped, by `polyfleet up` over SSH.
+
+    python -m workers.host lead < request    start the fleet's head, and the keeper
+    python -m workers.host join < request    start what is missing, and a keeper that restarts what ends later
+    python -m workers.host leave             stop all of it
+    python -m workers.host keep              the keeper itself
+
+POLYFLEET_HOME is this fleet's folder on the machine. Answers are lines of JSON, as those of `cluster.hosts.prepare`.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cluster import joined
+from cluster.errors import PolyfleetError, UserError
+from cluster.hosts.prepare import tell
+from cluster.plain import from_plain
+from workers.discovery import accelerators
+
+
+def main(verb: str) -> None:
+    if verb == "keep":
+        joined.keep()
+        return
+    try:
+        tell(done=VERBS[verb]())
+    except PolyfleetError as e:
+        tell(error={"message": e.message, "remedy": e.remedy, "user": isinstance(e, UserError)})
+    except OSError as e:
+        tell(error={"message": f"{e.filename}: {e.strerror}", "remedy": "", "user": False})
+
+
+def _request() -> joined.Request:
+    return from_plain(joined.Request, json.load(sys.stdin))
+
+
+def _progress(line: str) -> None:
+    tell(progress=line)
+
+
+VERBS: dict[str, Callable[[], Any]] = {
+    "lead": lambda: joined.lead(_request(), _progress),
+    "join": lambda: joined.join(_request(), accelerators(), _progress),
+    "leave": lambda: joined.leave(_progress),
+}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""`python -m workers.kernels [--json]`: every implementation, and whether it computes here.
+`python -m workers.kernels tune '{"operations": …}'`: measures, and writes a line of JSON for each measurement.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from cluster.errors import PolyfleetError
+from workers import kernels as registry
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if arguments[:1] == ["tune"]:
+            _tune(json.loads(arguments[1]))
+        else:
+            _list("--json" in arguments)
+    except PolyfleetError as e:
+        print(f"error: {e}", file=sys.stderr)  # noqa: T201
+        return e.exit_code
+    return 0
+
+
+def _list(as_json: bool) -> None:
+    from workers.kernels.choosing import get_kernels_info
+
+    rows = [get_kernels_info(name) for name in registry.names()]
+    if as_json:
+        os.write(1, json.dumps(rows).encode())
+        return
+    for row in rows:
+        told = row["reason"] or f"{row['device_name']}{', interpreted' if row['interpreted'] else ''}"
+        sys.stdout.write(f"{'yes' if row['available'] else 'no':4}{row['name']:12}{told}\n")
+
+
+def _tune(asked: dict[str, Any]) -> None:
+    """`asked`: operations, kernels, dtypes (lists of names, may be empty), device, compiled, rounds."""
+    from workers.backends.parts.precision import dtype_of
+    from workers.kernels.parts import measuring
+
+    dtypes = [dtype_of(name) for name in asked["dtypes"]]
+    measuring.tune(
+        asked["operations"], asked["kernels"], asked["device"], dtypes, asked["compiled"],
+        told=lambda one: _write(one.to_plain()),
+    )  # fmt: skip
+
+
+def _write(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,261 @@
+"""C++ for the CPU, built by the compiler of this machine on first use: one pass over memory, rows over threads.
+
+Sums are kept in float32 in at least 32 parts, and results do not depend on the number of threads, bit for bit. Threads
+are those that torch may use at the time of the call. Sources: workers/kernels/sources/cpu_*.cpp.
+"""
+
+import platform
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers import native
+from workers.errors import NativeUnavailable
+from workers.kernels.parts import cpu_proofs
+from workers.kernels.parts.cpu_direct import Direct
+from workers.kernels.parts.cpu_library import DTYPES, MASK_DTYPES, Compiled, compiled, flags
+from workers.libraries.library import Proof
+from workers.native.compiler import compiler_here, cpu_features
+
+FEATURES = ("sse2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "asimd", "asimdhp", "sve")
+"""Of what a CPU names, that which changes what the compiler makes of these sources."""
+
+
+class Kernels(Direct):
+    """`use_simd` False builds the same sources without vector instructions; `use_parallel` False keeps every call on
+    the thread that makes it. `prove` shows that either is as it was asked for.
+
+    With both, products of matrices in float32, and in bfloat16 where the CPU has instructions for it, are torch's:
+    only of those the bits may depend on the number of threads.
+    """
+
+    name = "cpu"
+    own_gradients = frozenset({"rmsnorm", "layernorm", "softmax", "silu", "swiglu"})
+
+    def __init__(self, device: Any = None, *, use_simd: bool = True, use_parallel: bool = True):
+        super().__init__(device)
+        self.use_simd, self.use_parallel = bool(use_simd), bool(use_parallel)
+
+    @classmethod
+    def unavailable_reason(cls) -> str:
+        """The kernels themselves are built at the first call. A compiler that builds one small function builds them."""
+        return native.unavailable_reason()
+
+    def device_info(self) -> dict[str, Any]:
+        """`lanes`: float32 values in one vector."""
+        try:
+            here = compiler_here()
+            command, version = " ".join(here.command), here.version.splitlines()[0]
+        except (NativeUnavailable, IndexError):
+            command, version = "", ""
+        return {
+            "device": "cpu",
+            "device_name": _processor(),
+            "driver": "C++ through ctypes",
+            "version": "1",
+            "compiler": version or command,
+            "flags": " ".join((*native.FLAGS, *flags(self.use_simd))),
+            "cpu_features": [name for name in FEATURES if name in cpu_features().split()],
+            "lanes": self._library.lanes(),
+            "threads": self._threads(),
+        }
+
+    def prove(self) -> tuple[Proof, Proof]:
+        """What shows that `use_simd` and `use_parallel` are as they were asked for."""
+        threads = self._threads()
+        return cpu_proofs.simd(self.use_simd), cpu_proofs.parallel(self.use_parallel, self._library, threads)
+
+    @cached_property
+    def _library(self) -> Compiled:
+        return compiled(self.use_simd)
+
+    def _threads(self) -> int:
+        return torch.get_num_threads() if self.use_parallel else 1
+
+    # Products
+
+    def _matmul(self, a_BMK: Tensor, b_BKN: Tensor, out_BMN: Tensor, a_transposed: bool, b_transposed: bool) -> None:
+        if self._left_to_torch(out_BMN, b_transposed):
+            a, b = (one.mT if turned else one for one, turned in ((a_BMK, a_transposed), (b_BKN, b_transposed)))
+            torch.bmm(a, b, out=out_BMN)
+            return
+        self._product(a_BMK, b_BKN, out_BMN, a_BMK.shape[1 if a_transposed else 2], a_transposed, b_transposed, 1.0)
+
+    def _left_to_torch(self, out_BMN: Tensor, b_transposed: bool) -> bool:
+        """Its BLAS is faster in float32, and in bfloat16 where the CPU has instructions for it; not in float16, nor for
+        one row and a transposed matrix, which is read once. The options hold for our own code alone.
+        """
+        if not (self.use_simd and self.use_parallel) or (b_transposed and out_BMN.shape[1] == 1):
+            return False
+        return out_BMN.dtype == torch.float32 or (out_BMN.dtype == torch.bfloat16 and _multiplies_bfloat16())
+
+    def _product(
+        self, a: Tensor, b: Tensor, out_BMN: Tensor, depth: int, a_turned: bool, b_turned: bool, scale: float
+    ) -> None:
+        batch, rows, columns = out_BMN.shape
+        sizes = batch, rows, depth, columns
+        arrays = _at(a), _at(b), _at(out_BMN)
+        self._library.matmul(DTYPES[out_BMN.dtype], *arrays, *sizes, a_turned, b_turned, scale, self._threads())
+
+    def _matmul_vec(self, a_BMK: Tensor, x_BK: Tensor, out_BM: Tensor) -> None:
+        self._library.matmul_vec(
+            DTYPES[out_BM.dtype], _at(a_BMK), _at(x_BK), _at(out_BM), *a_BMK.shape, self._threads()
+        )
+
+    def _weighted_sum_rows(self, weights_BT: Tensor, rows_BTD: Tensor, out_BD: Tensor) -> None:
+        self._library.weighted_sum_rows(
+            DTYPES[out_BD.dtype], _at(weights_BT), _at(rows_BTD), _at(out_BD), *rows_BTD.shape, self._threads()
+        )
+
+    # Rows
+
+    def _rmsnorm(
+        self,
+        x_RC: Tensor,
+        weight_C: Tensor | None,
+        out_RC: Tensor,
+        eps: float,
+        offset: float,
+        round_before_weight: bool,
+    ) -> None:
+        dtypes = DTYPES[x_RC.dtype], _dtype(weight_C, x_RC)
+        arrays = _at(x_RC), _at(weight_C), _at(out_RC)
+        self._library.rmsnorm(*dtypes, *arrays, *_size(x_RC), eps, offset, round_before_weight, self._threads())
+
+    def _layernorm(
+        self, x_RC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, out_RC: Tensor, eps: float
+    ) -> None:
+        weight_C, bias_C = _alike(weight_C, bias_C)
+        dtypes = DTYPES[x_RC.dtype], _dtype(bias_C if weight_C is None else weight_C, x_RC)
+        arrays = _at(x_RC), _at(weight_C), _at(bias_C), _at(out_RC)
+        self._library.layernorm(*dtypes, *arrays, *_size(x_RC), eps, self._threads())
+
+    def _softmax(self, x_RC: Tensor, out_RC: Tensor) -> None:
+        self._library.softmax(DTYPES[x_RC.dtype], _at(x_RC), _at(out_RC), *_size(x_RC), self._threads())
+
+    def _silu(self, x_RC: Tensor, out_RC: Tensor) -> None:
+        self._library.silu(DTYPES[x_RC.dtype], _at(x_RC), _at(out_RC), x_RC.numel(), self._threads())
+
+    def _swiglu(self, gate_RC: Tensor, up_RC: Tensor, out_RC: Tensor) -> None:
+        arrays = _at(gate_RC), _at(up_RC), _at(out_RC)
+        self._library.swiglu(DTYPES[gate_RC.dtype], *arrays, gate_RC.numel(), self._threads())
+
+    def _rope(self, x_BTD: Tensor, cos_SP: Tensor, sin_SP: Tensor, out_BTD: Tensor, position: int, pairs: bool) -> None:
+        dtypes = DTYPES[x_BTD.dtype], DTYPES[cos_SP.dtype]
+        arrays = _at(x_BTD), _at(cos_SP), _at(sin_SP), _at(out_BTD)
+        self._library.rope(*dtypes, *arrays, *x_BTD.shape, cos_SP.shape[1], position, pairs, self._threads())
+
+    # Attention
+
+    def _scores(self, q_BHTD: Tensor, k_BGSD: Tensor, out_BHTS: Tensor, scale: float) -> None:
+        batch, groups, many, width = k_BGSD.shape
+        asked, kept = q_BHTD.view(batch * groups, -1, width), k_BGSD.view(batch * groups, many, width)
+        answer = out_BHTS.view(batch * groups, -1, many)
+        if self._left_to_torch(answer, True):
+            torch.baddbmm(answer, asked, kept.mT, beta=0, alpha=scale, out=answer)
+            return
+        self._product(asked, kept, answer, width, False, True, scale)
+
+    def _attention(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask_BHTS: Tensor | None,
+        out_BHTE: Tensor,
+        lse_BHT: Tensor | None,
+        scale: float,
+        causal: bool,
+    ) -> None:
+        batch, heads, tokens, width = q_BHTD.shape
+        groups, kept, value_width = v_BGSE.shape[1:]
+        self._library.attention(
+            *(DTYPES[q_BHTD.dtype], _at(q_BHTD), _at(k_BGSD), _at(v_BGSE), _at(mask_BHTS), _at(out_BHTE), _at(lse_BHT)),
+            *(batch, heads, groups, tokens, kept, width, value_width),
+            *(-1 if mask_BHTS is None else MASK_DTYPES[mask_BHTS.dtype], *_steps(mask_BHTS)),
+            *(scale, causal, self._threads()),
+        )
+
+    # Gradients
+
+    def _rmsnorm_backward(
+        self, g_RC: Tensor, x_RC: Tensor, weight_C: Tensor | None, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor | None]:
+        dx = torch.empty_like(x_RC)
+        dw = None if weight_C is None else torch.empty(x_RC.shape[1])
+        dtypes = DTYPES[x_RC.dtype], _dtype(weight_C, x_RC)
+        arrays = _at(g_RC), _at(x_RC), _at(weight_C), _at(dx), _at(dw)
+        self._library.rmsnorm_backward(*dtypes, *arrays, *x_RC.shape, eps, offset, self._threads())
+        return dx, dw
+
+    def _layernorm_backward(
+        self, g_RC: Tensor, x_RC: Tensor, weight_C: Tensor | None, with_bias: bool, eps: float
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        dx, sums = torch.empty_like(x_RC), torch.empty(2, x_RC.shape[1])
+        dtypes = DTYPES[x_RC.dtype], _dtype(weight_C, x_RC)
+        arrays = _at(g_RC), _at(x_RC), _at(weight_C), _at(dx), _at(sums)
+        self._library.layernorm_backward(*dtypes, *arrays, with_bias, *x_RC.shape, eps, self._threads())
+        return dx, None if weight_C is None else sums[0], sums[1] if with_bias else None
+
+    def _softmax_backward(self, g_RC: Tensor, y_RC: Tensor) -> Tensor:
+        dx = torch.empty_like(y_RC)
+        arrays = _at(g_RC), _at(y_RC), _at(dx)
+        self._library.softmax_backward(DTYPES[y_RC.dtype], *arrays, *y_RC.shape, self._threads())
+        return dx
+
+    def _silu_backward(self, g_RC: Tensor, x_RC: Tensor) -> Tensor:
+        dx = torch.empty_like(x_RC)
+        self._library.silu_backward(DTYPES[x_RC.dtype], _at(g_RC), _at(x_RC), _at(dx), x_RC.numel(), self._threads())
+        return dx
+
+    def _swiglu_backward(self, g_RC: Tensor, gate_RC: Tensor, up_RC: Tensor) -> tuple[Tensor, Tensor]:
+        grads = torch.empty_like(gate_RC), torch.empty_like(up_RC)
+        arrays = _at(g_RC), _at(gate_RC), _at(up_RC), _at(grads[0]), _at(grads[1])
+        self._library.swiglu_backward(DTYPES[gate_RC.dtype], *arrays, gate_RC.numel(), self._threads())
+        return grads
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    columns = x.shape[-1]
+    return x.numel() // columns, columns
+
+
+def _dtype(vector: Tensor | None, like: Tensor) -> int:
+    return DTYPES[(like if vector is None else vector).dtype]
+
+
+def _alike(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """One type serves both: where one of them is in float32, so becomes the other."""
+    if weight is None or bias is None or weight.dtype == bias.dtype:
+        return weight, bias
+    return weight.float(), bias.float()
+
+
+def _steps(mask_BHTS: Tensor | None) -> list[int]:
+    """How far apart its values are in each dimension, 0 where one serves all."""
+    if mask_BHTS is None:
+        return [0, 0, 0, 0]
+    return [0 if size == 1 else step for size, step in zip(mask_BHTS.shape, mask_BHTS.stride(), strict=True)]
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(cpu_features().split()))
+
+
+@cache
+def _processor() -> str:
+    """The name the processor gives itself, where the system tells it."""
+    try:
+        with Path("/proc/cpuinfo").open() as told:
+            names = [line.partition(":")[2].strip() for line in told if line.startswith(("model name", "Model"))]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

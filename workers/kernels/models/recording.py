@@ -1,0 +1,43 @@
+"""Which operators a model calls, in which of its modules, with arguments of which shapes: seen in one call of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SITE = "site "
+"""Before the number of a module, in the place of the name of kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`shapes` are of the tensors among the arguments, without a mask; `causal` is attention's."""
+
+    site: int
+    operation: str
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...], ...]
+    causal: bool = False
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, operators whose kernels are named `site N` are noted, and computed by torch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Seen] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "polyfleet" and isinstance(args[-1], str) and args[-1].startswith(SITE):
+            self._note(func.name().partition("::")[2], args)
+            args = (*args[:-1], "torch")
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, operation: str, args: tuple[Any, ...]) -> None:
+        given = args[:3] if operation == "attention" else args
+        tensors = [one for one in given if isinstance(one, Tensor)]
+        shapes = tuple(tuple(int(size) for size in one.shape) for one in tensors)
+        causal = operation == "attention" and bool(args[5])
+        self.seen.append(Seen(int(args[-1].removeprefix(SITE)), operation, tensors[0].dtype, shapes, causal))

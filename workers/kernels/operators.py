@@ -1,0 +1,136 @@
+"""The operations as operators of torch, `torch.ops.polyfleet.…`: with gradients, under torch.compile, and under
+autocast.
+
+    from workers.kernels import operators
+    y = operators.rmsnorm(x, weight, kernels="triton")
+
+The functions here take tensors of torch on any device that the kernels take; `kernels` names an implementation, or
+"auto" (see choosing.py). "torch" is torch's own functions, which a compiler can fuse; all else is one opaque
+operator. Gradients of gradients are refused with a UserError. Autocast takes the dtypes that it takes for torch's own
+of that name.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from workers.kernels.parts import defining
+from workers.kernels.parts.defining import at_once, kernels_of, needs_gradients
+from workers.kernels.parts.formulas import rotated
+
+OPS = defining.defined()
+
+
+def rmsnorm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    offset: float = 0.0,
+    round_before_weight: bool = False,
+    kernels: str = "auto",
+) -> Tensor:
+    """See KernelBackend.rmsnorm: rows of x [..., C], weight [C]."""
+    if kernels == "torch" and not offset and not round_before_weight:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    if at_once(x, weight):
+        done: Tensor = kernels_of(kernels, x.device).rmsnorm(
+            x, weight, eps, offset=offset, round_before_weight=round_before_weight
+        )
+        return done
+    answer: Tensor = OPS.rmsnorm(x, weight, eps, offset, round_before_weight, kernels)
+    return answer
+
+
+def layernorm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, kernels: str = "auto"
+) -> Tensor:
+    """See KernelBackend.layernorm: rows of x [..., C], weight and bias [C]."""
+    if kernels == "torch":
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    if at_once(x, weight, bias):
+        done: Tensor = kernels_of(kernels, x.device).layernorm(x, weight, bias, eps)
+        return done
+    answer: Tensor = OPS.layernorm(x, weight, bias, eps, kernels)
+    return answer
+
+
+def softmax(x: Tensor, *, kernels: str = "auto") -> Tensor:
+    """See KernelBackend.softmax: over the last dimension."""
+    if kernels == "torch":
+        return x.softmax(-1)
+    if at_once(x):
+        done: Tensor = kernels_of(kernels, x.device).softmax(x)
+        return done
+    answer: Tensor = OPS.softmax(x, kernels)
+    return answer
+
+
+def silu(x: Tensor, *, kernels: str = "auto") -> Tensor:
+    """See KernelBackend.silu."""
+    if kernels == "torch":
+        return F.silu(x)
+    if at_once(x):
+        done: Tensor = kernels_of(kernels, x.device).silu(x)
+        return done
+    answer: Tensor = OPS.silu(x, kernels)
+    return answer
+
+
+def swiglu(gate: Tensor, up: Tensor, *, kernels: str = "auto") -> Tensor:
+    """See KernelBackend.swiglu: two tensors of one shape."""
+    if kernels == "torch":
+        return F.silu(gate) * up
+    if at_once(gate, up):
+        done: Tensor = kernels_of(kernels, gate.device).swiglu(gate, up)
+        return done
+    answer: Tensor = OPS.swiglu(gate, up, kernels)
+    return answer
+
+
+def apply_rope(
+    x: Tensor, cos: Tensor, sin: Tensor, *, position: int = 0, layout: str = "halves", kernels: str = "auto"
+) -> Tensor:
+    """See KernelBackend.apply_rope: x [..., T, D], cos and sin [positions, pairs]. The tables have no gradient."""
+    if kernels == "torch":
+        return rotated(
+            x, cos[position : position + x.shape[-2]], sin[position : position + x.shape[-2]], layout == "pairs"
+        )
+    if at_once(x, cos, sin):
+        done: Tensor = kernels_of(kernels, x.device).apply_rope(x, cos, sin, position=position, layout=layout)
+        return done
+    answer: Tensor = OPS.apply_rope(x, cos, sin, position, layout, kernels)
+    return answer
+
+
+def matmul(a: Tensor, b: Tensor, *, kernels: str = "auto") -> Tensor:
+    """See KernelBackend.matmul: a [..., M, K] times b [..., K, N]."""
+    if kernels == "torch":
+        return torch.matmul(a, b)
+    if at_once(a, b):
+        done: Tensor = kernels_of(kernels, a.device).matmul(a, b)
+        return done
+    answer: Tensor = OPS.matmul(a, b, kernels)
+    return answer
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    kernels: str = "auto",
+) -> Tensor:
+    """See KernelBackend.attention: q [..., H, T, D], k and v [..., G, S, ·]; `causal` counts from the end. A mask
+    that is added has no gradient.
+    """
+    if at_once(q, k, v, mask):
+        done: Tensor = kernels_of(kernels, q.device).attention(q, k, v, scale=scale, mask=mask, causal=causal)
+        return done
+    learns = needs_gradients(q, k, v)
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    answer: Tensor = OPS.attention(q, k, v, mask, factor, causal, learns, kernels)[0]
+    return answer

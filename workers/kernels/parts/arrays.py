@@ -1,0 +1,131 @@
+"""What callers may give: torch tensors, NumPy arrays, arrays of any library with DLPack, and our own that stay on a
+device.
+
+Inside all are torch tensors: a view of the same memory, not a copy. What lies in a driver's own memory is a tensor on
+torch's meta device there, which has a shape and no values, beside the driver's buffer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+from torch import Tensor
+
+from cluster.errors import UserError
+from workers.backends.parts.precision import name_of
+
+if TYPE_CHECKING:
+    from workers.kernels.base import KernelBackend
+
+META = torch.device("meta")
+Back = Callable[[Tensor], Any]
+
+
+class Resident:
+    """A contiguous array in the own memory of a driver, which torch cannot see. Methods of the kernels that made it
+    take it as they take a tensor, and answer with one where they are given one.
+    """
+
+    def __init__(self, owner: "KernelBackend", shape: torch.Size, dtype: torch.dtype, buffer: Any):
+        self.owner, self.buffer = owner, buffer
+        self.like = torch.empty(shape, dtype=dtype, device=META)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.like.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.like.nbytes
+
+    def __repr__(self) -> str:
+        return f"Resident(shape={tuple(self.shape)}, dtype={name_of(self.dtype)}, kernels={self.owner.name!r})"
+
+
+@dataclass(slots=True, eq=False)
+class Operand:
+    """One array of a call, under the name of its parameter. `back` makes of a tensor what the caller gets; an output
+    may be `given`.
+    """
+
+    name: str
+    tensor: Tensor
+    buffer: Any = None
+    back: Back | None = None
+    given: bool = False
+
+    def returned(self, tensor: Tensor) -> Any:
+        return tensor if self.back is None else self.back(tensor)
+
+
+def operand(name: str, value: Any) -> Operand:
+    """Raises UserError for what is no array, or one whose memory or dtype torch cannot describe."""
+    if isinstance(value, Tensor):
+        return Operand(name, _plain(name, value))
+    if isinstance(value, Resident):
+        return Operand(name, value.like, value.buffer)
+    if isinstance(value, np.ndarray):
+        return Operand(name, _of_numpy(name, value), back=_to_numpy)
+    if hasattr(value, "__dlpack__"):
+        return Operand(name, _of_dlpack(name, value), back=_to_library(value))
+    given = type(value).__name__
+    raise UserError(f"{name} is a {given}", "give a torch tensor, a NumPy array, or an array with __dlpack__")
+
+
+def _plain(name: str, value: Tensor) -> Tensor:
+    """Gradients are the operators' work: what is called here would drop them without a word."""
+    if value.layout is not torch.strided or value.is_nested:
+        raise UserError(f"{name} is a tensor of layout {value.layout}", "give a dense tensor: x.to_dense()")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise UserError(
+            f"{name} needs gradients, which this method does not give",
+            "call the operators of workers.kernels.operators, or call under torch.no_grad()",
+        )
+    return value.resolve_neg() if value.is_neg() else value
+
+
+def _of_numpy(name: str, value: "np.ndarray[Any, Any]") -> Tensor:
+    """A view where torch can have one. NumPy has no bfloat16 of its own: ml_dtypes' is taken, by its name."""
+    plain = value
+    if not value.flags.writeable or any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
+        plain = np.array(value, dtype=value.dtype.newbyteorder("="))
+    try:
+        if value.dtype.name == "bfloat16":
+            return torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16)
+        return torch.from_numpy(plain)
+    except (TypeError, ValueError) as e:
+        raise UserError(f"{name} is an array that torch cannot take: {e}", "convert it to float32 first") from e
+
+
+def _to_numpy(tensor: Tensor) -> "np.ndarray[Any, Any]":
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return host.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return host.numpy()
+
+
+def _of_dlpack(name: str, value: Any) -> Tensor:
+    try:
+        return torch.utils.dlpack.from_dlpack(value)
+    except (RuntimeError, TypeError, ValueError, BufferError) as e:
+        raise UserError(f"{name} is an array that torch cannot take: {e}", "give a torch tensor or NumPy array") from e
+
+
+def _to_library(like: Any) -> Back:
+    """As an array of the library that `like` comes from, by the array API standard's `from_dlpack`."""
+
+    def back(tensor: Tensor) -> Any:
+        if not hasattr(like, "__array_namespace__"):
+            return tensor
+        return like.__array_namespace__().from_dlpack(tensor.detach())
+
+    return back

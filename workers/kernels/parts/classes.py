@@ -1,0 +1,41 @@
+"""Classes of shapes: what was measured for one shape is believed for others of its class, and for no other."""
+
+from collections.abc import Sequence
+
+LEAST_COLUMNS, MOST_COLUMNS = 256, 1 << 17
+
+
+def shape_class(operation: str, shape: Sequence[int], second: Sequence[int] = ()) -> str:
+    """Of the first array, and for products and attention the second: `64+x4096` are 64 or more rows of 2049 to 4096
+    columns, `1x…` is a row alone, `2-63x…` what lies between.
+    """
+    if operation in ("matmul", "matmul_vec", "weighted_sum_rows"):
+        return _product(operation, shape, second)
+    if operation in ("attention", "compute_attention_scores"):
+        return f"{'decode' if shape[-2] == 1 else 'prefill'}-s{rounded_up(second[-2])}-d{shape[-1]}"
+    columns = shape[-1] if shape else 1
+    rows = _product_of(shape[:-1])
+    return f"{few(rows)}x{rounded_up(columns)}"
+
+
+def few(rows: int) -> str:
+    return "1" if rows <= 1 else "2-63" if rows < 64 else "64+"
+
+
+def rounded_up(size: int) -> int:
+    """The power of two that is not below, within what is told apart."""
+    return min(max(1 << max(size - 1, 0).bit_length(), LEAST_COLUMNS), MOST_COLUMNS)
+
+
+def _product(operation: str, shape: Sequence[int], second: Sequence[int]) -> str:
+    if operation == "weighted_sum_rows":
+        return f"{rounded_up(second[-2])}x{rounded_up(second[-1])}"
+    columns = rounded_up(second[-1]) if operation == "matmul" else 1
+    return f"{few(_product_of(shape[:-1]))}x{rounded_up(shape[-1])}x{columns}"
+
+
+def _product_of(sizes: Sequence[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found

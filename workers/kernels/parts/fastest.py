@@ -1,0 +1,198 @@
+"""The kernels "auto": for each operation, dtype and class of shapes the implementation that was measured fastest."""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.errors import UserError
+from workers import kernels as registry
+from workers.backends.parts.precision import name_of
+from workers.kernels.base import KernelBackend
+from workers.kernels.parts.classes import shape_class
+from workers.kernels.tuning import BASE, Situation, choices, software_of
+
+Optional = Tensor | None
+
+
+class Fastest(KernelBackend):
+    """What is chosen is read once, when this is made, and with torch.distributed the first rank's choice is that of all
+    ranks on its kind of device: ranks that add up different roundings would drift apart.
+    """
+
+    name = "auto"
+
+    def __init__(self, device: Any = None):
+        self._base = registry.create(BASE, device)
+        self._made: dict[str, KernelBackend] = {BASE: self._base}
+        super().__init__(self._base.device)
+        self.kind = kind_of(self.device)
+        self._chosen = _agreed(self.kind, choices(self.kind, self._software()))
+
+    @classmethod
+    def unavailable_reason(cls) -> str:
+        return ""
+
+    def device_info(self) -> dict[str, Any]:
+        return self._base.device_info() | {"kernels": sorted(self._made), "chosen": len(self._chosen)}
+
+    def choices(self) -> dict[Situation, str]:
+        """What was measured to be faster than torch here; everything else is torch's."""
+        return dict(self._chosen)
+
+    def synchronize(self) -> None:
+        for one in self._made.values():
+            one.synchronize()
+
+    def close(self) -> None:
+        for one in self._made.values():
+            one.close()
+
+    def for_(self, operation: str, first: Tensor, second: Optional = None, gradient: bool = False) -> KernelBackend:
+        """Which implementation computes this. Shapes are those that a caller has; leading dimensions may be one."""
+        shapes = shape_class(operation, first.shape, () if second is None else second.shape)
+        name = self._chosen.get(Situation(self.kind, operation, name_of(first.dtype), shapes, gradient), BASE)
+        return self._made.get(name, self._base)
+
+    def _device(self, device: Any) -> torch.device:
+        return torch.device(device)
+
+    def _software(self) -> dict[str, str]:
+        self._made |= candidates(self.device)
+        return {name: software_of(one) for name, one in self._made.items() if name != BASE}
+
+    # Hooks: each calls the method of the one that is chosen, whose checks cost some microseconds once more.
+
+    def _matmul(self, a_BMK: Tensor, b_BKN: Tensor, out_BMN: Tensor, a_transposed: bool, b_transposed: bool) -> None:
+        a, b = a_BMK.mT if a_transposed else a_BMK, b_BKN.mT if b_transposed else b_BKN
+        self.for_("matmul", a, b).matmul(a, b, out=out_BMN)
+
+    def _matmul_vec(self, a_BMK: Tensor, x_BK: Tensor, out_BM: Tensor) -> None:
+        self.for_("matmul_vec", a_BMK, x_BK).matmul_vec(a_BMK, x_BK, out=out_BM)
+
+    def _weighted_sum_rows(self, weights_BT: Tensor, rows_BTD: Tensor, out_BD: Tensor) -> None:
+        self.for_("weighted_sum_rows", weights_BT, rows_BTD).weighted_sum_rows(weights_BT, rows_BTD, out=out_BD)
+
+    def _rmsnorm(
+        self, x_RC: Tensor, weight_C: Optional, out_RC: Tensor, eps: float, offset: float, round_before_weight: bool
+    ) -> None:
+        self.for_("rmsnorm", x_RC).rmsnorm(
+            x_RC, weight_C, eps, offset=offset, round_before_weight=round_before_weight, out=out_RC
+        )
+
+    def _layernorm(self, x_RC: Tensor, weight_C: Optional, bias_C: Optional, out_RC: Tensor, eps: float) -> None:
+        self.for_("layernorm", x_RC).layernorm(x_RC, weight_C, bias_C, eps, out=out_RC)
+
+    def _softmax(self, x_RC: Tensor, out_RC: Tensor) -> None:
+        self.for_("softmax", x_RC).softmax(x_RC, out=out_RC)
+
+    def _silu(self, x_RC: Tensor, out_RC: Tensor) -> None:
+        self.for_("silu", x_RC).silu(x_RC, out=out_RC)
+
+    def _swiglu(self, gate_RC: Tensor, up_RC: Tensor, out_RC: Tensor) -> None:
+        self.for_("swiglu", gate_RC).swiglu(gate_RC, up_RC, out=out_RC)
+
+    def _rope(self, x_BTD: Tensor, cos_SP: Tensor, sin_SP: Tensor, out_BTD: Tensor, position: int, pairs: bool) -> None:
+        layout = "pairs" if pairs else "halves"
+        self.for_("apply_rope", x_BTD).apply_rope(x_BTD, cos_SP, sin_SP, position=position, layout=layout, out=out_BTD)
+
+    def _scores(self, q_BHTD: Tensor, k_BGSD: Tensor, out_BHTS: Tensor, scale: float) -> None:
+        chosen = self.for_("compute_attention_scores", q_BHTD, k_BGSD)
+        chosen.compute_attention_scores(q_BHTD, k_BGSD, scale=scale, out=out_BHTS)
+
+    def _attention(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask_BHTS: Optional,
+        out_BHTE: Tensor,
+        lse_BHT: Optional,
+        scale: float,
+        causal: bool,
+    ) -> None:
+        one = self.for_("attention", q_BHTD, k_BGSD)
+        given: dict[str, Any] = {"scale": scale, "mask": mask_BHTS, "causal": causal}
+        if lse_BHT is None:
+            one.attention(q_BHTD, k_BGSD, v_BGSE, **given, out=out_BHTE)
+        else:
+            lse_BHT.copy_(one.attention(q_BHTD, k_BGSD, v_BGSE, **given, return_lse=True, out=out_BHTE)[1])
+
+    def _rmsnorm_backward(
+        self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, eps: float, offset: float
+    ) -> tuple[Tensor, Optional]:
+        return self.for_("rmsnorm", x_RC, gradient=True)._rmsnorm_backward(g_RC, x_RC, weight_C, eps, offset)
+
+    def _layernorm_backward(
+        self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, with_bias: bool, eps: float
+    ) -> tuple[Tensor, Optional, Optional]:
+        one = self.for_("layernorm", x_RC, gradient=True)
+        return one._layernorm_backward(g_RC, x_RC, weight_C, with_bias, eps)
+
+    def _softmax_backward(self, g_RC: Tensor, y_RC: Tensor) -> Tensor:
+        return self.for_("softmax", y_RC, gradient=True)._softmax_backward(g_RC, y_RC)
+
+    def _silu_backward(self, g_RC: Tensor, x_RC: Tensor) -> Tensor:
+        return self.for_("silu", x_RC, gradient=True)._silu_backward(g_RC, x_RC)
+
+    def _swiglu_backward(self, g_RC: Tensor, gate_RC: Tensor, up_RC: Tensor) -> tuple[Tensor, Tensor]:
+        return self.for_("swiglu", gate_RC, gradient=True)._swiglu_backward(g_RC, gate_RC, up_RC)
+
+    def _attention_backward(
+        self,
+        g_BHTE: Tensor,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask_BHTS: Optional,
+        out_BHTE: Tensor,
+        lse_BHT: Tensor,
+        scale: float,
+        causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        one = self.for_("attention", q_BHTD, k_BGSD, gradient=True)
+        return one._attention_backward(g_BHTE, q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE, lse_BHT, scale, causal)
+
+
+def candidates(device: torch.device) -> dict[str, KernelBackend]:
+    """Every implementation that computes on the device, and is neither torch's nor an interpreter."""
+    found = {}
+    for name in registry.names():
+        if name == BASE or registry.unavailable_reason(name):
+            continue
+        try:
+            made = registry.create(name, device)
+        except UserError:
+            continue
+        if not made.interpreted and made.takes(device):
+            found[name] = made
+    return found
+
+
+def kind_of(device: torch.device) -> str:
+    """The kind, as the fleet calls it: `cpu`, `nvidia:H100-80GB`."""
+    return str(backend_of(device).kind)
+
+
+def backend_of(device: torch.device) -> Any:
+    """The back end of a device of torch's."""
+    from workers import backends
+    from workers.selection import factory
+
+    for found in factory.devices_here():
+        if found.device_type.partition(":")[0] == device.type:
+            return backends.create(found.backend, device.index or 0)
+    return backends.create("cpu")
+
+
+def _agreed(kind: str, mine: dict[Situation, str]) -> dict[Situation, str]:
+    """Of several ranks, what the first one that came has stored for this kind."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return mine
+    told = json.dumps([[s.operation, s.dtype, s.shapes, s.gradient, s.compiled, name] for s, name in mine.items()])
+    store = dist.distributed_c10d._get_default_store()
+    agreed = json.loads(store.compare_set(f"polyfleet/kernels/{kind}", "", told))
+    return {Situation(kind, *parts): name for *parts, name in agreed}

@@ -1,0 +1,117 @@
+"""Gradients written in torch, in float32 at least: right on every device that torch has, and what faster ones are
+held to.
+
+Letters as in rows.py and attention.py; `g` is the gradient of the result.
+"""
+
+import torch
+from torch import Tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def rmsnorm(
+    g_RC: Tensor, x_RC: Tensor, weight_C: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor | None]:
+    g, x = wide(g_RC), wide(x_RC)
+    scale_R1 = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    normed = x * scale_R1
+    grad_weight = None
+    if weight_C is not None:
+        grad_weight = (g * normed).sum(0)
+        g = g * (wide(weight_C) + offset)
+    grad = (g - normed * (g * normed).mean(-1, keepdim=True)) * scale_R1
+    return grad.to(x_RC.dtype), grad_weight
+
+
+def layernorm(
+    g_RC: Tensor, x_RC: Tensor, weight_C: Tensor | None, with_bias: bool, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    g, x = wide(g_RC), wide(x_RC)
+    centred = x - x.mean(-1, keepdim=True)
+    scale_R1 = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    normed = centred * scale_R1
+    grad_bias = g.sum(0) if with_bias else None
+    grad_weight = None
+    if weight_C is not None:
+        grad_weight = (g * normed).sum(0)
+        g = g * wide(weight_C)
+    grad = (g - g.mean(-1, keepdim=True) - normed * (g * normed).mean(-1, keepdim=True)) * scale_R1
+    return grad.to(x_RC.dtype), grad_weight, grad_bias
+
+
+def softmax(g_RC: Tensor, y_RC: Tensor) -> Tensor:
+    g, y = wide(g_RC), wide(y_RC)
+    return (y * (g - (g * y).sum(-1, keepdim=True))).to(y_RC.dtype)
+
+
+def silu(g_RC: Tensor, x_RC: Tensor) -> Tensor:
+    return (wide(g_RC) * silu_slope(wide(x_RC))).to(x_RC.dtype)
+
+
+def silu_slope(x: Tensor) -> Tensor:
+    """The derivative of x · sigmoid(x); 0 for -inf and 1 for inf, where x · (1 - sigmoid(x)) alone would be NaN."""
+    share = torch.sigmoid(x)
+    return torch.where(x.isinf(), share, share * (1 + x * (1 - share)))
+
+
+def swiglu(g_RC: Tensor, gate_RC: Tensor, up_RC: Tensor) -> tuple[Tensor, Tensor]:
+    g, gate, up = wide(g_RC), wide(gate_RC), wide(up_RC)
+    grad_gate = g * up * silu_slope(gate)
+    return grad_gate.to(gate_RC.dtype), (g * gate * torch.sigmoid(gate)).to(up_RC.dtype)
+
+
+def attention(
+    g_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    mask_BHTS: Tensor | None,
+    out_BHTE: Tensor,
+    lse_BHT: Tensor,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights are made anew from `lse_BHT`, a head that is kept at a time: [B, H / G, T, S] values are held at
+    once.
+    """
+    groups = k_BGSD.shape[1]
+    per = q_BHTD.shape[1] // groups
+    grads = torch.empty_like(q_BHTD), torch.empty_like(k_BGSD), torch.empty_like(v_BGSE)
+    delta_BHT = (wide(g_BHTE) * wide(out_BHTE)).sum(-1)
+    for group in range(groups):
+        heads = slice(group * per, (group + 1) * per)
+        mask = mask_BHTS if mask_BHTS is None or mask_BHTS.shape[1] == 1 else mask_BHTS[:, heads]
+        asked, g = wide(q_BHTD[:, heads]), wide(g_BHTE[:, heads])
+        kept, values = wide(k_BGSD[:, group, None]), wide(v_BGSE[:, group, None])
+        scores = masked(asked @ kept.mT * scale, mask, causal)
+        weights = (scores - lse_BHT[:, heads, :, None]).exp().masked_fill_(scores == -torch.inf, 0.0)
+        spread = weights * (g @ values.mT - delta_BHT[:, heads, :, None]) * scale
+        grads[0][:, heads] = spread @ kept
+        grads[1][:, group] = (spread.mT @ asked).sum(1)
+        grads[2][:, group] = (weights.mT @ g).sum(1)
+    return grads
+
+
+def rotated(x_BTD: Tensor, cos_TP: Tensor, sin_TP: Tensor, pairs: bool) -> Tensor:
+    """Rotary position embedding; values beyond the 2P that turn stay."""
+    count = cos_TP.shape[-1]
+    cos, sin, turning = wide(cos_TP), wide(sin_TP), wide(x_BTD[..., : 2 * count])
+    first, second = (turning[..., ::2], turning[..., 1::2]) if pairs else turning.chunk(2, -1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    done = torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
+    done = done.to(x_BTD.dtype)
+    return done if 2 * count == x_BTD.shape[-1] else torch.cat((done, x_BTD[..., 2 * count :]), -1)
+
+
+def masked(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """-inf where nothing is seen; `causal` counts from the end."""
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        asked, kept = scores.shape[-2:]
+        seen = torch.ones(asked, kept, dtype=torch.bool, device=scores.device).tril(kept - asked)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores

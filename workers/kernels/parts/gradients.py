@@ -1,0 +1,215 @@
+"""Gradients of the operations, for torch tensors and NumPy arrays: what workers/kernels/operators.py gives to autograd.
+
+Methods take the gradient of the result first, then what the forward took. Gradients have the dtypes of what they are
+of; sums over rows are kept in float32 and made in one order, without atomic additions, so that runs repeat bit for
+bit. Implementations that have no kernel of their own for one (`own_gradients`) compute the formulas of formulas.py by
+torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cluster.errors import UserError
+from workers.kernels.parts import formulas
+from workers.kernels.parts.arrays import Operand
+from workers.kernels.parts.attention import Attention, attention_mask, attention_scale, heads_of
+from workers.kernels.parts.calls import Call, shape_told
+from workers.kernels.parts.checks import number
+from workers.kernels.parts.products import Products
+from workers.kernels.parts.rows import Rows
+
+Optional = Tensor | None
+
+
+class Gradients(Products, Rows, Attention):
+    """Raise UserError for arrays that do not fit, and for those that lie in a driver's own memory."""
+
+    own_gradients: ClassVar[frozenset[str]] = frozenset()
+
+    def rmsnorm_backward(
+        self, grad: Any, x: Any, weight: Any = None, eps: float = 1e-6, *, offset: float = 0.0
+    ) -> tuple[Any, Any]:
+        """Gradients of x and weight (None without one). Rounding before the weight changes none of them."""
+        call, rows, g = self._taken("x", x, grad)
+        scale = call.vector("weight", weight, rows.tensor.shape[-1])
+        eps, offset = number("eps", eps, least=0.0), number("offset", offset)
+        if not rows.tensor.numel():
+            return _nothing(rows, scale)
+        grads = self._computed(call, self._rmsnorm_backward, _rows(g), _rows(rows), _vector(scale), eps, offset)
+        return _shaped((rows, scale), grads)
+
+    def layernorm_backward(
+        self, grad: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> tuple[Any, Any, Any]:
+        """Gradients of x, weight and bias, each of the last two None where it is."""
+        call, rows, g = self._taken("x", x, grad)
+        columns = rows.tensor.shape[-1]
+        scale, shift = call.vector("weight", weight, columns), call.vector("bias", bias, columns)
+        eps = number("eps", eps, least=0.0)
+        if not rows.tensor.numel():
+            return _nothing(rows, scale, shift)
+        grads = self._computed(
+            call, self._layernorm_backward, _rows(g), _rows(rows), _vector(scale), shift is not None, eps
+        )
+        return _shaped((rows, scale, shift), grads)
+
+    def softmax_backward(self, grad: Any, y: Any) -> Any:
+        """The gradient of x, from the result y of the forward."""
+        return self._each_backward("y", y, grad, self._softmax_backward)
+
+    def silu_backward(self, grad: Any, x: Any) -> Any:
+        return self._each_backward("x", x, grad, self._silu_backward)
+
+    def swiglu_backward(self, grad: Any, gate: Any, up: Any) -> tuple[Any, Any]:
+        """Gradients of gate and up."""
+        call, gates, g = self._taken("gate", gate, grad)
+        ups = call.take("up", up, 1)
+        if ups.tensor.shape != gates.tensor.shape:
+            raise UserError(
+                f"gate has shape {shape_told(gates.tensor)}, up {shape_told(ups.tensor)}", "give two of one shape"
+            )
+        if not gates.tensor.numel():
+            return _nothing(gates, ups)
+        return _shaped((gates, ups), self._computed(call, self._swiglu_backward, _rows(g), _rows(gates), _rows(ups)))
+
+    def apply_rope_backward(self, grad: Any, cos: Any, sin: Any, *, position: int = 0, layout: str = "halves") -> Any:
+        """The gradient of x: turned back. The tables have none."""
+        return self.apply_rope(grad, cos, -sin, position=position, layout=layout)
+
+    def matmul_backward(self, grad: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        """Gradients of a and b, which have the leading dimensions of `grad`: sum over those that were broadcast."""
+        return self.matmul(grad, _turned(b)), self.matmul(_turned(a), grad)
+
+    def attention_backward(
+        self,
+        grad: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        result: Any,
+        lse: Any,
+        *,
+        scale: float | None = None,
+        mask: Any = None,
+        causal: bool = False,
+    ) -> tuple[Any, Any, Any]:
+        """Gradients of q, k and v, from what `attention(…, return_lse=True)` answered. An added mask has none."""
+        call = Call(self)
+        asked, kept, values = call.take("q", q, 2), call.take("k", k, 2), call.take("v", v, 2)
+        batch, heads, groups = heads_of(asked, kept)
+        g, done = call.take("grad", grad, 2), call.take("result", result, 2)
+        sums = call.take("lse", lse, 1, (torch.float32,))
+        (length, width), (many, wide) = asked.tensor.shape[-2:], values.tensor.shape[-2:]
+        whole = torch.Size((*asked.tensor.shape[:-1], wide))
+        for one, shape in ((g, whole), (done, whole), (sums, whole[:-1]), (values, (*kept.tensor.shape[:-1], wide))):
+            _require_shape(one, shape)
+        shown = attention_mask(call, mask, asked, many) if mask is not None else None
+        if not whole.numel() or not many:
+            return _nothing(asked, kept, values)
+        shape_q, shape_k = (batch, heads, length), (batch, groups, many)
+        grads = self._computed(
+            call,
+            self._attention_backward,
+            _as(g, (*shape_q, wide)),
+            _as(asked, (*shape_q, width)),
+            _as(kept, (*shape_k, width)),
+            _as(values, (*shape_k, wide)),
+            None if shown is None else shown.tensor.contiguous(),
+            _as(done, (*shape_q, wide)),
+            _as(sums, shape_q),
+            attention_scale(scale, width),
+            bool(causal),
+        )
+        return _shaped((asked, kept, values), grads)
+
+    def _each_backward(self, name: str, value: Any, grad: Any, hook: Any) -> Any:
+        call, rows, g = self._taken(name, value, grad)
+        if not rows.tensor.numel():
+            return _nothing(rows)[0]
+        return _shaped((rows,), (self._computed(call, hook, _rows(g), _rows(rows)),))[0]
+
+    def _taken(self, name: str, value: Any, grad: Any) -> tuple[Call, Operand, Operand]:
+        call = Call(self)
+        one, g = call.take(name, value, 1), call.take("grad", grad, 1)
+        _require_shape(g, one.tensor.shape)
+        return call, one, g
+
+    def _computed(self, call: Call, hook: Any, *arguments: Any) -> Any:
+        if any(one.buffer is not None for one in call.taken):
+            raise UserError(
+                "gradients are computed of torch tensors and NumPy arrays", "bring them here with to_host()"
+            )
+        found: list[Any] = []
+        call.run(lambda: found.append(hook(*arguments)))
+        return found[0]
+
+    # Hooks: contiguous tensors, at least one row and one column. They answer with new ones; sums may be in float32.
+
+    def _rmsnorm_backward(
+        self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, eps: float, offset: float
+    ) -> tuple[Tensor, Optional]:
+        return formulas.rmsnorm(g_RC, x_RC, weight_C, eps, offset)
+
+    def _layernorm_backward(
+        self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, with_bias: bool, eps: float
+    ) -> tuple[Tensor, Optional, Optional]:
+        return formulas.layernorm(g_RC, x_RC, weight_C, with_bias, eps)
+
+    def _softmax_backward(self, g_RC: Tensor, y_RC: Tensor) -> Tensor:
+        return formulas.softmax(g_RC, y_RC)
+
+    def _silu_backward(self, g_RC: Tensor, x_RC: Tensor) -> Tensor:
+        return formulas.silu(g_RC, x_RC)
+
+    def _swiglu_backward(self, g_RC: Tensor, gate_RC: Tensor, up_RC: Tensor) -> tuple[Tensor, Tensor]:
+        return formulas.swiglu(g_RC, gate_RC, up_RC)
+
+    def _attention_backward(
+        self,
+        g_BHTE: Tensor,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSE: Tensor,
+        mask_BHTS: Optional,
+        out_BHTE: Tensor,
+        lse_BHT: Tensor,
+        scale: float,
+        causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return formulas.attention(g_BHTE, q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE, lse_BHT, scale, causal)
+
+
+def _rows(one: Operand) -> Tensor:
+    return one.tensor.contiguous().view(-1, one.tensor.shape[-1])
+
+
+def _vector(one: Operand | None) -> Optional:
+    return None if one is None else one.tensor.contiguous()
+
+
+def _as(one: Operand, shape: Sequence[int]) -> Tensor:
+    return one.tensor.contiguous().view(tuple(shape))
+
+
+def _nothing(*of: Operand | None) -> tuple[Any, ...]:
+    return _shaped(of, [None if one is None else torch.zeros_like(one.tensor) for one in of])
+
+
+def _shaped(of: Sequence[Operand | None], grads: Sequence[Optional]) -> tuple[Any, ...]:
+    """As the caller's arrays are: shape, dtype, and library."""
+    return tuple(
+        None if one is None or grad is None else one.returned(grad.to(one.tensor.dtype).view(one.tensor.shape))
+        for one, grad in zip(of, grads, strict=True)
+    )
+
+
+def _require_shape(one: Operand, shape: Sequence[int]) -> None:
+    if one.tensor.shape != torch.Size(shape):
+        raise UserError(f"{one.name} has shape {shape_told(one.tensor)}", f"give {list(shape)}")
+
+
+def _turned(value: Any) -> Any:
+    return value.swapaxes(-1, -2)

@@ -1,0 +1,121 @@
+"""Products of matrices and vectors, batched over leading dimensions.
+
+Letters of shapes: M, N, K of a product; B batch; T rows that are weighed, D their width.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.errors import UserError
+from workers.kernels.parts.arrays import Operand
+from workers.kernels.parts.calls import Call, shape_told
+from workers.kernels.parts.device import Device
+
+
+class Products(Device):
+    """Leading dimensions broadcast as in torch.matmul; results have the dtype of the first array. Raise as Rows."""
+
+    def matmul(self, a: Any, b: Any, *, out: Any = None) -> Any:
+        """a [B…, M, K] times b [B…, K, N]. An argument that is the transpose of a contiguous matrix is not copied."""
+        call = Call(self)
+        left, right = call.take("a", a, 2), call.take("b", b, 2)
+        (rows, depth), columns = left.tensor.shape[-2:], right.tensor.shape[-1]
+        _require_equal(left, -1, right, -2)
+        batch = _batch(left, right, 2, 2)
+        filled = call.output(out, (*batch, rows, columns))
+        if filled.tensor.numel():
+            turned_a, turned_b = _is_transposed(left), _is_transposed(right)
+            if right.tensor.dim() == 2 and not turned_a:  # one matrix for all: their rows are the rows of one product
+                rows, batch = rows * batch.numel(), torch.Size()
+            size = batch.numel()
+            arrays = (
+                call.array(_spread(left, batch, 2, turned_a), (size, depth, rows) if turned_a else (size, rows, depth)),
+                call.array(
+                    _spread(right, batch, 2, turned_b), (size, columns, depth) if turned_b else (size, depth, columns)
+                ),
+                call.written(filled, (size, rows, columns)),
+            )
+            call.run(self._matmul, *arrays, turned_a, turned_b)
+        return call.result(filled)
+
+    def matmul_vec(self, a: Any, x: Any, *, out: Any = None) -> Any:
+        """a [B…, M, K] times x [B…, K]: [B…, M]. A single vector or matrix serves all of the other."""
+        call = Call(self)
+        left, right = call.take("a", a, 2), call.take("x", x, 1)
+        rows, depth = left.tensor.shape[-2:]
+        _require_equal(left, -1, right, -1)
+        batch = _batch(left, right, 2, 1)
+        filled = call.output(out, (*batch, rows))
+        if filled.tensor.numel():
+            if right.tensor.dim() == 1:
+                rows, batch = rows * batch.numel(), torch.Size()
+            size = batch.numel()
+            array_a = call.array(_spread(left, batch, 2), (size, rows, depth))
+            array_x = call.array(_spread(right, batch, 1), (size, depth))
+            call.run(self._matmul_vec, array_a, array_x, call.written(filled, (size, rows)))
+        return call.result(filled)
+
+    def weighted_sum_rows(self, weights: Any, rows: Any, *, out: Any = None) -> Any:
+        """Σ weights[t] · rows[t]: weights [B…, T], rows [B…, T, D], result [B…, D]."""
+        call = Call(self)
+        left, right = call.take("weights", weights, 1), call.take("rows", rows, 2)
+        length, width = right.tensor.shape[-2:]
+        _require_equal(left, -1, right, -2)
+        batch = _batch(left, right, 1, 2)
+        filled = call.output(out, (*batch, width))
+        if filled.tensor.numel():
+            size = batch.numel()
+            array_w = call.array(_spread(left, batch, 1), (size, length))
+            array_r = call.array(_spread(right, batch, 2), (size, length, width))
+            call.run(self._weighted_sum_rows, array_w, array_r, call.written(filled, (size, width)))
+        return call.result(filled)
+
+    # Hooks: contiguous arrays, no dimension is 0 but K or T, for which results are 0. They fill `out`.
+
+    @abstractmethod
+    def _matmul(self, a_BMK: Any, b_BKN: Any, out_BMN: Any, a_transposed: bool, b_transposed: bool) -> Tensor | None:
+        """`a_transposed`: the first array is [B, K, M]. `b_transposed`: the second is [B, N, K]."""
+
+    @abstractmethod
+    def _matmul_vec(self, a_BMK: Any, x_BK: Any, out_BM: Any) -> Tensor | None: ...
+
+    @abstractmethod
+    def _weighted_sum_rows(self, weights_BT: Any, rows_BTD: Any, out_BD: Any) -> Tensor | None: ...
+
+
+def _require_equal(a: Operand, of_a: int, b: Operand, of_b: int) -> None:
+    if a.tensor.shape[of_a] != b.tensor.shape[of_b]:
+        told = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
+        asked = f"dimension {of_a} of {a.name} and {of_b} of {b.name} must be equal"
+        raise UserError(told, asked)
+
+
+def _batch(a: Operand, b: Operand, dims_a: int, dims_b: int) -> torch.Size:
+    """The leading dimensions of the result."""
+    try:
+        return torch.Size(torch.broadcast_shapes(a.tensor.shape[:-dims_a], b.tensor.shape[:-dims_b]))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        told = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
+        raise UserError(told, "leading dimensions must be equal, or 1") from None
+
+
+def _spread(one: Operand, batch: Sequence[int], dims: int, transposed: bool = False) -> Operand:
+    """With the leading dimensions of the result, transposed where memory is. Without any, its own are rows of it."""
+    own = one.tensor.shape[:-dims]
+    if one.buffer is not None:
+        if own != torch.Size(batch) and len(batch):
+            told = f"{one.name} has leading dimensions {list(own)}, the result {list(batch)}"
+            raise UserError(told, f"give {one.name} all of them")
+        return one
+    tensor = one.tensor.mT if transposed else one.tensor
+    if own != torch.Size(batch) and len(batch):
+        tensor = tensor.expand(*batch, *tensor.shape[-dims:])
+    return Operand(one.name, tensor)
+
+
+def _is_transposed(one: Operand) -> bool:
+    return one.buffer is None and not one.tensor.is_contiguous() and one.tensor.mT.is_contiguous()

@@ -1,0 +1,79 @@
+"""Compiles configurations of Triton kernels in as many processes as there are CPUs: a compiler that ends a process (it
+may) costs its job alone. Imports neither torch nor Triton.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+WAIT_S = 300
+Job = dict[str, Any]
+"""What parts/triton_compile.py reads: `target`, `dtype` and the fields of a Config."""
+
+
+def compiled(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each job with its `registers`, `spills` and `shared_bytes`, or `error`, as they are done."""
+    if not jobs:
+        return
+    waiting: SimpleQueue[int | None] = SimpleQueue()
+    done: SimpleQueue[tuple[int, dict[str, Any]] | None] = SimpleQueue()
+    count = min(len(os.sched_getaffinity(0)), len(jobs))
+    for number in (*range(len(jobs)), *[None] * count):
+        waiting.put(number)
+    with ThreadPoolExecutor(count) as pool, tempfile.TemporaryDirectory() as cache:
+        for _ in range(count):
+            pool.submit(_compile_in_a_process, jobs, waiting, done, cache)
+        ended = 0
+        try:
+            while ended < count:
+                one = done.get()
+                if one is None:
+                    ended += 1
+                else:
+                    yield one
+        finally:  # whoever asked may have been interrupted: what nobody began is not compiled
+            with suppress(Empty):
+                while True:
+                    waiting.get_nowait()
+            for _ in range(count):
+                waiting.put(None)
+
+
+def _compile_in_a_process(jobs: Sequence[Job], waiting: Any, done: Any, cache: str) -> None:
+    process = None
+    try:
+        while (number := waiting.get()) is not None:
+            if process is None or process.poll() is not None:
+                process = _process(cache)
+            done.put((number, _asked(process, jobs[number])))
+    finally:
+        if process is not None:
+            process.stdin.close()
+            process.wait(WAIT_S)
+            process.stdout.close()
+        done.put(None)
+
+
+def _process(cache: str) -> Any:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_CACHE_DIR": cache}
+    words = [sys.executable, "-m", "workers.kernels.parts.triton_compile"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(words, text=True, env=environment, **pipes)  # type: ignore[call-overload]
+
+
+def _asked(process: Any, job: Job) -> dict[str, Any]:
+    try:
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        told: dict[str, Any] = json.loads(process.stdout.readline())
+    except (OSError, ValueError):
+        return {"error": f"the compiler's process ended with code {process.wait(WAIT_S)}"}
+    return told

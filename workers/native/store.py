@@ -1,0 +1,74 @@
+"""Built libraries, kept for the next process: below POLYFLEET_HOME, which nodes of different CPUs may share.
+
+A file is named by what it was built from and by the hash of its content, so that one that was cut, or changed by
+somebody, is not loaded. Only this user can write here.
+"""
+
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from cluster import paths
+from cluster.errors import UserError
+
+FOLDER = "native"
+_HASH_LETTERS = 32
+
+
+class Store:
+    """`reason` says why nothing can be kept, or is ""."""
+
+    def __init__(self) -> None:
+        self.folder, self.reason = Path(FOLDER), ""
+        try:
+            self.folder = paths.private_dir(paths.home() / FOLDER)
+            self.reason = _open_to_others(self.folder)
+        except (OSError, RuntimeError, UserError) as e:  # a RuntimeError where this user has no home
+            self.reason = f"nothing can be kept: {e}"
+
+    def find(self, name: str, key: str) -> Path | None:
+        """What was built before; None where there is nothing, or nothing that is as it was written."""
+        if self.reason:
+            return None
+        for path in sorted(self.folder.glob(f"{name}-{key[:_HASH_LETTERS]}-*.so")):
+            if not _open_to_others(path) and path.name == _file_name(name, key, path):
+                return path
+            path.unlink(missing_ok=True)
+        return None
+
+    def keep(self, name: str, key: str, built: Path) -> Path | None:
+        """Put there at once and durable, whoever else does the same; None where nothing can be kept."""
+        if self.reason:
+            return None
+        part = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}.part"
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
+            with os.fdopen(descriptor, "wb") as out, built.open("rb") as data:
+                shutil.copyfileobj(data, out)
+                out.flush()
+                os.fsync(out.fileno())
+            return part.rename(self.folder / _file_name(name, key, built))
+        except OSError as e:
+            self.reason = f"{self.folder} cannot be written: {e.strerror or e}"
+            with suppress(OSError):
+                part.unlink()
+            return None
+
+
+def _file_name(name: str, key: str, content: Path) -> str:
+    digest = hashlib.sha256(content.read_bytes()).hexdigest()
+    return f"{name}-{key[:_HASH_LETTERS]}-{digest[:_HASH_LETTERS]}.so"
+
+
+def _open_to_others(path: Path) -> str:
+    """Why another user could have written it, or "". A link is never trusted."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a link"
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to user {found.st_uid}"
+    return f"{path} can be written by other users" if found.st_mode & 0o022 else ""
