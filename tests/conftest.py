@@ -33,6 +33,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers of all tests; nothing else is called like them
 
+from failures import report_failures
 from terminals import Terminal
 
 TOY = Path(__file__).parent / "data" / "toy-vendor"
@@ -44,6 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "gpu" not in config.option.markexpr:
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    report_failures(config)
+    settle_hypothesis()
+
+
+def settle_hypothesis() -> None:
+    """No example has a limit of time: machines differ. In CI the examples of a property are the same in every run."""
+    try:
+        from hypothesis import HealthCheck, settings
+    except ImportError:  # the second environment and machines with a GPU do without
+        return
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile("new examples", deadline=None, suppress_health_check=slow)
+    settings.register_profile("same examples", settings.get_profile("new examples"), derandomize=True, database=None)
+    settings.load_profile("same examples" if "CI" in os.environ else "new examples")
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,14 @@ def with_value(rows: Tensor, value: float) -> Tensor:
     return rows
 
 
+def between_nan(values: Tensor) -> Tensor:
+    """The same values in memory that is NaN before and after them: whoever reads beyond an end shows it."""
+    margin = 4096
+    memory = torch.full((values.numel() + 2 * margin,), NAN)
+    inside = memory[margin:-margin].view(values.shape)
+    return inside.copy_(values)
+
+
 def _norms() -> list[Case]:
     found = []
     for shape in (*SHAPES, *WIDE, *EMPTY):
@@ -169,6 +177,7 @@ def _products() -> list[Case]:
         Case("both-transposed", "matmul", lambda: (draw(2, 20, 9).mT, draw(2, 11, 20).mT), depth=20, roundings=1),
         Case("first-transposed-for-all", "matmul", lambda: (draw(2, 20, 9).mT, draw(20, 11)), depth=20, roundings=1),
         Case("strided", "matmul", lambda: (draw(18, 40)[::2, ::2], draw(20, 22)[:, ::2]), depth=20, roundings=1),
+        Case("between-nan", "matmul", lambda: tuple(map(between_nan, a_b(33, 65, 17)())), depth=65, roundings=1),
         Case("with-nan", "matmul", lambda: (with_value(draw(4, 30), NAN), draw(30, 5)), depth=30, roundings=1),
         Case("batched", "matmul_vec", lambda: (draw(2, 3, 9, 20), draw(2, 3, 20)), depth=20, roundings=1),
         Case("one-matrix-for-all", "matmul_vec", lambda: (draw(9, 20), draw(2, 3, 20)), depth=20, roundings=1),

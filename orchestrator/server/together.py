@@ -23,8 +23,8 @@ class Together(Generic[Item, Told]):
     For one event loop.
     """
 
-    def __init__(self, call: Callable[[Sequence[Item]], Sequence[Told | Exception]]):
-        self._call = call
+    def __init__(self, call: Callable[[Sequence[Item]], Sequence[Told | Exception]], slow_s: float = SLOW_S):
+        self._call, self._slow_s = call, slow_s
         self._waiting: deque[tuple[Item, asyncio.Future[Told | Exception]]] = deque()
         self._callers = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -45,7 +45,7 @@ class Together(Generic[Item, Told]):
         """Until nobody waits."""
         while self._waiting:
             some = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
-            await asyncio.wait({self._begin(self._make(some))}, timeout=SLOW_S)
+            await asyncio.wait({self._begin(self._make(some))}, timeout=self._slow_s)
         self._callers -= 1
 
     async def _make(self, some: list[tuple[Item, asyncio.Future[Told | Exception]]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from live_folders import list_files
 
 from cluster import embedded, fleet_record, paths
 from cluster.fleet_record import FleetRecord
@@ -55,10 +56,9 @@ def child(node: str, name: str) -> psutil.Process:
     return next(c for c in psutil.Process(start.pid).children() if c.name() == name)
 
 
-def everything() -> list[Path]:
+def everything() -> dict[Path, os.stat_result]:
     """What the fleet has made: Ray's folder, our home, the code."""
-    roots = [Path(current().temp_dir), paths.home(), paths.cache()]
-    return [path for root in roots for path in (root, *root.rglob("*"))]
+    return dict(list_files(Path(current().temp_dir), paths.home(), paths.cache()))
 
 
 def entered(found: list[str]) -> list[str]:
@@ -84,12 +84,16 @@ def connect(path: Path) -> None:
 def assert_closed(nobody) -> None:
     """Every root of ours keeps others out; what we make ourselves is 0600 and 0700 all the way down."""
     found = everything()
-    assert sum(path.is_socket() for path in found) >= 4
-    assert {path.lstat().st_uid for path in found} == {os.geteuid()}
-    ours = [path for path in found if not path.is_relative_to(current().ray_dir) and not path.is_symlink()]
-    assert [str(path) for path in ours if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
-    files = [path for path in found if path.is_file() and not path.is_symlink()]
-    assert [str(path) for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    assert sum(stat.S_ISSOCK(status.st_mode) for status in found.values()) >= 4
+    assert {status.st_uid for status in found.values()} == {os.geteuid()}
+    open_to_others = [
+        path
+        for path, status in found.items()
+        if stat.S_IMODE(status.st_mode) & 0o077
+        and not stat.S_ISLNK(status.st_mode)
+        and (stat.S_ISREG(status.st_mode) or not path.is_relative_to(current().ray_dir))
+    ]
+    assert open_to_others == []
     assert nobody.does(lambda: entered([str(path) for path in found])) == []
 
 

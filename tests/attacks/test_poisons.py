@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from live_folders import list_files, read_text
 
 from orchestrator import JobHandle, Orchestrator, RunJob
 
@@ -61,8 +62,8 @@ def submitted(fleet: Orchestrator, tmp_path: Path) -> Callable[[str], JobHandle]
 
 def pids_of(job: JobHandle) -> list[int]:
     """What its code noted in its working folder, wherever the node keeps that."""
-    found = Path(os.environ["POLYFLEET_HOME"]).rglob("pid")
-    return [int(text) for path in found if job.id in str(path) and (text := path.read_text())]
+    paths = [path for path, _ in list_files(Path(os.environ["POLYFLEET_HOME"])) if path.name == "pid"]
+    return [int(text) for path in paths if job.id in str(path) and (text := read_text(path))]
 
 
 def holders(fleet: Orchestrator) -> set[str]:

@@ -3,10 +3,12 @@
 import json
 import os
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from live_folders import list_files, read_text
 
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Job
@@ -66,7 +68,7 @@ def test_a_server_keeps_its_jobs_in_the_postgresql_that_is_named_once(home, poly
     assert status["database"].startswith("postgresql://polyfleet@/")
     assert polyfleet("cancel", "there").returncode == 0
     assert postgresql.sql(url, "SELECT event FROM events WHERE job = 'there'")[-1] == ("cancelled",)
-    shown = "".join(f.read_text(errors="replace") for f in home.rglob("*") if f.is_file())
+    shown = "".join(read_text(path) for path, status in list_files(home) if stat.S_ISREG(status.st_mode))
     assert "hunter2" not in shown + words_of(status["pid"]) + json.dumps(status)
     polyfleet("server", "stop")
     monkeypatch.delenv("POLYFLEET_DATABASE_URL")

@@ -10,6 +10,9 @@ import pytest
 from cluster.errors import UserError
 from orchestrator.server.together import AT_ONCE, MOST, Together
 
+NEVER_S = 3600.0
+"""No call counts as slow: how long a thread takes to start says nothing."""
+
 
 def test_what_comes_while_calls_are_under_way_shares_the_next():
     calls, free = [], threading.Event()
@@ -20,7 +23,7 @@ def test_what_comes_while_calls_are_under_way_shares_the_next():
         return [item * 10 for item in items]
 
     async def ask_all():
-        together = Together(call)
+        together = Together(call, slow_s=NEVER_S)
         asked = []
         for n in range(AT_ONCE):
             asked.append(asyncio.create_task(together.ask(n)))
@@ -64,7 +67,7 @@ def test_nobody_waits_for_slow_calls_of_others():
         return items
 
     async def ask_all():
-        together, slow = Together(call), []
+        together, slow = Together(call, slow_s=0.0), []
         for _ in range(AT_ONCE):
             slow.append(asyncio.create_task(together.ask("slow")))
             await asyncio.sleep(0)

@@ -123,7 +123,7 @@ for name, options in {"plain": {}, "masters": {"dtype": torch.bfloat16, "weights
     try:
         model, optimizer = ipex.optimize(model.train(), optimizer=torch.optim.SGD(model.parameters()), **options)
     except AssertionError as e:  # packing bfloat16 needs AVX-512, or AVX-NE-CONVERT
-        said[name] = f"IPEX refuses: {str(e)[:24]}"
+        said[name] = f"IPEX refuses: {e}"
         continue
     try:
         save(sys.argv[1], 1, {"model": model, "optimizer": optimizer})
@@ -141,6 +141,6 @@ def test_what_ipex_hides_is_refused_and_what_it_does_not_is_saved(tmp_path):
         "plain": "saved",
         "masters": "optimizer keeps master weights outside its state (intel_extension_for_pytorch)",
     }
-    refused = "IPEX refuses: BF16 weight prepack needs"
-    assert packed in ("model/0 is a _IPEXLinear, which hides state of its own", refused)
+    hidden = "model/0 is a _IPEXLinear, which hides state of its own"
+    assert packed == hidden or packed.startswith("IPEX refuses: BF16 weight prepack needs")
     assert load(tmp_path).state["model"]["0.weight"].dtype == torch.float32
