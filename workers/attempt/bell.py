@@ -38,16 +38,21 @@ def listen(records: Path, owner: Any, heard: Callable[[Any], object]) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
-    gone = weakref.finalize(owner, _write, descriptor)
+    woken = threading.Event()
+    gone = weakref.finalize(owner, _wake, descriptor, woken)
     gone.atexit = False
-    threading.Thread(target=_listen, args=(descriptor, weakref.ref(owner), heard), name="bell", daemon=True).start()
+    arguments = (descriptor, weakref.ref(owner), heard, woken)
+    threading.Thread(target=_listen, args=arguments, name="bell", daemon=True).start()
 
 
-def _write(descriptor: int) -> None:
-    os.write(descriptor, b"0")
+def _wake(descriptor: int, woken: threading.Event) -> None:
+    """The owner is gone: end the thread, which closes the descriptor once nothing writes to it any more."""
+    with suppress(BlockingIOError):  # full of rings: the thread is awake
+        os.write(descriptor, b"0")
+    woken.set()
 
 
-def _listen(descriptor: int, owner: Callable[[], Any], heard: Callable[[Any], object]) -> None:
+def _listen(descriptor: int, owner: Callable[[], Any], heard: Callable[[Any], object], woken: threading.Event) -> None:
     poll = select.poll()  # `select.select` refuses descriptors from 1,024 on
     poll.register(descriptor, select.POLLIN)
     while True:
@@ -56,6 +61,7 @@ def _listen(descriptor: int, owner: Callable[[], Any], heard: Callable[[Any], ob
             os.read(descriptor, 1 << 16)
         it = owner()
         if it is None:
+            woken.wait()  # closed before, its number could be another file when `_wake` writes to it
             os.close(descriptor)
             return
         heard(it)
