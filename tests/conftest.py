@@ -33,7 +33,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers of all tests; nothing else is called like them
 
-from failures import report_failures
+from run_report import report_run
 from terminals import Terminal
 
 TOY = Path(__file__).parent / "data" / "toy-vendor"
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "gpu" not in config.option.markexpr:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    report_failures(config)
+    report_run(config)
     settle_hypothesis()
 
 
