@@ -241,6 +241,11 @@ def _attention() -> list[Case]:
     ]  # fmt: skip
 
 
+OFF_BY_ONE_FACTOR = {("torch", "softmax-2x65537"), ("torch", "softmax-1x131072")}
+"""torch adds the exponentials of a row in as many chains as the CPU's registers have lanes, 8 with AVX2. The sum of a
+long row is off by 1e-5 then, and every result with it: great ones by more than rounding explains. Judged as a
+vector."""
+
 CASES = (*_norms(), *_variants(), *_gates(), *_ropes(), *_products(), *_attention())
 
 
@@ -273,10 +278,14 @@ def check(kernels: Any, case: Case, dtype: torch.dtype) -> None:
     options = {name: moved(value, kernels.device) for name, value in case.options.items()}
     have = getattr(kernels, case.operation)(*(moved(a, kernels.device) for a in arguments), **options)
     assert have.dtype == dtype
-    judge(kernels, have, wanted(case, arguments), accuracy.Rounding(dtype, case.depth, case.roundings), str(case))
+    rounding = accuracy.Rounding(dtype, case.depth, case.roundings)
+    as_vector = (kernels.name, str(case)) in OFF_BY_ONE_FACTOR
+    judge(kernels, have, wanted(case, arguments), rounding, str(case), as_vector)
 
 
-def judge(kernels: Any, have: Tensor, want: Tensor, rounding: accuracy.Rounding, what: str) -> None:
+def judge(
+    kernels: Any, have: Tensor, want: Tensor, rounding: accuracy.Rounding, what: str, as_vector: bool = False
+) -> None:
     """A value that the dtype cannot hold is infinite in it, and two steps between subnormal numbers are none."""
     assert have.shape == want.shape, what
     if not have.numel():
@@ -285,7 +294,7 @@ def judge(kernels: Any, have: Tensor, want: Tensor, rounding: accuracy.Rounding,
     limits = torch.finfo(rounding.dtype)
     least = limits.tiny if kernels.flushes_subnormals else 2 * limits.tiny * limits.eps
     have = torch.where((have.double() - want.double()).abs() <= least, want, have)
-    told = accuracy.measure(have, want, rounding)
+    told = accuracy.measure(have, want, rounding, normwise=as_vector)
     assert told["ok"], f"{kernels.name} {what} {rounding.dtype}: {told}"
 
 
