@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 from typing import IO
@@ -11,6 +12,16 @@ from cluster.errors import UserError
 DEFAULT_HOME = ".polyfleet"
 MARKS = {"fleet.lock", "server-start.lock", "server.lock", "ray-token", "fleet-identity"}
 """Files of a home: one of them shows that we use that folder already."""
+
+
+MAX_TEMPORARY_LENGTH = 24
+"""Of TMPDIR: a Unix socket's path has at most 107 bytes, and Ray's have 65 below its folder."""
+
+
+def make_short_folder(prefix: str) -> Path:
+    """A new folder of mode 0700 whose path leaves room for sockets: in TMPDIR, or in /tmp where that is longer."""
+    place = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=place if len(place) <= MAX_TEMPORARY_LENGTH else "/tmp"))  # noqa: S108 - made there
 
 
 def home() -> Path:

@@ -6,7 +6,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from cluster import code, fences, fleet_record, interpreters, notices, tokens
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.identity import fleet_identity
-from cluster.paths import home, private_dir, storage_dir
+from cluster.paths import home, make_short_folder, private_dir, storage_dir
 from cluster.processes import ProcessId, alive, free_port, identify, kill_families, own, reap, start_detached, stop
 from cluster.ray_hook import ADDRESS, SOCKETS
 from cluster.ray_node import node_environment, resource_counts, tls_environment, worker_command
@@ -225,8 +224,7 @@ def stop_strays(folder: Path) -> None:
 
 
 def new_temporary() -> str:
-    """Unix socket paths end at 107 bytes: the folder's name has to be short."""
-    return tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp")
+    return str(make_short_folder(TEMPORARY))
 
 
 def remove_temporary(folder: Path) -> None:

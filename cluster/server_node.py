@@ -5,7 +5,6 @@ it gone starts it again.
 """
 
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from cluster import code, embedded, fleet_record, ray_local
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.identity import fleet_identity
-from cluster.paths import home, private_dir
+from cluster.paths import home, make_short_folder, private_dir
 from cluster.processes import alive, free_port
 from cluster.ray_local import FLEET_LABEL, ROLE_LABEL, SERVER, LocalNode
 from cluster.ray_node import node_environment, tls_environment, worker_command
@@ -52,8 +51,7 @@ def _with_folder(record: FleetRecord) -> FleetRecord:
     if record.joined_dir:
         stop_strays(Path(record.joined_dir))
         remove_temporary(Path(record.joined_dir))
-    # Unix socket paths end at 107 bytes: the folder's name has to be short.
-    record = replace(record, joined_dir=tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp"))
+    record = replace(record, joined_dir=str(make_short_folder(TEMPORARY)))
     fleet_record.write(record)
     return record
 

@@ -8,12 +8,12 @@ import os
 import socket
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cluster.errors import FleetError
+from cluster.paths import make_short_folder
 
 NAME = "server.sock"
 LONGEST_BYTES = 103
@@ -27,14 +27,14 @@ def listener(home: Path) -> Iterator[tuple[socket.socket, Path]]:
     """Listens on a socket of mode 0600 and yields it with its path. Call it holding the server's lock: what lies there
     is a dead server's.
 
-    Where the home's file system has no sockets, or its path is too long, a folder of its own under /tmp takes it.
+    Where the home's file system has no sockets, or its path is too long, a short folder of its own takes it.
     """
     folder, own = home, None
     with socket.socket(socket.AF_UNIX) as listening:
         try:
             _bind(listening, home)
         except OSError:
-            folder = own = Path(tempfile.mkdtemp(prefix="pf-server-", dir="/tmp"))
+            folder = own = make_short_folder("pf-server-")
             _bind(listening, folder)
         try:
             listening.listen()

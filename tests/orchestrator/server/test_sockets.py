@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_what_a_dead_server_left_is_replaced(home):
 def test_where_the_home_takes_no_socket_a_folder_of_its_own_does(home):
     (home / "server.sock").mkdir()
     with sockets.listener(home) as (_, path):
-        assert path.parent.parent == Path("/tmp")
+        assert path.parent.parent in (Path(tempfile.gettempdir()), Path("/tmp"))
         assert path.parent.stat().st_mode & 0o777 == 0o700
         sockets.connect(path, timeout_s=5).close()
     assert not path.parent.exists()
