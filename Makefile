@@ -1,7 +1,8 @@
 # Everything needs only Python >= 3.11 and the internet; a second run is quick.
 #   make demo    a mixed fleet on this machine, trained on, moved across, compared
-#   make test    the whole test suite, with the second environment where this machine can have it
-#   make long    tests of a minute or more that `make test` leaves out: the benchmarks in small, a benchmark amid a lost node
+#   make test    what every change passes: all that is pure, every contract, one journey over a real fleet; 8 minutes
+#   make test-all  the rest, true to life and slow: lost heads, several machines, the demo, whole benchmarks; 25 minutes
+#   make flaky   a tier again and again in random order beside busy loops, N=20 TIER=gate; which tests do not always pass
 #   make chaos   real faults, one after the other: killed processes, frozen ones, full disks, restarts; about 35 minutes,
 #                CHAOS="-o FILE" keeps its figures, "-o FILE --resume" goes on; see docs/reliability.md
 #   make simulate  the controller in virtual time under faults; SEED=0 EVENTS=10000000
@@ -10,7 +11,7 @@
 #   make docs    write the generated pages of docs/ anew
 #   make clean   remove what was made in this folder; environments in the user's cache stay (polyfleet env remove)
 
-.PHONY: help demo test long chaos simulate fuzz lint docs clean environment second-environment
+.PHONY: help demo test test-all flaky chaos simulate fuzz lint docs clean environment second-environment
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -37,19 +38,19 @@ demo: environment second-environment
 	$(BIN)/python examples/demo.py
 
 # POLYFLEET_XLA_PYTHON is the interpreter of the second environment; tests that need it say so where it is not set.
-# Three files of tests at a time: each waits for its processes a quarter of the time, and two leave two cores idle.
-test: TESTS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
-long: TESTS := -m long
+# tests/conftest.py says how many files at a time, tests/schedule.py in which order, and what runs together.
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=loadscope --durations=10 --durations-min=1
+N ?= 20
+TIER ?= gate
+test: RUNS := $(PYTEST) --tier=gate $(PYTEST_ARGUMENTS)
+test-all: RUNS := $(PYTEST) --tier=full $(PYTEST_ARGUMENTS)
+flaky: RUNS := $(BIN)/python tests/flaky_campaign.py --runs $(N) --tier $(TIER) $(FLAKY)
+chaos: RUNS := $(BIN)/python tests/chaos/campaign.py $(CHAOS)
 
-test long: environment second-environment
+test test-all flaky chaos: environment second-environment
 	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
 	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
-	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGUMENTS)
-
-chaos: environment second-environment
-	xla=$$($(BIN)/polyfleet env path xla 2>/dev/null); \
-	export $${xla:+POLYFLEET_XLA_PYTHON="$$xla"}; \
-	$(BIN)/python tests/chaos/campaign.py $(CHAOS)
+	$(RUNS)
 
 SEED ?= 0
 EVENTS ?= 10000000

@@ -1,7 +1,6 @@
 """What holds for every process that a test starts."""
 
 import getpass
-import json
 import os
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +31,68 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers of all tests; nothing else is called like them
 
-from run_report import report_run
+import garbage
+import leftovers
+import limits
+import retries
+import run_report
+import schedule
+import tiers
+from postgresql_cluster import PostgreSQL
+from second_user import SecondUser
 from terminals import Terminal
 
+MAX_PROCESSES = 4
+PROCESS_BYTES, OTHERS_BYTES = 1_700_000_000, 2_000_000_000
+"""What a process of tests has at its end, and what the fleet of a test and the system need."""
 TOY = Path(__file__).parent / "data" / "toy-vendor"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Triton's kernels are interpreted on the CPU, unless tests of a GPU are asked for (`-m gpu`). Triton settles that
     for a whole process when it is first imported, as torch.compile may do in any test; its code is the same either way.
     """
     if "gpu" not in config.option.markexpr:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    report_run(config)
+    config.addinivalue_line("markers", "timeout(seconds): the limit of a test that may take longer than its tier's")
     settle_hypothesis()
+    plugins = [tiers.Tiers(config), schedule.Schedule()]
+    if config.pluginmanager.hasplugin("timeout"):
+        plugins.append(limits.Limits())
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        plugins += [retries.Starts(), garbage.Garbage()]
+    if not hasattr(config, "workerinput"):
+        plugins += reporting(config)
+    for plugin in plugins:
+        config.pluginmanager.register(plugin)
+
+
+def reporting(config: pytest.Config) -> list[object]:
+    """What only the process does that reports to the caller, and in a run within another run only in part."""
+    run_report.heed_interrupts()
+    plugins: list[object] = [run_report.RunReport(config), garbage.Uncollected(config)]
+    if leftovers.RUN not in os.environ:  # they act at the end, in this order
+        plugins += [] if os.environ.get(retries.SWITCH) == "no" else [retries.Retries(config)]
+        plugins.append(leftovers.Cleaning(config))
+    return plugins
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`--numprocesses=auto`: two for each core, as each waits for others half of the time, while there is memory."""
+    free = psutil.virtual_memory().total - OTHERS_BYTES
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(2 * cores, MAX_PROCESSES, free // PROCESS_BYTES))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    return schedule.make_scheduler(config, log)
 
 
 def settle_hypothesis() -> None:
@@ -134,34 +180,6 @@ def needs_native():
     return need
 
 
-NOBODY = 65534
-
-
-class SecondUser:
-    """Another user of this machine, without rights of ours."""
-
-    uid = NOBODY
-
-    def does(self, act: Callable[[], Any]) -> Any:
-        """What `act` returns, as JSON has it, when that user calls it; or the name of the error it raises."""
-        reading, writing = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-                said = act()
-            except BaseException as e:
-                said = type(e).__name__
-            os.write(writing, json.dumps(said).encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as f:
-            said = f.read()
-        os.waitpid(child, 0)
-        return json.loads(said)
-
-
 @pytest.fixture
 def shell() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """`shell(words, user=None)`: a shell whose command line is `words`, alike with any other program's. `-s` is among
@@ -191,96 +209,10 @@ def nobody() -> SecondUser:
 @pytest.fixture(scope="module")
 def open_place() -> Iterator[Path]:
     """A folder that every user can pass, as `/home/user` often is; pytest's are closed to others by one above."""
-    folder = Path(tempfile.mkdtemp(prefix="open-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="open-"))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
-
-
-class PostgreSQL:
-    """A cluster of our own on a Unix socket in `folder`; PostgreSQL refuses to run as root, so then as nobody."""
-
-    def __init__(self, folder: Path, programs: Path):
-        self.folder, self._programs, self._databases = folder, programs, 0
-        self._free: list[str] = []
-        self.user = "polyfleet"
-        if os.geteuid() == 0:
-            os.chown(folder, NOBODY, NOBODY)
-        words = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", f"--username={self.user}"]
-        self._run("initdb", *words, "-D", str(folder / "data"))
-        settings = ["listen_addresses = ''", f"unix_socket_directories = '{folder}'", "fsync = off"]
-        with (folder / "data" / "postgresql.conf").open("a") as f:
-            f.write("\n".join([*settings, "max_connections = 200", ""]))
-
-    def start(self) -> None:
-        self._run("pg_ctl", "start", "-w", "-t", "60", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"))
-
-    def stop(self, how: str = "immediate") -> None:
-        self._run("pg_ctl", "stop", "-w", "-t", "60", "-m", how, "-D", str(self.folder / "data"))
-
-    def restart(self) -> None:
-        """As after a crash: no connection is told, the log is replayed."""
-        self.stop()
-        self.start()
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Every process of it is stopped: connections are accepted by the kernel, and nothing answers."""
-        first = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
-        processes = [first, *first.children(recursive=True)]
-        for process in processes:
-            process.suspend()
-        try:
-            yield
-        finally:
-            for process in processes:
-                process.resume()
-
-    def url(self) -> str:
-        """Of an empty database."""
-        if self._free:
-            return self._free.pop()
-        self._databases += 1
-        name = f"test_{self._databases}"
-        self.sql("postgres", f"CREATE DATABASE {name} TEMPLATE template0")
-        return f"postgresql://{self.user}@/{name}?host={self.folder}"
-
-    def give_back(self, url: str) -> None:
-        """For another test: a database has 300 files, and emptying one is quicker than making one."""
-        name = url.partition("@/")[2].partition("?")[0]
-        others = "datname = current_database() AND pid <> pg_backend_pid()"
-        self.sql(url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {others}")
-        made = "nspname NOT LIKE 'pg\\_%' AND nspname <> 'information_schema'"
-        schemas = [schema for (schema,) in self.sql(url, f"SELECT nspname FROM pg_namespace WHERE {made}")]
-        dropped = [f'DROP SCHEMA "{schema}" CASCADE' for schema in schemas]
-        self.sql(url, *dropped, "CREATE SCHEMA public", f"ALTER DATABASE {name} RESET ALL")
-        self._free.append(url)
-
-    def sql(self, database: str, *statements: str) -> list[tuple[Any, ...]]:
-        """The rows of the last statement, by a connection of its own. `database` may be a URL of ours."""
-        import psycopg
-
-        name = database.partition("@/")[2].partition("?")[0] or database
-        where = {"dbname": name, "user": self.user, "host": str(self.folder)}
-        with psycopg.connect(**where, autocommit=True) as connection:
-            for statement in statements:
-                found = connection.execute(statement.encode())
-            return found.fetchall() if found.description else []
-
-    def _run(self, program: str, *arguments: str) -> None:
-        as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
-        ran = subprocess.run(
-            [str(self._programs / program), *arguments],
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if program == "initdb" else subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            **as_nobody,  # type: ignore[call-overload]
-        )
-        log = self.folder / "log"
-        assert ran.returncode == 0, f"{program}: {ran.stdout} {log.read_text() if log.exists() else ''}"
 
 
 @pytest.fixture(scope="session")
@@ -289,7 +221,7 @@ def postgresql(absent: Callable[[str, str], None]) -> Iterator[PostgreSQL]:
     found = shutil.which("initdb") or next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))), None)
     if found is None:
         absent("postgresql", "PostgreSQL is not installed here (Debian: apt install postgresql)")
-    folder = Path(tempfile.mkdtemp(prefix="pf-pg-", dir="/tmp"))  # a socket's path has at most 107 bytes
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))
     cluster = PostgreSQL(folder, Path(found).parent)
     cluster.start()
     yield cluster

@@ -30,6 +30,11 @@ def of_jobs(job_ids: Collection[str]) -> list[psutil.Process]:
     return marked("POLYFLEET_JOB", *job_ids)
 
 
+def of_home(home: Path) -> list[psutil.Process]:
+    """Every process whose command line names that home."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or ())]
+
+
 def ranks(job_id: str, home: Path, node: str = "") -> list[psutil.Process]:
     """The ranks of a training, of those on `node` alone if one is named."""
     folder = str(home / "nodes" / node) if node else ""

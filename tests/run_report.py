@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import schedule
 
 MAX_CAPTURED_CHARACTERS = 4000
 
@@ -30,6 +31,8 @@ class RunReport:
             self._print("collection", report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._config.option.write_durations:
+            schedule.write_durations(self._seconds)
         if self._config.option.durations is None:
             return
         folders: dict[str, float] = defaultdict(float)
@@ -43,7 +46,7 @@ class RunReport:
     def _print(self, when: str, report: pytest.TestReport | pytest.CollectReport) -> None:
         if self._file:
             with Path(self._file).open("a") as file:
-                file.write(f"FAILED {report.nodeid} ({when})\n")
+                file.write(f"FAILED {report.nodeid} ({when}): {first_line(report)}\n")
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if terminal is None:
             return
@@ -55,8 +58,12 @@ class RunReport:
             terminal.write_line(text[-MAX_CAPTURED_CHARACTERS:])
 
 
-def report_run(config: pytest.Config) -> None:
-    """For `pytest_configure`. A run in the background of a shell ignores SIGINT; the check's limit of time sends it."""
+def first_line(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Of what was raised."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longreprtext).partition("\n")[0][:300]
+
+
+def heed_interrupts() -> None:
+    """A run in the background of a shell ignores SIGINT; the check's limit of time sends it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(RunReport(config), "run report")

@@ -1,141 +1,25 @@
-"""What the README and the guides show is true: commands and code run on a real fleet, files parse, messages exist.
-
-Console blocks of a page run in one shell, its Python blocks in one process, in the order they stand. A comment before a
-block, `<!-- not run: why -->`, has it parsed only; `# exit code N or M` after a command says what it ends with.
+"""What the README and the guides show exists: files parse, options and messages are there, links lead somewhere. Their
+commands and code are run by test_pages.py.
 """
 
 import ast
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import typer.main
+from snippets import PAGES, ROOT, Block, commands, of
 
-from cluster import environments, yaml
-from cluster.errors import NotFound
+from cluster import yaml
 from cluster.spec import parse_fleet
 from orchestrator.cli.main import app
 from orchestrator.simulate.fleets import read_fleet, with_faults
 from orchestrator.spec import load_job, parse_job
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "README.md", *sorted((ROOT / "docs").glob("[bg]*s/*.md"))]
-BLOCK = re.compile(
-    r"^(?P<mark><!-- not run: .+ -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
-)
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
-EXIT_CODES = re.compile(r"\s+# exit code (\d+(?: or \d+)*)$")
 FIELD = re.compile(r"""\{[^{}]*\}|"\s+f?"|\bf"|,\s+f?\"""")
-PATIENCE_S = 600
-MEASURES = "polyfleet benchmark run"
-COMPARES = f"{MEASURES} model.py:make_model --working-dir examples/digits --batch-size 64"
-# The pages' fleet is ours for all of them: it comes up before the first and is taken down after the last. What the
-# README compares the guide to benchmarks compares too, in fewer rounds.
-INSTEAD = {"polyfleet up --demo": 'polyfleet up -f "$FLEET"', "polyfleet down": "true", COMPARES: "true"}
-FEW = "--rounds 3 --max-rounds 3 --case-seconds 0.1"
-"""Of a benchmark run here: that it works is asked, not what it finds. The last of two equal options counts."""
-
-
-@dataclass(frozen=True)
-class Block:
-    page: Path
-    line: int
-    language: str
-    text: str
-    run: bool
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    text = page.read_text()
-    for match in BLOCK.finditer(text):
-        line = text.count("\n", 0, match.start("text")) + 1
-        yield Block(page, line, match["language"], match["text"], match["mark"] is None)
-
-
-def of(language: str, page: Path | None = None) -> list[Block]:
-    return [b for p in PAGES for b in blocks(p) if b.language == language and page in (None, p)]
-
-
-def commands(block: Block) -> list[str]:
-    """The lines after a prompt; others would be output."""
-    return [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Variables of a shell with a fleet up: pools `cpu` and `xla`, the latter emulated or, without that environment, a
-    second CPU pool of that name."""
-    folder = tmp_path_factory.mktemp("snippets")
-    try:
-        environments.path("xla")
-        xla = "{backend: tpu, environment: xla, env: {PJRT_DEVICE: CPU}}"
-    except NotFound:
-        xla = "{backend: cpu}"
-    fleet = folder / "fleet.yaml"
-    fleet.write_text(f"name: pages\npools:\n  cpu: {{backend: cpu}}\n  xla: {xla}\n")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = os.environ | {"POLYFLEET_HOME": str(folder / "home"), "FLEET": str(fleet), "PATH": path}
-    run_shell('polyfleet up -f "$FLEET"', variables)
-    yield variables
-    run_shell("polyfleet down", variables)
-
-
-def run_shell(script: str, variables: dict[str, str]) -> None:
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=ROOT,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.run for b in of("console", p))], ids=lambda p: p.stem)
-def test_the_commands_of_a_page_end_as_it_says(page: Path, shell: dict[str, str]):
-    lines = ["set -o pipefail"]
-    for block in of("console", page):
-        for command in commands(block) if block.run else ():
-            told = EXIT_CODES.search(command)
-            wanted = told[1].replace(" or ", "|") if told else "0"
-            lines += [f"echo {shlex.quote(f'{block}: {command}')}", run_instead(command)]
-            lines += [f"case $? in {wanted}) ;; *) echo not the exit code that was told; exit 1 ;; esac"]
-    run_shell("\n".join(lines), shell)
-
-
-def run_instead(command: str) -> str:
-    if command in INSTEAD:
-        return INSTEAD[command]
-    return f"{command} {FEW}" if command.startswith(MEASURES) else command
-
-
-def test_what_is_not_measured_for_one_page_is_for_another():
-    guide = ROOT / "docs" / "guides" / "benchmark.md"
-    assert [c for block in of("console", guide) if block.run for c in commands(block) if c.startswith(f"{COMPARES} ")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.run for b in of("python", p))], ids=lambda p: p.stem)
-def test_the_code_of_a_page_runs(page: Path, shell: dict[str, str], tmp_path: Path):
-    script = tmp_path / "page.py"
-    script.write_text("\n\n".join(f"# {block}\n{block.text}" for block in of("python", page) if block.run))
-    run_shell(f"python {shlex.quote(str(script))}", shell)
 
 
 @pytest.mark.parametrize("block", of("yaml"), ids=str)

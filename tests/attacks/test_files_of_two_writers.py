@@ -3,9 +3,9 @@
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from patience import wait_for
 
 from cluster.paths import write_private
 from orchestrator.server import record
@@ -44,9 +44,7 @@ def test_an_upload_that_a_killed_server_was_receiving_goes_when_the_next_one_sta
     (folder / f"{'1' * 64}.zip").write_bytes(b"complete")
     command = [sys.executable, "-m", "orchestrator.server", "--home", str(tmp_path), "--port", "0"]
     with (tmp_path / "said").open("wb") as said, subprocess.Popen(command, stderr=said) as server:
-        until = time.monotonic() + DEADLINE_S
-        while record.read(tmp_path) is None:
-            assert server.poll() is None and time.monotonic() < until, (tmp_path / "said").read_text()
-            time.sleep(0.01)
+        wait_for(lambda: record.read(tmp_path) or server.poll() is not None, (tmp_path / "said").read_text)
+        assert server.poll() is None, (tmp_path / "said").read_text()
         server.terminate()
     assert [path.name for path in folder.iterdir()] == [f"{'1' * 64}.zip"]

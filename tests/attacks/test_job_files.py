@@ -12,6 +12,7 @@ import uuid
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patience import wait_for
 
 from orchestrator.core.model import Event
 from orchestrator.store.events import EventStore
@@ -72,10 +73,7 @@ class Node:
         return answer
 
     def until(self, true, what):
-        deadline = time.monotonic() + HANG_S
-        while not true():
-            assert time.monotonic() < deadline, f"not within {HANG_S:.0f} s: {what}; {self.outcomes} {self.poison}"
-            self.watch()
+        wait_for(lambda: true() or (self.watch() and true()), lambda: f"{what}; {self.outcomes} {self.poison}")
 
     def ended(self, job):
         self.until(lambda: job in self.outcomes, f"{job} ended")

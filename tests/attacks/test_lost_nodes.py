@@ -3,19 +3,22 @@
 import os
 import socket
 import stat
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from live_folders import list_files
+from patience import wait_for
 
 from cluster import embedded, fleet_record, paths
 from cluster.fleet_record import FleetRecord
 from cluster.raylets import await_started
 from cluster.repair import HEAD, Repairs
 from cluster.spec import FleetSpec, parse_fleet
+
+pytestmark = pytest.mark.full
 
 HERE = {"backend": "cpu", "environment": {"interpreter": "current"}}
 PATIENCE_S = 180.0
@@ -44,11 +47,7 @@ def current() -> FleetRecord:
     return found
 
 
-def wait(truth: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+wait = partial(wait_for, limit_s=PATIENCE_S)
 
 
 def child(node: str, name: str) -> psutil.Process:

@@ -3,16 +3,18 @@
 import os
 import runpy
 import shutil
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from live_folders import list_files, read_text
+from patience import wait_for
 
 from orchestrator import JobHandle, Orchestrator, RunJob
+
+pytestmark = pytest.mark.full
 
 POISON = Path(__file__).with_name("poison.py")
 FLEET = """
@@ -24,12 +26,7 @@ pools:
 PATIENCE_S = 180.0
 
 
-def wait(truth: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (seen := truth()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s for {what}"
-        time.sleep(0.05)
-    return seen
+wait = partial(wait_for, limit_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 import uvicorn
+from patience import wait_for
 
 from cluster import tokens
 from cluster.errors import FleetError
@@ -106,14 +107,7 @@ def killed(server: ServerRecord, wait_until: Callable[[Callable[[], bool]], None
 
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], bool]], None]:
-    def wait(condition: Callable[[], bool]) -> None:
-        pause, deadline = threading.Event(), HANG_S
-        while not condition():
-            assert deadline > 0, "not within the deadline"
-            pause.wait(0.02)
-            deadline -= 0.02
-
-    return wait
+    return wait_for
 
 
 @as_root

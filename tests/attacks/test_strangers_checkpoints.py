@@ -18,6 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # children of these tests import this file
+
+from patience import wait_for
+
 from cluster.errors import PolyfleetError, UserError
 from workers.checkpoint.format.boxes import Box, tiles, whole
 from workers.checkpoint.format.checks import parse_manifest
@@ -480,12 +484,11 @@ def slow_import(storage):
 
 
 def wait_for_reader(look=lambda: None):
-    for _ in range(600):
+    def at_work():
         look()
-        if found := [c for c in readers() if c.cpu_times().user > 0.3]:
-            return found[0]
-        threading.Event().wait(0.05)
-    raise AssertionError("no reader started")
+        return [reader for reader in readers() if reader.cpu_times().user > 0.3]
+
+    return wait_for(at_work, "no reader started")[0]
 
 
 def test_a_tool_that_tells_nothing_ends_with_its_client(storage):
@@ -512,11 +515,8 @@ def test_a_reader_dies_with_whoever_started_it(storage, tmp_path):
     script = f"from workers.checkpoint.tools import run_in_child; run_in_child('import', {arguments!r})"
     with subprocess.Popen([sys.executable, "-c", script]) as client:
         try:
-            for _ in range(600):
-                children = psutil.Process(client.pid).children()
-                if children and children[0].cpu_times().user > 0.3:
-                    break
-                threading.Event().wait(0.05)
+            [child] = wait_for(psutil.Process(client.pid).children, "no reader started")
+            wait_for(lambda: child.cpu_times().user > 0.3)
         finally:
             client.kill()
-    children[0].wait(timeout=HANGS_S)
+    child.wait(timeout=HANGS_S)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,7 +28,6 @@ def test_switching_is_measured_beside_torchs_own_with_its_proof(tmp_path):
     assert found["effect"]["mkldnn"]["proof"]["off"] == "aten::_slow_conv2d_forward"
 
 
-@pytest.mark.long
 def test_levels_are_measured_beside_plain_compile(tmp_path):
     text, found = run("optimization_levels.py", tmp_path, "--models", "mlp", "--small")
     assert "| mlp | O1 |" in text
@@ -35,7 +36,6 @@ def test_levels_are_measured_beside_plain_compile(tmp_path):
     assert levels["O3"]["metrics"]["max_rel_error"] <= found["tolerance"]
 
 
-@pytest.mark.long
 def test_verdicts_are_tried_on_the_same_and_on_planted_slow_downs(tmp_path):
     _, found = run("honesty.py", tmp_path, "--comparisons", "1", "--rounds", "3")
     assert set(found["verdicts"]) == {"quiet", "one process on and off", "two processes all the time"}

@@ -9,11 +9,12 @@ import pytest
 
 from workers import kernels as registry
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "kernels.py"
 
 
-@pytest.mark.slow
 def test_the_quick_form_measures_every_arm_of_every_case(tmp_path: Path):
     names = [name for name in ("cpu", "torch") if not registry.unavailable_reason(name)]
     output = tmp_path / "new" / "kernels.json"

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "memory_estimate.py"
 
 
-@pytest.mark.long
 def test_one_model_is_measured_in_inference_and_in_training(tmp_path: Path):
     output = tmp_path / "new" / "memory.json"
     words = [sys.executable, SCRIPT, "--only", "mlp", "-o", output]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "overhead.py"
 ROW = {"case", "what", "n", "median_s", "low_s", "high_s", "min_s", "samples_s"}
@@ -17,7 +19,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 def test_the_quick_form_measures_every_case_and_leaves_nothing_running(tmp_path: Path):
     output = tmp_path / "new" / "overhead.json"
     words = [sys.executable, SCRIPT, "--quick", "--without-ray-jobs", "-o", output]

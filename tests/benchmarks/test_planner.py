@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 KEY = (
     "full_ms_p50", "full_ms_p99", "incremental_ms_p50", "gap_to_lp_percent", "eight_counts_ms_p50", "jobs_16384_ms_p50",

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "server_load.py"
 
 
-@pytest.mark.long
 def test_calls_are_measured_alone_and_beside_the_load(tmp_path: Path):
     output = tmp_path / "new" / "load.json"
     words = [sys.executable, SCRIPT, "--rounds", "1", "--calls", "3", "--streams", "10", "--idle", "20", "-o", output]

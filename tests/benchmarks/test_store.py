@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "store.py"
 SIZES = {"rounds": 1, "seconds": 1, "clients": 4, "history": 100, "listed": 2000, "open": 50, "calls": 3}
 
 
-@pytest.mark.long
 def test_submits_pages_and_starts_are_measured(tmp_path: Path):
     output = tmp_path / "new" / "store.json"
     words = [sys.executable, SCRIPT, "-o", output, *(f"--{name}={size}" for name, size in SIZES.items())]

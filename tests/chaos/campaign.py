@@ -91,12 +91,12 @@ def _run(given: argparse.Namespace, kept: Path, left_out: list[str]) -> int:
     words += [f"--deselect={case}" for case in dict.fromkeys(left_out)]
     pytest = [sys.executable, "-m", "pytest", "-rA", "--durations=10"]
     runs = [
-        [*pytest, str(HERE), *(f"--ignore={HERE / name}" for name in (OUTAGES, OWN_TESTS)), "-m", "", *words],
-        [*pytest, str(HERE.parent), f"--ignore={HERE}", "-m", "chaos", *words],
+        [*pytest, str(HERE), *(f"--ignore={HERE / name}" for name in (OUTAGES, OWN_TESTS)), "--tier=any", *words],
+        [*pytest, str(HERE.parent), f"--ignore={HERE}", "--tier=chaos", *words],
     ]
     with tempfile.TemporaryFile("w+") as said:
         alone = environment | {"POLYFLEET_CHAOS_HISTORY": "0"}
-        beside = _started([*pytest, str(HERE / OUTAGES), "-m", "", *words], alone, stdout=said)
+        beside = _started([*pytest, str(HERE / OUTAGES), "--tier=any", *words], alone, stdout=said)
         try:
             codes = [_ended(_started(run, environment)) for run in runs]
         except BaseException:

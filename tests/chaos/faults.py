@@ -25,6 +25,7 @@ from typing import Any
 import fleet_processes
 import psutil
 import pytest
+from patience import wait_for
 
 from cluster.errors import PolyfleetError
 from orchestrator import Orchestrator, RunJob, TrainJob, client
@@ -60,15 +61,7 @@ def some_or_all(some: list[Any], everything: list[Any]) -> list[Any]:
 
 def until(truth: Callable[[], Any]) -> Any:
     """Wait for a truth and return it; no answer is none yet."""
-    deadline, seen = time.monotonic() + HANG_S, None
-    while True:
-        try:
-            if seen := truth():
-                return seen
-        except (PolyfleetError, psutil.NoSuchProcess) as e:
-            seen = e
-        assert time.monotonic() < deadline, f"waited {HANG_S:.0f} s in vain; last seen {seen!r}"
-        time.sleep(0.05)
+    return wait_for(truth, limit_s=HANG_S, pass_over=(PolyfleetError, psutil.NoSuchProcess), longest_pause_s=0.05)
 
 
 class Fleet:

@@ -14,6 +14,8 @@ from orchestrator.core import points
 from orchestrator.runtime import crash
 from orchestrator.server import daemon
 
+pytestmark = pytest.mark.full
+
 IN_CI = ["event:placed:before", "command:Launch:after", "event:released:after"]
 ELSEWHERE = {
     "refused": "the last possible pool of a job has to leave the fleet",

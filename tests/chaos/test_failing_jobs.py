@@ -12,6 +12,8 @@ from faults import HANG_S, until
 
 from orchestrator import client
 
+pytestmark = pytest.mark.full
+
 MEMORY = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 512 << 20
 GROWS = "import time; kept = [bytearray(1 << 20) for _ in range(2048)]"

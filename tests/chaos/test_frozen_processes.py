@@ -7,6 +7,8 @@ import psutil
 import pytest
 from faults import STALE_S, until
 
+pytestmark = pytest.mark.full
+
 NAMES = {
     "rank": "a rank",
     "agent": "an agent",

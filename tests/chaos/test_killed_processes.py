@@ -11,6 +11,8 @@ from faults import EVENTS, some_or_all, until
 from orchestrator import Orchestrator
 from orchestrator.server import daemon
 
+pytestmark = pytest.mark.full
+
 KILLED = [("rank", "left-1"), ("rank", "left-0"), ("agent", "left-0"), ("agent", "right-0")]
 TOLD = {
     ("rank", "left-1"): ("F1", "kill -9 of the rank on node 1 of a gang"),

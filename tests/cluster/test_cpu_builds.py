@@ -10,6 +10,8 @@ from cluster import environments, recipes
 from cluster.errors import UserError
 from cluster.recipes import CPUBuild, Recipe
 
+pytestmark = pytest.mark.full
+
 PROBE = Recipe(
     "probe",
     "# A package, and one that only its larger build needs.\npolyfleet-probe==1.0\nheavy-probe==1.0\n",

@@ -4,13 +4,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from patience import wait_for
 
 from cluster import environments, recipes
 from cluster.errors import Conflict, FleetError, NotFound, UserError
@@ -61,14 +61,9 @@ def read_until(process: "subprocess.Popen[str]", word: str) -> None:
     assert any(word in line for line in process.stdout), f"the process ended without saying {word!r}"
 
 
-def wait_for_children(pid: int, deadline_s: float = 180.0) -> list[psutil.Process]:
+def wait_for_children(pid: int) -> list[psutil.Process]:
     """The processes that `pid` has started, once there are any."""
-    end_s = time.monotonic() + deadline_s
-    while time.monotonic() < end_s:
-        if children := psutil.Process(pid).children():
-            return children
-        time.sleep(0.01)
-    raise AssertionError(f"process {pid} started nothing within {deadline_s} s")
+    return wait_for(psutil.Process(pid).children, f"process {pid} started nothing")
 
 
 def test_an_environment_is_made_from_its_requirements_and_its_modules_import(cache, tmp_path):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from orchestrator import Orchestrator, client
 sys.path.insert(0, str(Path(__file__).parents[1]))  # helpers of all tests; nothing else is called like them
 
 import fleet_processes
+from patience import wait_for
 
 FLEET = """
 name: test
@@ -25,12 +25,10 @@ pools:
   right: {backend: cpu, env: {WHICH: right}, environment: {interpreter: %s}}
 """
 """The ranks of `right` run from a Python without Ray, so that its node cannot."""
-PATIENCE_S = 180.0
-LONGEST_PAUSE_S = 0.1
 ALIVE = ["PENDING", "STARTING", "RUNNING", "SAVING", "RECOVERING"]
 
 TRAIN = """
-import time, torch
+import os, time, torch
 
 def train(ctx):
     model = torch.nn.Linear(4, 2)
@@ -44,6 +42,8 @@ def train(ctx):
         ctx.report(step=step, of=ctx.arguments["steps"], loss=loss)
         if step % ctx.arguments.get("save_every", 5) == 0 or ctx.preempted:
             ctx.checkpoint.save(step, {"model": model, "optimizer": optimizer})
+        while step == ctx.arguments.get("hold_at") and not os.path.exists(ctx.arguments["go_on"]):
+            time.sleep(0.02)
         if ctx.preempted:
             return {"stopped_at": step}
         time.sleep(ctx.arguments.get("pause_s", 0.0))
@@ -108,16 +108,8 @@ def unrepaired(fleet: Orchestrator, cli, monkeypatch: pytest.MonkeyPatch) -> Ite
     assert [cli("server", verb).returncode for verb in ("stop", "start")] == [0, 0]
 
 
-def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """Wait for a truth and return it; fail with what was seen last. What takes long is asked for less often: a question
-    costs two milliseconds of a CPU, and one that looks at all processes ten.
-    """
-    deadline, pause_s = time.monotonic() + timeout_s, 0.02
-    while not (seen := truth()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain; last seen {seen!r}"
-        time.sleep(pause_s)
-        pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)
-    return seen
+wait = partial(wait_for, limit_s=180.0)
+"""For what a fleet does beside other tests."""
 
 
 @pytest.fixture

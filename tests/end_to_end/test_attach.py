@@ -14,6 +14,8 @@ from cluster.processes import alive, free_port, start_detached, stop
 from cluster.ray_node import head_command, node_environment
 from orchestrator import Orchestrator, RunJob
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,7 +40,6 @@ def somebodys_ray(theirs: Path) -> Iterator[tuple[str, Path]]:
         stop([head])
 
 
-@pytest.mark.slow
 def test_a_foreign_cluster_serves_jobs_and_keeps_nothing_of_ours(
     somebodys_ray, theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until
 ):
@@ -60,7 +61,6 @@ def test_a_foreign_cluster_serves_jobs_and_keeps_nothing_of_ours(
     until(lambda: not ours())
 
 
-@pytest.mark.slow
 def test_two_fleets_of_one_cluster_do_not_touch_each_other(
     somebodys_ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until
 ):

@@ -24,6 +24,8 @@ from cluster.render import ray_autoscaler
 from cluster.spec import load_fleet
 from orchestrator import Orchestrator, RunJob
 
+pytestmark = pytest.mark.full
+
 HEAD_ID = "f" * 51 + "00000"
 FLEET = """
 name: grows
@@ -112,7 +114,6 @@ def asked_for(address: str, token: Path) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.slow
 def test_a_node_is_started_for_a_job_that_waits_where_one_can_be_had_and_is_given_back(
     growing_ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until
 ):

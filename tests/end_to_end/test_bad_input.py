@@ -21,6 +21,8 @@ import pytest
 from orchestrator import Orchestrator, RunJob
 from orchestrator.cli.main import main
 
+pytestmark = pytest.mark.full
+
 FILES = {
     "job.yaml": "task: run\ncommand: 'true'\n",
     "unknown.yaml": "task: run\ncommand: 'true'\nprecison: fp32\n",

@@ -11,6 +11,8 @@ import pytest
 
 from orchestrator import BenchmarkJob, JobFailed, Orchestrator, RunJob
 
+pytestmark = pytest.mark.full
+
 MODEL = """
 import os, torch
 
@@ -115,7 +117,6 @@ def test_a_killed_session_costs_its_cell_and_the_run_goes_on(fleet: Orchestrator
     assert {c["status"] for name, c in told.items() if name.startswith("gpt2")} == {"measured"}
 
 
-@pytest.mark.long
 def test_a_lost_node_is_a_lost_column_and_the_others_go_on(unrepaired: Orchestrator, cli, until, home: Path):
     """It stays away: its session would be a failed one for the node that is started in its place. Forty rounds take
     some seconds, amid which it is lost.

@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator import Orchestrator, TrainJob
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def saved(shared_fleet: Orchestrator, fleet_file: Path, train_file: Path) -> str:

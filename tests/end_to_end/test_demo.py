@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 KEYS = {
     "pools",
@@ -24,7 +26,6 @@ KEYS = {
 }
 
 
-@pytest.mark.slow
 def test_the_demo_ends_well_and_its_summary_is_true(tmp_path: Path):
     command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--report", str(tmp_path), "--case-seconds", "0.2"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900)

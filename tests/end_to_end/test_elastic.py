@@ -9,6 +9,8 @@ import pytest
 from orchestrator import JobHandle, Orchestrator, RunJob
 from orchestrator.spec import load_job
 
+pytestmark = pytest.mark.full
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic" / "job.yaml"
 FLEET = """
 name: elastic

@@ -11,6 +11,8 @@ import pytest
 
 from orchestrator import Orchestrator, RunJob
 
+pytestmark = pytest.mark.full
+
 COMMAND = str(Path(sys.executable).with_name("polyfleet"))
 IDLE = "while :; do sleep 0.2; done"
 

@@ -1,51 +1,35 @@
-"""Things are really killed; the job goes on, once, from its newest checkpoint."""
+"""Things are really killed or damaged; the job goes on, once, from its newest checkpoint. More of it is in
+test_journey.py."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from cluster import fleet_record
 from orchestrator import Orchestrator, RunJob, TrainJob, client
 
-
-def test_a_killed_rank_recovers_on_the_next_candidate_from_the_newest_checkpoint(
-    fleet: Orchestrator, training, until, processes_of
-):
-    job = fleet.submit(TrainJob(**training, resources={"ordered": [{"pool": "right"}, {"pool": "left"}]}))
-    until(lambda: job.view["checkpoint"])
-    [rank] = [p for p in processes_of(job.id) if "workers.attempt.child" in p.cmdline()]
-    rank.kill()
-    returned = job.result(180)["returned"]
-    view = job.view
-    assert [a["pool"] for a in view["attempts"]] == ["right", "left"]
-    assert returned["first"] == view["resumed_step"] >= 5
-    assert view["interruptions"] == 1 and view["restarts"] == 0
+pytestmark = pytest.mark.full
 
 
-def test_a_killed_server_comes_back_and_adopts_what_runs(fleet: Orchestrator, training, home: Path, until):
-    job = fleet.submit(TrainJob(**training))
-    until(lambda: job.state == "RUNNING")
-    server = psutil.Process(json.loads((home / "server.json").read_text())["pid"])
-    server.kill()
-    until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
-    with Orchestrator.connect() as again:
-        adopted = again.job(job.id)
-        assert adopted.result(180)["returned"]["first"] == 0
-        assert adopted.view["epoch"] == 1
-        steps = [r["step"] for r in adopted.reports()]
-        assert steps == sorted(set(steps)) and steps[-1] == 40
+def holding(training: dict[str, Any]) -> Path:
+    """The training stops at step 12, after two checkpoints, until that file is there."""
+    go_on = Path(training["working_dir"]) / "go-on"
+    training["arguments"] |= {"hold_at": 12, "go_on": str(go_on)}
+    return go_on
 
 
 def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
     fleet: Orchestrator, training, until, raylet_of
 ):
     training["recovery"] = {"lease": "4s"}
+    go_on = holding(training)
     job = fleet.submit(TrainJob(**training, resources={"ordered": [{"pool": "right"}, {"pool": "left"}]}))
     until(lambda: job.view["checkpoint"])
     raylet_of("right-0").kill()
+    go_on.touch()
     returned = job.result(180)["returned"]
     view = job.view
     if [a["pool"] for a in view["attempts"]] == ["right"]:  # its node was there again before its lease had passed
@@ -129,6 +113,7 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
 ):
     """Where the job ran, found by its ranks as they load it; in another pool, as it is copied there."""
     wanted = {"ordered": [{"pool": "right"}, {"pool": resumes_in}]}
+    go_on = holding(training)
     job = fleet.submit(TrainJob(**training, resources=wanted, checkpoint={"keep": 100}))
     until(lambda: len(list((home / "storage" / "right" / job.id).glob("step-*/MANIFEST.json"))) >= 2)
     [rank] = [p for p in processes_of(job.id) if "workers.attempt.child" in p.cmdline()]
@@ -139,6 +124,7 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     data[-1] ^= 1
     shard.write_bytes(data)
     rank.kill()
+    go_on.touch()
     assert job.result(180)["returned"]["first"] == int(before.name.split("-")[1])
     assert job.view["attempts"][-1]["pool"] == resumes_in
     shown = json.loads(cli("checkpoint", "show", f"right:{job.id}/{newest.name}", "-o", "json").stdout)
@@ -146,18 +132,3 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     assert f"checkpoint right:{job.id}/{newest.name}" in cli("doctor").stdout
     said = f"{newest.name} is damaged and is not resumed from"
     assert (said in cli("logs", job.id).stdout) == (resumes_in == "right")
-
-
-def test_down_leaves_no_process_of_ours(fleet: Orchestrator, home: Path, until, cli, processes_of):
-    """Last in this file: the next test that wants a fleet brings it up again."""
-    job = fleet.submit(RunJob(command="sleep 300"))
-    until(lambda: job.state == "RUNNING")
-    assert cli("down").returncode == 0
-    assert fleet_record.read() is None
-
-    def left() -> list[str]:
-        return [
-            " ".join(p.info["cmdline"]) for p in psutil.process_iter(["cmdline"]) if str(home) in str(p.info["cmdline"])
-        ]
-
-    until(lambda: not left() and not processes_of(job.id))

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from orchestrator import JobHandle, Orchestrator, RunJob, file_get
 from orchestrator import client as http
+
+pytestmark = pytest.mark.full
 
 WRITES = """
 echo $POLYFLEET_EPOCH >> $POLYFLEET_OUTPUT_DIR/of-$HOSTNAME-$$

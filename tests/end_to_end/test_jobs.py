@@ -1,4 +1,5 @@
-"""Jobs on a real fleet: what a user sees when things go well, and when their own code goes wrong."""
+"""Jobs on a real fleet: what a user sees when things go well, and when their own code goes wrong. More of it is in
+test_journey.py."""
 
 import sys
 from pathlib import Path
@@ -8,12 +9,7 @@ import pytest
 from cluster.errors import SpecError, UserError
 from orchestrator import JobFailed, Orchestrator, RunJob, TrainJob
 
-
-def test_a_command_runs_where_it_was_sent_and_its_words_come_back(fleet: Orchestrator):
-    job = fleet.submit(RunJob(command="echo $WHICH; echo oops >&2", resources={"pool": "right"}))
-    assert job.wait(180).state == "SUCCEEDED"
-    assert sorted((line.stream, line.text) for line in job.logs()) == [("stderr", "oops"), ("stdout", "right")]
-    assert [e["event"] for e in job.history()][:2] == ["submitted", "placed"]
+pytestmark = pytest.mark.full
 
 
 def test_ranks_run_from_a_pools_python_that_ray_cannot_run_under(fleet: Orchestrator, rayless: Path, training):
@@ -87,17 +83,6 @@ def test_ranks_of_two_nodes_train_as_one_gang(fleet: Orchestrator, training):
     assert {line.rank for line in job.logs()} <= {0, 1}
 
 
-def test_no_token_and_no_ray_variable_reaches_user_code(fleet: Orchestrator, home: Path):
-    job = fleet.submit(RunJob(command="env; cat /proc/$PPID/environ | tr '\\0' '\\n'"))
-    said = str(job.wait(180).logs())
-    assert "POLYFLEET_JOB" in said
-    tokens = [path.read_text().strip() for path in (home / "token", *home.glob("ray-token-*"))]
-    assert len(tokens) == 2
-    assert not [t for t in tokens if t in said]
-    assert not [line for line in said.splitlines() if line.startswith(("RAY_", "POLYFLEET_HOME"))]
-    assert str(home / "token") not in said and "ray-token" not in said
-
-
 def test_a_secret_reaches_the_command_and_no_log(fleet: Orchestrator, tmp_path: Path):
     secret = tmp_path / "secret"
     secret.write_text("hunter2-hunter2")
@@ -118,13 +103,6 @@ def test_a_command_that_ends_well_because_it_is_preempted_goes_on_later(fleet: O
     assert victim.view["interruptions"] == 1
 
 
-def test_a_cancelled_job_ends_and_leaves_no_process(fleet: Orchestrator, until, processes_of):
-    job = fleet.submit(RunJob(command="setsid sleep 300 & sleep 300"))
-    until(lambda: job.state == "RUNNING" and len(processes_of(job.id)) >= 3)
-    assert job.cancel().state == "CANCELLED"
-    until(lambda: not processes_of(job.id))
-
-
 def test_what_can_never_run_is_refused_at_once_with_what_is_here(fleet: Orchestrator, cli):
     with pytest.raises(SpecError, match=r"no pool has tpu:v5p; kinds here: cpu"):
         fleet.submit(RunJob(command="true", resources={"accelerators": "tpu:v5p:4"}))
@@ -139,17 +117,3 @@ def test_a_folder_that_shadows_our_packages_is_refused_except_for_run(fleet: Orc
         fleet.submit(TrainJob(**training))
     run = fleet.submit(RunJob(command=[sys.executable, "-c", "import workers"], working_dir=str(folder)))
     assert str(run.wait(180).logs()) == "mine"
-
-
-def test_a_higher_priority_preempts_and_the_victim_goes_on_from_its_checkpoint(fleet: Orchestrator, training, until):
-    training["arguments"] |= {"save_every": 1000}
-    victim = fleet.submit(TrainJob(**training, resources={"pool": "right"}))
-    told = {}
-    until(lambda: told.update(victim.view["progress"] or {}) or (told.get("steps_per_s") and told["step"] >= 5))
-    assert (told["of"], told["left_from"]) == (40, "reported") and told["left_s"] >= 1 and "left at" in told["left"]
-    urgent = fleet.submit(RunJob(command="true", priority=10, resources={"pool": "right"}))
-    assert urgent.wait(180).state == "SUCCEEDED"
-    returned = victim.result(180)["returned"]
-    view = victim.view
-    assert (view["interruptions"], len(view["attempts"])) == (1, 2)
-    assert returned["first"] == view["resumed_step"] >= 5

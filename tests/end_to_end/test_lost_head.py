@@ -18,6 +18,8 @@ from cluster.heads import storage
 from cluster.processes import family
 from orchestrator import Orchestrator, RunJob
 
+pytestmark = pytest.mark.full
+
 COUNTS = "i=0; while [ ! -e {end} ]; do i=$((i + 1)); echo $i; sleep 0.2; done"
 
 

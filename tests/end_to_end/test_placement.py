@@ -11,6 +11,8 @@ from cluster import environments
 from cluster.errors import NotFound
 from orchestrator import Orchestrator, RunJob, TrainJob
 
+pytestmark = pytest.mark.full
+
 MODEL = """
 import time
 import torch

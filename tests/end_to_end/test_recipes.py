@@ -11,6 +11,8 @@ import pytest
 
 from orchestrator import Orchestrator
 
+pytestmark = pytest.mark.full
+
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "recipes.md"
 SCRIPTS = "POLYFLEET_TESTS_SCRIPTS"
 FILE = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

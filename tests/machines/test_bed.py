@@ -14,6 +14,8 @@ from bed_machine import HOME, Machine, reach
 from bed_wire import Faults, filters
 from their_ray import wait
 
+pytestmark = pytest.mark.full
+
 RECEIVE = """
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -17,7 +17,7 @@ from bed import Bed
 from bed_machine import Machine
 from their_ray import TheirRay, User, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 
 LABEL = "--labels=polyfleet.io/node={}"
 BEATS = 'while [ ! -e "{end}" ]; do echo "$POLYFLEET_EPOCH $(hostname) $(date +%s.%N)" >>"{beats}"; sleep 0.2; done'

@@ -19,7 +19,7 @@ from test_faults import Beating
 from test_hosts import Fleet as Hosts
 from their_ray import wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 
 CLOCK = ROOT / "tests" / "chaos" / "skewed_clock.c"
 SKEW_S = 10

@@ -10,7 +10,7 @@ from bed_machine import HOME
 from test_hosts import Fleet
 from their_ray import wait
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 COUNT = "for i in $(seq 1000); do echo tick $i; sleep 0.5; done"
 
 

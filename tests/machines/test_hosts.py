@@ -14,6 +14,8 @@ from bed_machine import HOME, Machine
 from bed_ssh import client_config, known_hosts
 from their_ray import User, bare_python, wait
 
+pytestmark = pytest.mark.full
+
 SSH = HOME / ".ssh"
 
 

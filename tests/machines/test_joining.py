@@ -7,7 +7,7 @@ import pytest
 from bed import Bed
 from their_ray import TOKEN, TheirRay, User, bare_python, wait
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 LABEL = "--labels=polyfleet.io/node={}"
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from bed import ROOT, missing, refused
 
+pytestmark = pytest.mark.full
+
 CHAPTER = re.compile(r"^## Several machines\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATIENCE_S = 400

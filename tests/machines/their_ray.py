@@ -4,13 +4,13 @@ import json
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bed import ROOT, Bed
 from bed_machine import HOME, Machine
+from patience import wait_for
 
 PORT = 6379
 TOKEN = HOME / "their-token"
@@ -27,12 +27,8 @@ last_look: list[str] = []
 
 
 def wait(truth: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """Wait for a truth and return it; fail with what was seen last."""
-    deadline = time.monotonic() + timeout_s
-    while not (seen := truth()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain; last seen {seen!r}; {last_look}"
-        time.sleep(0.7)  # a look costs the server something too, and other tests run beside
-    return seen
+    """With what a user saw last. A look costs the server something too, and other tests run beside."""
+    return wait_for(truth, lambda: last_look, timeout_s, longest_pause_s=0.7)
 
 
 class TheirRay:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from patience import wait_for
 
 from cluster import tokens
 from cluster.processes import identify
@@ -171,13 +171,6 @@ def measuring(live, recorded):
     """Benchmark runs that begin find their lines measured: over two pools, of which xla takes twice as long."""
     with recorded.measuring(live.service):
         yield
-
-
-def wait_for(condition, deadline_s=HANG_S):
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "not within the deadline"
-        time.sleep(0.01)
 
 
 @pytest.fixture(name="wait_for")

@@ -1,12 +1,12 @@
 """A script's own checkpoint through the real service: the next attempt finds the last whole one, and `show` says so."""
 
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from patience import wait_for
 
 from orchestrator import client as http
 
@@ -52,14 +52,6 @@ def said(client, job: str) -> str:
     return "".join(f"{line['text']}\n" for line in client.logs(job)["lines"])
 
 
-def until(truth):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (seen := truth()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return seen
-
-
 def test_a_save_that_was_cut_off_is_replaced_by_the_last_whole_one_which_loads_in_another_pool(live, client, tmp_path):
     torch.save({"model": torch.nn.Linear(2, 2).state_dict()}, tmp_path / "whole.pt")
     told = zipfile.ZipFile(tmp_path / "whole.pt")
@@ -69,7 +61,7 @@ def test_a_save_that_was_cut_off_is_replaced_by_the_last_whole_one_which_loads_i
     job = client.submit(run(HALF_WRITTEN, str(tmp_path / "cuda.pt"), path="run/ckpt.pt", resources={"pool": "cpu"}))[
         "id"
     ]
-    until(lambda: list((live.home / "storage" / "cpu" / job).glob("output-1/is-half-written")))
+    wait_for(lambda: list((live.home / "storage" / "cpu" / job).glob("output-1/is-half-written")))
     client.migrate(job, "xla")
     view = client.wait(job, timeout_s=PATIENCE_S)
     assert (view["state"], view["pool"]) == ("SUCCEEDED", "xla"), view

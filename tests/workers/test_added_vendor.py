@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 TOY = ROOT / "tests" / "data" / "toy-vendor" / "toy_vendor"
 PACKAGES = ("cluster", "workers", "orchestrator")

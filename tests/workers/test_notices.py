@@ -9,6 +9,7 @@ import time
 import zipfile
 
 import pytest
+from patience import wait_for
 
 from cluster.errors import NotFound
 from workers import notices
@@ -57,11 +58,7 @@ def agent(tmp_path):
 
 def until(true, what, agent):
     """By looking at the news, as a controller would."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, what
-        agent._attempts.news({}, {}, 0.0)
-        time.sleep(0.01)
+    wait_for(lambda: true() or (agent._attempts.news({}, {}, 0.0) and true()), what)
 
 
 def start(agent, **more):

@@ -9,6 +9,8 @@ from orchestrator.benchmark import here, throughput
 from orchestrator.benchmark.report import words
 from orchestrator.benchmark.results import results
 
+pytestmark = pytest.mark.full
+
 
 def measure(*names, **asked):
     return here.measure({"max_rounds": 9, "case_s": 5} | asked, list(names), lambda line: None)

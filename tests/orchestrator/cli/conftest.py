@@ -27,3 +27,24 @@ def polyfleet(tmp_path):
         return done
 
     return run
+
+
+@pytest.fixture
+def home_of(tmp_path, polyfleet, monkeypatch):
+    """`home_of(name)` makes a home and lets the commands that follow use it; their servers are stopped at the end."""
+    monkeypatch.delenv("POLYFLEET_DATABASE_URL", raising=False)
+    homes = []
+
+    def use(name="home"):
+        homes.append(tmp_path / name)
+        monkeypatch.setenv("POLYFLEET_HOME", str(homes[-1]))
+        return homes[-1]
+
+    yield use
+    for home in homes:
+        polyfleet("server", "stop", env={"POLYFLEET_HOME": str(home)})
+
+
+@pytest.fixture
+def home(home_of):
+    return home_of()

@@ -1,56 +1,17 @@
 """The database of a home: chosen by a setting, backed up, restored and looked through by real commands and servers."""
 
 import json
-import os
 import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from jobs_of_a_home import jobs, put_job
 from live_folders import list_files, read_text
-
-from orchestrator.core.fold import submitted
-from orchestrator.core.model import Candidate, Job
-from orchestrator.store.events import EventStore
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-
-
-@pytest.fixture
-def home_of(tmp_path, polyfleet, monkeypatch):
-    """`home_of(name)` makes a home and lets the commands that follow use it; their servers are stopped at the end."""
-    monkeypatch.delenv("POLYFLEET_DATABASE_URL", raising=False)
-    homes = []
-
-    def use(name="home"):
-        homes.append(tmp_path / name)
-        monkeypatch.setenv("POLYFLEET_HOME", str(homes[-1]))
-        return homes[-1]
-
-    yield use
-    for home in homes:
-        polyfleet("server", "stop", env={"POLYFLEET_HOME": str(home)})
-
-
-@pytest.fixture
-def home(home_of):
-    return home_of()
-
-
-def put_job(url, name):
-    """As an earlier server has accepted it."""
-    store = EventStore(url)
-    job = Job(name, name, "run", (Candidate(("cpu",)),))
-    store.append([submitted(job, {"task": "run", "command": "true", "pool": "cpu"}, 1.0)])
-    store.close()
-
-
-def jobs(polyfleet):
-    done = polyfleet("jobs", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    return {job["id"]: job["state"] for job in json.loads(done.stdout)}
 
 
 def words_of(pid):
@@ -111,21 +72,6 @@ def test_a_second_server_on_a_database_ends_and_names_the_first(home_of, polyfle
     assert "another server has postgresql://" in refused.stderr and f"process {pid} since" in refused.stderr
 
 
-@pytest.mark.chaos
-def test_a_server_goes_on_unaided_when_its_postgresql_is_restarted(home, polyfleet, postgresql, monkeypatch):
-    url = postgresql.url()
-    put_job(url, "one")
-    monkeypatch.setenv("POLYFLEET_DATABASE_URL", url)
-    assert jobs(polyfleet) == {"one": "PENDING"}
-    pid = json.loads(polyfleet("server", "status", "-o", "json").stdout)["pid"]
-    postgresql.restart()
-    done = polyfleet("cancel", "one")
-    assert done.returncode == 0, done.stderr
-    assert jobs(polyfleet) == {"one": "CANCELLED"}
-    assert json.loads(polyfleet("server", "status", "-o", "json").stdout)["pid"] == pid
-    assert postgresql.sql(url, "SELECT count(*) FROM events WHERE event = 'cancelled'") == [(1,)]
-
-
 def test_a_backup_is_taken_while_the_server_runs_and_restored_once_it_is_stopped(home, here, polyfleet, tmp_path):
     home.mkdir(0o700)
     put_job(f"sqlite:///{home / 'polyfleet.db'}", "one")
@@ -183,19 +129,3 @@ def test_without_a_job_store_the_verbs_say_so(home, here, verb):
     done = here("server", verb)
     assert done.returncode == 2 and "there is no" in done.stderr
     assert not (home / "polyfleet.db").exists()
-
-
-@pytest.mark.chaos
-def test_a_database_locked_by_another_program_is_told_within_seconds_and_does_not_stop_the_server(home, polyfleet):
-    home.mkdir(0o700)
-    put_job(f"sqlite:///{home / 'polyfleet.db'}", "one")
-    assert jobs(polyfleet) == {"one": "PENDING"}
-    with closing(sqlite3.connect(home / "polyfleet.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        refused = polyfleet("cancel", "one")
-        assert refused.returncode == 3, refused.stderr
-        assert jobs(polyfleet) == {"one": "PENDING"}
-        other.execute("ROLLBACK")
-    assert polyfleet("cancel", "one").returncode == 0
-    assert jobs(polyfleet) == {"one": "CANCELLED"}
-    assert os.environ["POLYFLEET_HOME"] == str(home)

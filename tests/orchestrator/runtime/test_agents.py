@@ -1,10 +1,10 @@
 """Which agents are watched. Ray, which makes them, is recorded: an actor here is an object that nobody calls."""
 
 import threading
-import time
 from concurrent.futures import Future
 
 import pytest
+from patience import wait_for
 
 from cluster.errors import FleetError
 from orchestrator.core.messages import AgentDied, AgentMade
@@ -35,19 +35,12 @@ def ray(monkeypatch):
     recorded.answers.set()
 
 
-def until(truth):
-    deadline = time.monotonic() + PATIENCE_S
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_an_agent_that_was_made_is_told_and_watched(ray):
     told = []
     agents = Agents(told.append)
     agents.make("a", "ray-1")
     ray.answers.set()
-    until(lambda: told == [AgentMade("a", "ray-1")])
+    wait_for(lambda: told == [AgentMade("a", "ray-1")])
     assert agents.unwatched() == ["a"]
 
 
@@ -57,9 +50,9 @@ def test_an_agent_that_takes_long_to_make_is_made_once_however_often_it_is_asked
     for _ in range(5):
         agents.make("a", "ray-1")
     ray.answers.set()
-    until(lambda: told == [AgentMade("a", "ray-1")])
+    wait_for(lambda: told == [AgentMade("a", "ray-1")])
     agents.make("a", "ray-1")
-    until(lambda: len(told) == 2)
+    wait_for(lambda: len(told) == 2)
     assert ray.made == ["ray-1", "ray-1"]
 
 
@@ -70,7 +63,7 @@ def test_an_agent_that_is_not_made_within_its_limit_is_tried_again_beside(ray, m
     for _ in range(2):
         watched.make("a", "ray-1")
     ray.answers.set()
-    until(lambda: len(told) == 2)
+    wait_for(lambda: len(told) == 2)
 
 
 def test_an_agent_whose_node_got_another_name_while_it_was_made_is_watched_by_that_name_only(ray):
@@ -81,7 +74,7 @@ def test_an_agent_whose_node_got_another_name_while_it_was_made_is_watched_by_th
     agents.drop("a-ray-1", "ray-1")
     agents.make("a", "ray-1")
     ray.answers.set()
-    until(lambda: len(ray.made) == 2 and told)
+    wait_for(lambda: len(ray.made) == 2 and told)
     assert told == [AgentMade("a", "ray-1")]
     assert agents.unwatched() == ["a"]
 
@@ -93,7 +86,7 @@ def test_a_late_agent_of_the_node_before_does_not_replace_that_of_the_node_that_
     agents.drop("a", "ray-1")
     agents.make("a", "ray-2")
     ray.answers.set()
-    until(lambda: len(ray.made) == 2 and told)
+    wait_for(lambda: len(ray.made) == 2 and told)
     agents.drop("a", "ray-1")
     assert told == [AgentMade("a", "ray-2")] and agents.unwatched() == ["a"]
 
@@ -124,11 +117,11 @@ def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, s
     monkeypatch.setattr(agents, "REST_S", rest_s)
     watched = Agents(told.append)
     watched.make("a", "ray-1")
-    until(lambda: told)
+    wait_for(lambda: told)
     watched.watch("a", {}, {}, 2.0)
     assert actor.asked == 1
     if soon:
-        until(lambda: watched.unwatched() == ["a"])
+        wait_for(lambda: watched.unwatched() == ["a"])
     else:
         assert watched.unwatched() == []
 
@@ -143,7 +136,7 @@ def test_an_agent_that_hung_is_told_once_although_its_end_is_seen_later(monkeypa
     monkeypatch.setattr(agents, "REST_S", 0.0)
     watched = Agents(told.append, lambda node, said: repaired.append(said))
     watched.make("a", "ray-1")
-    until(lambda: told)
+    wait_for(lambda: told)
     watched.restart("a", "ray-1", "it did not answer")
     watched.watch("a", {}, {}, 2.0)
     assert repaired == ["it did not answer"] and AgentDied("a", "ray-1") in told

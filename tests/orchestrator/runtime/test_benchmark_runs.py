@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import patience
 import pytest
+from patience import wait_for
 
 import orchestrator
 from cluster.errors import Conflict, FleetError, SpecError
@@ -75,13 +76,6 @@ def _agent(pool, kind):
     return Node(pool, "id", 0.0, facts)
 
 
-def until(what):
-    deadline = time.monotonic() + 180
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(store, lines):
     fleet = Fleet(store)
     fleet.jobs = {job: Record(Job(job, "x", "benchmark", ())) for job in ("j-1", "j-2")}
@@ -135,7 +129,7 @@ def test_a_run_whose_jobs_the_fleet_does_not_take_now_says_so_and_submits_them_l
     view = runs.begin(REQUEST, "")
     assert (view["state"], view["reason"]) == ("WAITING", "the disk is full")
     full.clear()
-    until(lambda: len(fleet.submitted) == 2)
+    wait_for(lambda: len(fleet.submitted) == 2)
     assert runs.cancel(view["run"])["state"] == "CANCELLED"
     assert fleet.cancelled == fleet.submitted
 
@@ -169,17 +163,18 @@ def killed_between_two_jobs(url):
 def test_a_run_begun_by_a_server_that_was_killed_amid_it_is_the_same_run_with_all_its_jobs(tmp_path):
     url = f"sqlite:///{tmp_path / 'store.db'}"
     code = f"import {Path(__file__).stem} as t; t.killed_between_two_jobs({url!r})"
-    env = os.environ | {"PYTHONPATH": str(Path(orchestrator.__file__).parents[1])}
+    folders = (Path(orchestrator.__file__).parents[1], Path(patience.__file__).parent)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, env=env).returncode == 9
     store = EventStore(url)
     fleet = Fleet(store)
     runs = fleet.runs()
     runs.take_up()
-    until(lambda: len(fleet.submitted) == 2)
+    wait_for(lambda: len(fleet.submitted) == 2)
     again = runs.begin(REQUEST, "", "key")
     assert [view["run"] for view in runs.views()] == [again["run"]]
     assert fleet.submitted == [f"j-{again['run']}-0", f"j-{again['run']}-1"]
-    until(lambda: [c["job"] for c in runs.view(again["run"])["columns"]] == fleet.submitted)
+    wait_for(lambda: [c["job"] for c in runs.view(again["run"])["columns"]] == fleet.submitted)
     runs.close()
     store.close()
 
@@ -214,7 +209,7 @@ def test_columns_are_what_the_planner_placed_and_what_did_not_come_up_is_lost(st
     fleet = Sessions(store)
     runs = fleet.runs()
     run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
-    until(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
+    wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
     told = [line for line in runs.lines(run_id, 0) if line["line"] != "cell"]
     assert [line["line"] for line in told] == ["begun", "columns", "lost", "column", "columns", "ended"]
     assert [c["column"] for c in told[1]["columns"]] == ["cpu", "cpu:ipex"]
@@ -239,7 +234,7 @@ def test_a_run_whose_jobs_are_more_than_may_wait_now_submits_them_later_and_can_
     assert (view["state"], view["reason"]) == ("WAITING", "10 jobs wait already, and at most 10 may")
     assert runs.begin(REQUEST, "", "key")["run"] == view["run"]
     full.clear()
-    until(lambda: len(fleet.submitted) == 2)
+    wait_for(lambda: len(fleet.submitted) == 2)
     assert runs.cancel(view["run"])["state"] == "CANCELLED"
 
 
@@ -264,7 +259,7 @@ def test_a_run_outlives_a_store_that_takes_nothing_for_a_while(store, quick):
     lines = Failing(store.benchmarks, 2, "columns", "lost", "column", "ended")
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel)
     run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
-    until(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
+    wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
     told = [line["line"] for line in runs.lines(run_id, 0) if line["line"] != "cell"]
     assert told == ["begun", "columns", "lost", "column", "columns", "ended"]
     assert set(lines.left.values()) == {0}
@@ -275,7 +270,7 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled_and_says_what_it_waits_
     lines = Failing(store.benchmarks, 1 << 30, "columns")
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel)
     run_id = runs.begin(REQUEST, "")["run"]
-    until(lambda: runs.view(run_id)["reason"] == "the store is locked")
+    wait_for(lambda: runs.view(run_id)["reason"] == "the store is locked")
     assert runs.cancel(run_id)["state"] == "CANCELLED"
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from concurrent.futures import Future
 
 import pytest
+from patience import wait_for
 
 from cluster.errors import FleetError
 from orchestrator.checkpoints import Checkpoints
@@ -27,14 +28,6 @@ from orchestrator.runtime.packages import Packages
 from orchestrator.store.events import EventStore
 
 PATIENCE_S = 180.0
-
-
-def until(truth):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (seen := truth()):
-        assert time.monotonic() < deadline, f"last seen {seen!r}"
-        time.sleep(0.002)
-    return seen
 
 
 class Ref:
@@ -91,7 +84,7 @@ def head(monkeypatch):
     head.answers.set()
     for frozen in head.frozen.values():
         frozen.set()
-    until(lambda: not RAY._calls)
+    wait_for(lambda: not RAY._calls)
 
 
 @pytest.fixture
@@ -124,7 +117,7 @@ def launch(number, place):
 def test_stops_and_fences_pass_while_every_launch_hangs(carrier, head, told):
     for number in range(LAUNCHES + 1):
         carrier.carry(launch(number, f"place-{number}"))
-    until(lambda: len(RAY._calls) == LAUNCHES)
+    wait_for(lambda: len(RAY._calls) == LAUNCHES)
     carrier.carry(c.Stop("a", "other", 1, "cancel"))
     assert told.get(timeout=PATIENCE_S) == m.Stopped("a", "other", 1, "cancel")
     carrier.carry(c.Fence("other", 2, asked_s=7.0))
@@ -136,7 +129,7 @@ def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, tol
     head.stands["job"] = 1
     thawed = head.freeze("job")
     carrier.carry(c.Fence("job", 2, asked_s=1.0))
-    until(lambda: head.reads)
+    wait_for(lambda: head.reads)
     carrier.carry(c.Fence("job", 1, lower=True))
     end = time.monotonic() + 0.3
     while len(head.reads) < 2 and time.monotonic() < end:  # the lower is to wait
@@ -151,7 +144,7 @@ def test_of_the_raises_that_wait_for_a_late_one_the_newest_is_made(carrier, head
     """One is commanded every few seconds, as long as there is no answer."""
     thawed = head.freeze("job")
     carrier.carry(c.Fence("job", 2, asked_s=0.0))
-    until(lambda: head.reads)
+    wait_for(lambda: head.reads)
     for asked_s in (3.0, 6.0, 9.0):
         carrier.carry(c.Fence("job", 2, asked_s=asked_s))
     for asked_s in (3.0, 6.0):
@@ -167,7 +160,7 @@ def test_of_the_raises_that_wait_for_a_late_one_the_newest_is_made(carrier, head
 def test_the_fence_of_a_job_does_not_wait_for_that_of_another(carrier, head, told):
     head.freeze("frozen")
     carrier.carry(c.Fence("frozen", 2))
-    until(lambda: head.reads)
+    wait_for(lambda: head.reads)
     carrier.carry(c.Fence("other", 2))
     assert told.get(timeout=PATIENCE_S) == m.Fenced("other", 2, 2)
 
@@ -176,7 +169,7 @@ def test_a_launch_that_did_not_get_its_fence_in_time_never_takes_it(carrier, hea
     monkeypatch.setattr(fences, "LIMIT_S", 0.05)
     thawed = head.freeze("job")
     carrier.carry(c.Fence("job", 2))
-    until(lambda: head.reads)
+    wait_for(lambda: head.reads)
     with pytest.raises(FleetError, match="has not answered yet"):
         fences.take("job", 9, ours=False)
     thawed.set()
@@ -188,7 +181,7 @@ def test_a_launch_that_did_not_get_its_fence_in_time_never_takes_it(carrier, hea
 def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, head, told, monkeypatch):
     thawed = head.freeze("job")
     carrier.carry(c.Fence("job", 2))
-    until(lambda: head.reads)
+    wait_for(lambda: head.reads)
     carrier.carry(c.Fence("job", 2))
     threads = set(threading.enumerate())
     RAY.forget()
@@ -206,7 +199,7 @@ def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, 
 def test_what_waits_for_devices_that_another_call_holds_is_told_and_commanded_again(carrier, head, told, monkeypatch):
     monkeypatch.setattr(carrying, "PLACE_S", 0.05)
     carrier.carry(launch(1, "place"))
-    until(lambda: len(RAY._calls) == 1)
+    wait_for(lambda: len(RAY._calls) == 1)
     carrier.carry(c.Release("place"))
     released = told.get(timeout=PATIENCE_S)
     assert released.place == "place" and "being reserved or released" in released.error
@@ -218,7 +211,7 @@ def test_what_waits_for_devices_that_another_call_holds_is_told_and_commanded_ag
 def test_devices_can_be_used_again_once_their_cluster_was_left(carrier, head, told):
     """The head that did not answer is gone: whoever waited for it holds nothing any more."""
     carrier.carry(launch(1, "place"))
-    until(lambda: len(RAY._calls) == 1)
+    wait_for(lambda: len(RAY._calls) == 1)
     RAY.forget()
     failed = told.get(timeout=PATIENCE_S)
     assert failed.job == "job-1" and "the cluster was left" in failed.message

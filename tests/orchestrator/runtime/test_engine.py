@@ -2,9 +2,9 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from patience import wait_for
 
 from cluster.errors import FleetError
 from orchestrator.runtime.engine import ClusterLeft, Engine
@@ -18,14 +18,6 @@ def head():
     answers = threading.Event()
     yield answers
     answers.set()
-
-
-def until(truth):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (seen := truth()):
-        assert time.monotonic() < deadline, f"last seen {seen!r}"
-        time.sleep(0.005)
-    return seen
 
 
 def test_a_call_returns_and_raises_as_it_would_alone():
@@ -43,18 +35,18 @@ def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
     [late] = engine.blocked()
     assert late.name == "reserve" and late.waiting_s > 0.01
     head.set()
-    assert until(lambda: undone) == ["a group"]
-    assert until(lambda: engine.blocked() == [])
+    assert wait_for(lambda: undone) == ["a group"]
+    assert wait_for(lambda: engine.blocked() == [])
 
 
 def test_asking_never_waits_also_when_every_thread_is_blocked(head):
     engine, answers = Engine(most=2), []
     for n in range(5):
         engine.ask(f"call {n}", lambda n=n: head.wait(PATIENCE_S) and n, 0.01, answers.append)
-    until(lambda: len(engine.blocked()) == 5)
+    wait_for(lambda: len(engine.blocked()) == 5)
     assert engine.exhausted and answers == []
     head.set()
-    assert until(lambda: sorted(answers) == [0, 1, 2, 3, 4])
+    assert wait_for(lambda: sorted(answers) == [0, 1, 2, 3, 4])
     assert not engine.exhausted
 
 
@@ -67,14 +59,14 @@ def test_others_go_on_while_one_call_is_blocked(head):
 def test_an_error_is_an_answer_too():
     engine, answers = Engine(), []
     engine.ask("divide", lambda: 1 // 0, PATIENCE_S, answers.append)
-    assert isinstance(until(lambda: answers)[0], ZeroDivisionError)
+    assert isinstance(wait_for(lambda: answers)[0], ZeroDivisionError)
 
 
 def test_what_was_asked_of_a_cluster_that_was_left_is_forgotten_and_its_threads_replaced(head):
     engine, answers = Engine(most=2), []
     for _ in range(3):
         engine.ask("nodes", lambda: head.wait(PATIENCE_S), 0.0, answers.append)
-    until(lambda: engine.exhausted)
+    wait_for(lambda: engine.exhausted)
     engine.forget()
     assert [str(a) for a in answers] == [str(ClusterLeft("nodes"))] * 3
     assert engine.blocked() == [] and not engine.exhausted
@@ -95,7 +87,7 @@ def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
 
     waiting = threading.Thread(target=call, daemon=True)
     waiting.start()
-    until(lambda: engine._calls)
+    wait_for(lambda: engine._calls)
     engine.forget()
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
@@ -108,10 +100,10 @@ def test_a_call_knows_that_its_cluster_was_left(head):
     engine.ask(
         "raise a fence", lambda: (left.append(engine.left), head.wait(PATIENCE_S), left.append(engine.left)), 1.0, str
     )
-    until(lambda: left)
+    wait_for(lambda: left)
     engine.forget()
     head.set()
-    assert until(lambda: len(left) == 2) and left == [False, True]
+    assert wait_for(lambda: len(left) == 2) and left == [False, True]
     engine.run("raise a fence", lambda: left.append(engine.left), PATIENCE_S)
     assert left[-1] is False
 

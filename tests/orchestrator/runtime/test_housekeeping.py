@@ -1,6 +1,5 @@
 """Old jobs are removed with all that belongs to them, whenever the server is killed; nothing younger is touched."""
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -9,6 +8,7 @@ import time
 
 import pytest
 import sqlalchemy
+from patience import wait_for
 
 from cluster import fences
 from cluster.errors import FleetError, NotFound, UserError
@@ -269,10 +269,7 @@ def test_histories_are_read_again_after_a_store_that_could_not_be_read(url, monk
     monkeypatch.setattr(jobs, "check_histories", lambda pause: failing(failures) or check(pause))
     thread = Housekeeping(jobs, store, lambda places: places, None, lambda job, why: told.append(job))
     thread.start()
-    deadline = time.monotonic() + 180
-    while not told:
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    wait_for(lambda: told)
     thread.close()
     thread.join(60)
     assert told == ["held"] and "reading the histories of open jobs: the store is locked" in caplog.text
@@ -306,10 +303,7 @@ def test_the_thread_reads_histories_and_removes_what_is_old_until_it_is_closed(u
 
     thread = Housekeeping(Jobs(store), store, forget, 30 * DAY_S, lambda *distrusted: told.append(distrusted))
     thread.start()
-    deadline = time.monotonic() + 180
-    while store.retention.nodes() or not done:
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    wait_for(lambda: done and not store.retention.nodes())
     thread.close()
     thread.join(60)
     assert not thread.is_alive()

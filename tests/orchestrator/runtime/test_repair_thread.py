@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from patience import wait_for
 
 from cluster import fleet_record
 from cluster.repair import Repaired
@@ -32,10 +33,7 @@ def after(looks):
     def run(count):
         thread = RepairThread(lambda *_: None)
         thread.start()
-        deadline = time.monotonic() + HANG_S
-        while len(looks) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_for(lambda: len(looks) >= count)
         thread.close()
         thread.join(HANG_S)
 
@@ -93,10 +91,7 @@ def thread(monkeypatch, told):
 def test_a_node_that_is_to_be_started_again_is_ended_and_told_of_with_its_reason(thread, told):
     assert thread.restart("a", "Ray has lost count of it")
     thread.start()
-    deadline = time.monotonic() + HANG_S
-    while len(told) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for(lambda: len(told) >= 2)
     assert thread._repairs.ended == ["a"]
     assert sorted(told) == [("a", "Ray has lost count of it"), ("b", "node b had ended and was started again")]
 

@@ -2,9 +2,9 @@
 
 import importlib
 import threading
-import time
 
 import pytest
+from patience import wait_for
 
 from cluster.errors import FleetError
 from orchestrator.runtime import reservations
@@ -59,14 +59,7 @@ def head(monkeypatch):
     yield head
     head.answers.set()
     head.created.set()
-    until(lambda: not RAY._calls)
-
-
-def until(truth):
-    deadline = time.monotonic() + PATIENCE_S
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for(lambda: not RAY._calls)
 
 
 def reserve(timeout_s=PATIENCE_S):
@@ -87,7 +80,7 @@ def test_nothing_is_reserved_for_a_launch_that_was_given_up_before_the_head_answ
     with pytest.raises(FleetError, match="gave no answer to reserve"):
         reserve(SOON_S)
     head.answers.set()
-    until(idle)
+    wait_for(idle)
     assert head.made == []
 
 
@@ -97,7 +90,7 @@ def test_what_was_reserved_too_late_goes_back(head):
         reserve(SOON_S)
     assert head.made
     head.created.set()
-    until(lambda: not head.standing)
+    wait_for(lambda: not head.standing)
 
 
 def test_what_was_reserved_too_late_stays_where_the_next_launch_has_it(head):
@@ -109,7 +102,7 @@ def test_what_was_reserved_too_late_stays_where_the_next_launch_has_it(head):
     following.start()
     head.created.set()
     following.join(PATIENCE_S)
-    until(idle)
+    wait_for(idle)
     assert "place" in head.standing
 
 
@@ -122,7 +115,7 @@ def test_a_release_that_was_given_up_takes_nothing_from_the_next_launch(head):
     head.answers.set()
     head.created.set()
     following.join(PATIENCE_S)
-    until(idle)
+    wait_for(idle)
     assert "place" in head.standing and head.made == []
 
 
@@ -140,10 +133,10 @@ def test_a_call_to_a_cluster_that_was_left_keeps_nobody_in_the_next_one_waiting(
     told = []
     make = reservations.reserve.__wrapped__
     RAY.ask("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), PATIENCE_S, told.append)
-    until(lambda: head.asked)
+    wait_for(lambda: head.asked)
     RAY.forget()
     assert isinstance(told[0], ClusterLeft)
     assert reserve(PATIENCE_S / 2) is not None and len(head.made) == 1
     head.answers.set()
-    until(lambda: not reservations._PLACES.alone("place").locked())
+    wait_for(lambda: not reservations._PLACES.alone("place").locked())
     assert "place" in head.standing

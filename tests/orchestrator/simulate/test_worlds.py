@@ -1,17 +1,14 @@
-"""Four hundred thousand events of worlds under faults: what must always be true was, and everything came to its end.
+"""A hundred thousand events of worlds under faults: what must always be true was, and everything came to its end.
 The seeds are fixed, so that a run can be repeated; `make simulate SEED=N` has other worlds. A fault that a world finds
 gets a test of its own in tests/orchestrator/core: with the next change of worlds its seed is another world.
 """
-
-import pytest
 
 from orchestrator.simulate.campaign import campaign
 from orchestrator.simulate.world import World
 
 
-@pytest.mark.parametrize("seed", (1_000, 2_000_000))
-def test_two_hundred_thousand_events_break_no_law(seed):
-    found = campaign(seed, 200_000)
+def test_a_hundred_thousand_events_break_no_law():
+    found = campaign(1_000, 100_000)
     assert not found.violations, found.violations
     assert len(found.faults) >= 20, "hardly any kind of fault was injected"
 

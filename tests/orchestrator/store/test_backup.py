@@ -10,43 +10,20 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from filled_store import BACKUP, RESTORE, content, fill, submit
 
 from cluster.errors import Conflict, FleetError, UserError
-from orchestrator.core.fold import submitted
-from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.core.model import Event
 from orchestrator.store import schema
 from orchestrator.store import verify as verifying
 from orchestrator.store.backup import backup
 from orchestrator.store.database import sqlite_url
 from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer
 from orchestrator.store.restore import restore
 from orchestrator.store.verify import verify
 
 ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
-RESTORE = "import sys; from pathlib import Path; from orchestrator.store.restore import restore;"
-RESTORE += "restore(sys.argv[1], Path(sys.argv[2]))"
-BACKUP = "import sys; from pathlib import Path; from orchestrator.store.backup import backup;"
-BACKUP += "backup(sys.argv[1], Path(sys.argv[2]))"
-
-
-def fill(store, first=0, count=5):
-    for number in range(first, first + count):
-        submit(store, f"job-{number}")
-        store.report(f"job-{number}", 1, number, 1.0, {"loss": 0.5})
-        store.benchmarks.append("run", {"line": "cell", "number": number, "text": "é 🙂 \0"})
-
-
-def submit(store, key):
-    job = Job(key, "j", "run", (Candidate(("cpu",)),))
-    events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
-    return store.once(key, "digest", lambda: Answer({"id": key}, events))
-
-
-def content(store):
-    reports = [store.reports(f"job-{n}") for n in range(10)]
-    return store.identity, store.read(0), reports, store.benchmarks.read("run")
 
 
 @pytest.fixture
@@ -144,21 +121,6 @@ def test_a_backup_of_nothing_says_so_and_makes_nothing(url, tmp_path):
 def test_a_folder_that_is_not_there_is_named(store, url, tmp_path):
     with pytest.raises(FleetError, match=r"absent/b\.db cannot be written: No such file"):
         backup(url, tmp_path / "absent" / "b.db")
-
-
-@pytest.mark.parametrize("call", ["fsync", "link", pytest.param("pwrite64", marks=pytest.mark.chaos)])
-def test_a_backup_that_is_killed_is_whole_or_not_there(tmp_path, kill_at, call):
-    with closing(EventStore(f"sqlite:///{tmp_path / 'polyfleet.db'}")) as store:
-        fill(store)
-    for number in (1, 2, 3, 4, 6, 9, 14, 20, 30, 50):
-        file = tmp_path / f"{number}.db"
-        killed = kill_at(call, number, [sys.executable, "-c", BACKUP, f"sqlite:///{tmp_path}/polyfleet.db", str(file)])
-        assert file.exists() or killed
-        if file.exists():
-            assert verify(sqlite_url(file)).rows["events"] == 10 and not verify(sqlite_url(file)).findings
-        if not killed:
-            break
-    assert not killed
 
 
 # -- restore
@@ -292,35 +254,6 @@ def test_a_damaged_database_is_replaced_and_kept(saved_file, tmp_path, open_at):
     kept = restore(f"sqlite:///{path}", saved_file)
     assert Path(kept).read_bytes() == broken
     assert len(open_at(f"sqlite:///{path}").read(0)) == 10
-
-
-LONG = [pytest.param(call, marks=pytest.mark.chaos) for call in ("pwrite64", "fsync", "unlink")]
-
-
-@pytest.mark.parametrize("call", ["rename", "link", *LONG])
-def test_a_restore_that_is_killed_leaves_the_one_store_or_the_other(tmp_path, kill_at, call):
-    home = tmp_path / "home"
-    home.mkdir()
-    with closing(EventStore(f"sqlite:///{home / 'polyfleet.db'}")) as store:
-        fill(store)
-        backup(f"sqlite:///{home / 'polyfleet.db'}", tmp_path / "saved.db")
-        fill(store, 5, 2)
-    url, last = f"sqlite:///{home / 'polyfleet.db'}", 14
-    for number in (1, 2, 3, 4, 5, 7, 10, 15, 25, 40, 60):
-        killed = kill_at(call, number, [sys.executable, "-c", RESTORE, url, str(tmp_path / "saved.db")])
-        found = verify(url)
-        assert found.findings == [] and found.rows["events"] in (10, 14) and found.rows["events"] <= last
-        assert found.rows["events"] == 14 or any(
-            verify(sqlite_url(kept)).rows["events"] == 14 for kept in home.glob("polyfleet-replaced-*.db")
-        )
-        last = found.rows["events"]
-        if not killed:
-            break
-    assert not killed and last == 10
-    restore(url, tmp_path / "saved.db")
-    kept = list(home.glob("polyfleet-replaced-*.db"))
-    assert all(file.stat().st_nlink == 1 for file in [*kept, home / "polyfleet.db"])
-    assert not list(home.glob(".*"))
 
 
 def test_a_restore_into_postgresql_that_is_killed_leaves_the_store_as_it_was(

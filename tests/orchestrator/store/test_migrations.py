@@ -2,59 +2,25 @@
 
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import zipfile
-from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
+from old_store import FIRST, OPEN, copies, is_current, make_old, rows
 from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
 from orchestrator.server.record import LONG_WORK
 from orchestrator.store import database, migrations, schema
 from orchestrator.store.backup import backup
-from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer
 from orchestrator.store.restore import restore
 
 EVENT = Event("j", "started", 1, 1.0)
 ROOT = Path(__file__).parents[3]
-OPEN = [
-    sys.executable,
-    "-c",
-    "import sys; from orchestrator.store.events import EventStore; EventStore(sys.argv[1]).close()",
-]
-
-FIRST = """
-CREATE TABLE schema_version (version INTEGER NOT NULL, PRIMARY KEY (version));
-CREATE TABLE writer (id INTEGER NOT NULL, token VARCHAR(64) NOT NULL, PRIMARY KEY (id));
-CREATE TABLE events (seq INTEGER NOT NULL, time DOUBLE PRECISION NOT NULL, job VARCHAR(128) NOT NULL,
- epoch BIGINT NOT NULL, event VARCHAR(64) NOT NULL, data TEXT NOT NULL, PRIMARY KEY (seq));
-CREATE INDEX events_of_job ON events (job, seq);
-CREATE TABLE requests ("key" VARCHAR(255) NOT NULL, digest VARCHAR(128) NOT NULL, status INTEGER NOT NULL,
- body TEXT NOT NULL, PRIMARY KEY ("key"));
-CREATE TABLE reports (seq INTEGER NOT NULL, job VARCHAR(128) NOT NULL, epoch BIGINT NOT NULL, step BIGINT NOT NULL,
- time DOUBLE PRECISION NOT NULL, data TEXT NOT NULL, PRIMARY KEY (seq));
-CREATE INDEX reports_of_job ON reports (job, seq);
-INSERT INTO schema_version VALUES (1);
-INSERT INTO events VALUES (1, 1.0, 'old', 0, 'submitted', '{SUBMITTED}'), (2, 2.0, 'old', 1, 'placed', '{PLACED}');
-INSERT INTO requests VALUES ('key', 'digest', 201, '{"id":"old"}');
-"""
-SUBMITTED = (
-    '{"job":{"id":"old","name":"old","task":"run","candidates":[{"kinds":["cpu"],"count":1,"min_count":1,"nodes":1,'
-    '"pool":"","node":"","memory_bytes":0,"precision":"","batch_size":0,"environment":{},"command":[],"arguments":{}}],'
-    '"ordered":false,"priority":0,"objective":"any","workload":"","submitted_s":0.0,"recovery":{"max_restarts":0,'
-    '"max_interruptions":-1,"retry_exit_codes":[],"backoff_s":1.0,"lease_s":20.0,"grace_s":30.0},"state":"PENDING",'
-    '"epoch":0,"not_before_s":0.0,"restarts":0,"interruptions":0,"refusals":0,"first_candidate":0},'
-    '"spec":{"command":"true"},"package":""}'
-)
-PLACED = '{"candidate":0,"kind":"cpu","pool":"cpu","leases":[["cpu-0/cpu",[0]]],"reason":"fits"}'
-FIRST = FIRST.replace("{SUBMITTED}", SUBMITTED).replace("{PLACED}", PLACED)
-"""A database of 0.1.0, before it had benchmark runs or an identity: Alembic has no note in it."""
 
 
 @pytest.fixture
@@ -62,35 +28,6 @@ def path(tmp_path):
     path = tmp_path / "polyfleet.db"
     make_old(path)
     return path
-
-
-def make_old(path):
-    with closing(sqlite3.connect(path)) as old:
-        old.executescript(f"PRAGMA journal_mode=WAL; BEGIN; {FIRST} COMMIT;")
-
-
-def copies(path):
-    return sorted(path.parent.glob("polyfleet-version-*.db"))
-
-
-def rows(path):
-    with closing(sqlite3.connect(path)) as found:
-        assert found.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return [
-            found.execute(f"SELECT * FROM {table}").fetchall() for table in ("events", "requests", "schema_version")
-        ]
-
-
-def is_current(path):
-    with closing(sqlite3.connect(path)) as found:
-        tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if "alembic_version" not in tables:
-            assert "benchmark_lines" not in tables and "identity" not in tables
-            return False
-        assert set(schema.metadata.tables) <= tables
-        assert found.execute("SELECT version_num FROM alembic_version").fetchall() == [(schema.REVISION,)]
-        assert found.execute("SELECT version FROM schema_version").fetchall() == [(schema.VERSION,)]
-        return True
 
 
 def shape(connection):
@@ -207,32 +144,6 @@ def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(postgres
     tables = {table for (table,) in postgresql.sql(postgresql_url, "SELECT tablename FROM pg_tables")}
     assert not tables & {"alembic_version", "benchmark_lines", "identity", "jobs"}
     assert len(open_at(postgresql_url).read(0)) == 2
-
-
-LONG = [pytest.param(call, marks=pytest.mark.chaos) for call in ("pwrite64", "fdatasync", "unlink")]
-
-
-@pytest.mark.parametrize("call", ["fsync", "link", *LONG])
-def test_kill_9_at_any_step_leaves_the_old_database_or_the_new_one(tmp_path, kill_at, call):
-    """The process is killed as it makes its first, second, third … call of a kind, until it makes no more of them."""
-    before = after = 0
-    for number in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 30, 40, 50, 70, 100, 150, 220, 320, 500):
-        path = tmp_path / str(number) / "polyfleet.db"
-        path.parent.mkdir()
-        make_old(path)
-        killed = kill_at(call, number, [*OPEN, f"sqlite:///{path}"])
-        old = rows(path)
-        assert old[0] == [(1, 1.0, "old", 0, "submitted", SUBMITTED), (2, 2.0, "old", 1, "placed", PLACED)]
-        before, after = before + (not is_current(path)), after + is_current(path)
-        assert all(rows(copy)[0] == old[0] for copy in copies(path))
-        store = EventStore(f"sqlite:///{path}")
-        assert store.append([EVENT]) == [3]
-        store.close()
-        assert is_current(path) and copies(path) and not list(path.parent.glob(".*.part"))
-        if not killed:
-            break
-    assert not killed and after
-    assert before or call in ("link", "unlink")
 
 
 def test_alembic_is_imported_for_an_upgrade_only(path, tmp_path):

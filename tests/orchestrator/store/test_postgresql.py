@@ -5,20 +5,18 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import sqlalchemy
+from store_submitters import Submitters, check_stored, life
 
 from cluster.errors import FleetError, UserError
-from orchestrator.core.fold import submitted
-from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.core.model import Event
 from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.submissions import Submissions
 from orchestrator.store import database
 from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer
 
 ROOT = Path(__file__).parents[3]
 EVENT = Event("j", "started", 1, 1.0)
@@ -31,49 +29,6 @@ KILL_HOLDER = HOLDER.replace("SELECT pid", "SELECT pg_terminate_backend(pid, 500
 @pytest.fixture
 def url(postgresql_url):
     return postgresql_url
-
-
-def life(key):
-    """Two events that count, of a job of its own."""
-    return [submitted(Job(key, "j", "run", (Candidate(("cpu",)),)), {}, 1.0), Event(key, "cancelled", 0, 1.0)]
-
-
-class Submitters:
-    """Threads that submit with a key each, until told to stop: what was acknowledged, what was refused."""
-
-    def __init__(self, store, threads=4):
-        self.acked, self.refused, self._stop = [], [], threading.Event()
-        self._threads = [threading.Thread(target=self._submit, args=(store, n)) for n in range(threads)]
-        for thread in self._threads:
-            thread.start()
-
-    def _submit(self, store, thread):
-        number = 0
-        while not self._stop.is_set():
-            key, number = f"{thread}-{number}", number + 1
-            try:
-                store.once(key, "digest", lambda key=key: Answer({"id": key}, life(key)))
-                self.acked.append(key)
-            except FleetError as e:
-                self.refused.append((key, str(e)))
-
-    def ended(self):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-        return self
-
-
-def check_stored(store, acked, refused=()):
-    """Each acknowledged submission is there once, whole and in order, none that was refused."""
-    events = store.read(0)
-    assert [e.seq for e in events] == list(range(1, len(events) + 1))
-    assert [(e.job, e.event) for e in events[1::2]] == [(e.job, "cancelled") for e in events[::2]]
-    jobs = [e.job for e in events[::2]]
-    assert len(set(jobs)) == len(jobs)
-    assert set(jobs) == set(acked)
-    assert not set(jobs) & {key for key, _ in refused}
-    assert store.differences() == []
 
 
 def test_a_second_server_is_kept_out_and_told_who_has_the_database(open_store, url):
@@ -161,22 +116,6 @@ def test_a_restart_during_commits_loses_and_doubles_nothing(open_store, postgres
     check_stored(open_store(), done.acked, done.refused)
 
 
-def test_a_database_that_is_away_for_4_s_refuses_nothing(open_store, postgresql, url, wait_for, request):
-    """Not those either that look for their key first, which is a read."""
-    store = open_store()
-    submitters = Submitters(store)
-    request.addfinalizer(submitters.ended)
-    wait_for(lambda: len(submitters.acked) > 50)
-    postgresql.stop()
-    time.sleep(4.0)
-    postgresql.start()
-    before = len(submitters.acked)
-    wait_for(lambda: len(submitters.acked) > before + 50)
-    done = submitters.ended()
-    assert done.refused == []
-    check_stored(store, done.acked)
-
-
 def test_a_submission_whose_key_cannot_be_looked_up_is_told_when_to_come_back(
     open_store, postgresql, monkeypatch, request
 ):
@@ -202,53 +141,12 @@ def test_benchmark_lines_of_a_broken_commit_are_stored_once(store, postgresql, u
     assert [line["number"] for line in store.benchmarks.read("run")] == list(range(60))
 
 
-def test_a_table_locked_by_another_program_is_an_error_after_seconds_and_then_goes_on(store, postgresql, url, together):
-    import psycopg
-
-    def refused(act):
-        with pytest.raises(FleetError, match="is locked by another program"):
-            act()
-
-    store.append([EVENT])
-    name, _, folder = url.partition("@/")[2].partition("?host=")
-    with psycopg.connect(dbname=name, host=folder, user=postgresql.user) as other:
-        other.execute("LOCK TABLE events")
-        together(lambda: refused(lambda: store.append([EVENT])), lambda: refused(lambda: store.read(0)))
-        other.rollback()
-    assert store.append([EVENT]) == [2]
-    assert len(store.read(0)) == 2
-
-
 def test_without_the_driver_it_is_named_with_the_way_to_install_it(tmp_path):
     (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError('no psycopg', name='psycopg')")
     code = "from orchestrator.store.events import EventStore; EventStore('postgresql://127.0.0.1:1/x')"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert "driver psycopg is missing" in ran.stderr and "pip install 'polyfleet[postgresql]'" in ran.stderr
-
-
-@pytest.mark.chaos
-def test_a_database_server_that_hangs_is_an_error_within_seconds_and_then_goes_on(store, postgresql, together):
-    acked, refused = [], set()
-
-    def submit(key, with_key=True):
-        try:
-            store.once(key if with_key else "", "digest", lambda: Answer({"id": key}, life(key)))
-            acked.append(key)
-        except FleetError as e:
-            assert any(
-                word in str(e) for word in ("timeout", "connection", "still at what it was asked to write before")
-            )
-            refused.add(key)
-
-    submit("before")
-    with postgresql.frozen():
-        together(*[lambda n=n: submit(f"during-{n}", n % 2 == 0) for n in range(8)])
-    assert refused == {f"during-{n}" for n in range(8)}
-    submit("during-0")
-    submit("after")
-    assert acked == ["before", "during-0", "after"]
-    check_stored(store, acked)
 
 
 def test_a_commit_is_on_disk_whatever_the_users_default_is(url, open_store, postgresql):

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import wait_for
 
 from workers.attempt.attempts import Attempts
 from workers.attempt.fence import Fences
@@ -17,7 +17,6 @@ from workers.attempt.starting import Starter
 from workers.messages import Order
 from workers.packages import Packages
 
-DEADLINE_S = 180.0
 STARTER = Starter()
 """With one zygote for all tests, begun by the first of them."""
 
@@ -98,10 +97,7 @@ class Node:
         self.until(lambda: not alive(pid), f"process {pid} is gone")
 
     def until(self, true, what):
-        deadline = time.monotonic() + DEADLINE_S
-        while not true():
-            assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}\n{self.state()}"
-            time.sleep(0.01)
+        wait_for(true, lambda: f"{what}\n{self.state()}")
 
     def state(self):
         return "\n".join(f"{p}: {p.read_text()[-500:]}" for p in self.root.glob("[as]*/*/*") if p.is_file())

@@ -1,4 +1,4 @@
-"""One suite over every back end this process can use; test_other_environment.py runs it in the XLA environment too."""
+"""One suite over every back end this process can use; test_second_environment.py runs it in another environment."""
 
 import copy
 import json

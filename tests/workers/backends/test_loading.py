@@ -150,7 +150,6 @@ def test_a_vendor_from_outside_the_package_is_found_by_its_entry_point(toy):
     assert "'toy'" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_vendor_from_outside_passes_the_contract_suite(toy):
     suite = Path(__file__).parent / "test_contract.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "toy", str(suite)]

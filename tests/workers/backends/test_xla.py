@@ -1,4 +1,4 @@
-"""What is peculiar to lazy tensors, on XLA's CPU runtime; test_other_environment.py runs it where torch-xla is."""
+"""What is peculiar to lazy tensors, on XLA's CPU runtime; test_second_environment.py runs it where torch_xla is."""
 
 import pytest
 import torch

@@ -1,8 +1,12 @@
 """Run by test_sharded.py as several ranks: a small FSDP2 training that saves, or loads what other ranks saved.
 
-sharded_ranks.py ROOT save|load|killed     ends hard: gloo's threads abort an interpreter that is torn down around them
+    sharded_ranks.py ROOT COUNT:WHAT...      WHAT is save, load or killed; e.g. 3:save 2:load
+
+Ranks are forked from this process, which imports torch once for all of them. Prints the exit codes of each in turn, as
+JSON. A rank ends hard: gloo's threads abort an interpreter that is torn down around them.
 """
 
+import json
 import os
 import signal
 import sys
@@ -126,19 +130,42 @@ def equal(found, wanted):
         assert torch.equal(found[name], tensor), name
 
 
-def main():
+def be_rank(rank, count, port, root, what):
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= where | {"LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     dist.init_process_group("gloo")
-    root, what = Path(sys.argv[1]), sys.argv[2]
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    mesh = init_device_mesh("cpu", (count,), mesh_dim_names=("dp",))
     {"save": save_all, "load": load_all, "killed": be_killed}[what](root, mesh)
     dist.barrier()
 
 
-if __name__ == "__main__":
+def fork(rank, *arguments):
+    if child := os.fork():
+        return child
     try:
-        main()
+        be_rank(rank, *arguments)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+def run(root, count, what):
+    """Exit codes by rank; when one has failed, the others are ended, as torchrun does."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = {fork(rank, count, store.port, root, what): rank for rank in range(count)}
+    codes, left = {}, set(ranks)
+    while left:
+        pid, status = os.waitpid(-1, 0)
+        left.discard(pid)
+        codes[ranks[pid]] = os.waitstatus_to_exitcode(status)
+        if codes[ranks[pid]]:
+            for other in left:
+                os.kill(other, signal.SIGKILL)
+    return [codes[rank] for rank in range(count)]
+
+
+if __name__ == "__main__":
+    asked = [word.split(":") for word in sys.argv[2:]]
+    print(json.dumps([run(Path(sys.argv[1]), int(count), what) for count, what in asked]))

@@ -14,6 +14,8 @@ from sklearn.datasets import load_digits
 
 from workers.checkpoint import diff, load, save
 
+pytestmark = pytest.mark.full
+
 INTERPRETER = os.environ.get("POLYFLEET_XLA_PYTHON", "")
 PROGRAM = Path(__file__).with_name("moving_training.py")
 TOLERANCE = 1e-4

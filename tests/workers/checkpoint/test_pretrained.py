@@ -12,6 +12,8 @@ import torch
 
 from workers.checkpoint import convert, copy, diff, export_checkpoint, import_checkpoint, verify
 
+pytestmark = pytest.mark.full
+
 INTERPRETER = os.environ.get("POLYFLEET_XLA_PYTHON", "")
 PROGRAM = Path(__file__).with_name("minilm.py")
 

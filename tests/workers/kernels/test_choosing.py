@@ -172,7 +172,7 @@ class TestMeasurements:
         assert init_kernels().choices() == {}
 
     def test_processes_that_write_at_once_lose_no_line(self, home):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")
         writers = [context.Process(target=_write, args=(str(number),)) for number in range(4)]
         for one in writers:
             one.start()

@@ -9,6 +9,8 @@ from kernel_cases import CASES, check
 from workers import kernels as registry
 from workers.kernels.parts import cpu_library
 
+pytestmark = pytest.mark.full
+
 BUGS = {
     "the tail of a row is lost": (
         "cpu_vectors.hpp",

@@ -1,7 +1,6 @@
 """The example users start from, run as they would run it."""
 
 import importlib
-import os
 import shutil
 import subprocess
 import sys
@@ -85,27 +84,3 @@ def test_batches_depend_on_seed_and_step_alone_and_visit_every_image_once_per_ep
     finally:
         for name in MODULES:
             sys.modules.pop(name, None)
-
-
-@pytest.mark.xla
-@pytest.mark.slow
-def test_a_run_begun_on_the_cpu_goes_on_under_xla_with_the_loss_of_the_uninterrupted_run(folder, attempt):
-    interpreter = os.environ.get("POLYFLEET_XLA_PYTHON")
-    if not interpreter:
-        pytest.skip("POLYFLEET_XLA_PYTHON names no interpreter that has torch-xla")
-    shared = {"entry": "train.py", "checkpoint_root": "../checkpoints", "seed": 7}
-    xla = {"backend": "tpu", "kind": "tpu:emulated", "emulated": True}
-    begun, whole = attempt("begun", arguments={"steps": 40}, **shared), attempt("whole", **shared)
-    begun.run_in(folder)
-    whole.run_in(folder)
-    (checkpoint,) = begun.events("checkpoint")
-    path = str(begun.code / checkpoint["path"])
-    resumed = attempt("resumed", resume_from=path, **(shared | xla))
-    (result,) = resumed.run_in(folder, interpreter=interpreter)
-    losses = {e["step"]: e["loss"] for e in whole.events("report") if "loss" in e}
-    assert abs(result["returned"]["first_loss_after_resume"] - losses[41]) < 1e-5
-    assert result["returned"]["accuracy"] >= 0.97
-    assert result["last_step"] == 300
-    (note,) = (e for e in resumed.events("note") if "resumed_step" in e)
-    assert note["resumed_step"] == 40
-    assert note["random"].startswith("seeded anew")

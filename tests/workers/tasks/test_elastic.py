@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "elastic"
 
 

@@ -1,0 +1,28 @@
+"""Stores with jobs in them, and programs that back one up and put it back."""
+
+from orchestrator.core.fold import submitted
+from orchestrator.core.model import Candidate, Event, Job
+from orchestrator.store.once import Answer
+
+RESTORE = "import sys; from pathlib import Path; from orchestrator.store.restore import restore;"
+RESTORE += "restore(sys.argv[1], Path(sys.argv[2]))"
+BACKUP = "import sys; from pathlib import Path; from orchestrator.store.backup import backup;"
+BACKUP += "backup(sys.argv[1], Path(sys.argv[2]))"
+
+
+def fill(store, first=0, count=5):
+    for number in range(first, first + count):
+        submit(store, f"job-{number}")
+        store.report(f"job-{number}", 1, number, 1.0, {"loss": 0.5})
+        store.benchmarks.append("run", {"line": "cell", "number": number, "text": "é 🙂 \0"})
+
+
+def submit(store, key):
+    job = Job(key, "j", "run", (Candidate(("cpu",)),))
+    events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
+    return store.once(key, "digest", lambda: Answer({"id": key}, events))
+
+
+def content(store):
+    reports = [store.reports(f"job-{n}") for n in range(10)]
+    return store.identity, store.read(0), reports, store.benchmarks.read("run")

@@ -1,0 +1,69 @@
+"""Warnings of objects that the garbage collector ends: which file has left them; no innocent test fails for them.
+
+A file or a socket that nobody closed warns when it is collected, which may be in any later test. Garbage of a file of
+tests is collected with its last test; a warning then fails the run, by name of the file, and no test.
+"""
+
+import gc
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+
+class Garbage:
+    """In the process that runs the tests."""
+
+    def pytest_collection_finish(self) -> None:
+        gc.collect()
+        gc.freeze()  # modules stay: collecting what one file has left takes milliseconds
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        try:
+            return (yield)
+        finally:
+            if nextitem is None or nextitem.path != item.path:
+                collect()
+
+
+def collect() -> None:
+    """What was ignored in it is a warning of the test that ends now, under that test's filters."""
+    ignored: list[str] = []
+    before, sys.unraisablehook = sys.unraisablehook, lambda told: ignored.append(text_of(told))
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = before
+    for text in ignored:
+        warnings.warn(pytest.PytestUnraisableExceptionWarning(text), stacklevel=1)
+
+
+def text_of(told: "sys.UnraisableHookArgs") -> str:
+    """As pytest says it."""
+    lines = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
+    return f"{told.err_msg or 'Exception ignored in'}: {told.object!r}\n\n{''.join(lines)}"
+
+
+class Uncollected:
+    """In the process that reports."""
+
+    def __init__(self, config: pytest.Config):
+        self._config = config
+        self._warned: list[tuple[str, str]] = []
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, nodeid: str) -> None:
+        if issubclass(warning_message.category, pytest.PytestUnraisableExceptionWarning):
+            self._warned.append((nodeid.partition("::")[0], str(warning_message.message)))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._warned and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._warned:
+            terminalreporter.section("left to the garbage collector, which fails the run")
+            for file, message in self._warned:
+                terminalreporter.write_line(f"{file}, or a file before it in the same process: {message}")

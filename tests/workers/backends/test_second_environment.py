@@ -1,0 +1,15 @@
+"""The contract of back ends in the second environment: torch_xla and IPEX are real there, and run on the CPU."""
+
+from pathlib import Path
+
+import pytest
+from second_environment import run_tests
+
+pytestmark = [pytest.mark.xla, pytest.mark.timeout(300)]
+
+HERE = Path(__file__).parent
+
+
+def test_the_contract_is_kept_where_torch_xla_and_ipex_are(tmp_path):
+    skipped = run_tests((HERE / "test_contract.py", HERE / "test_xla.py"), tmp_path)
+    assert all("has no native" in line for line in skipped), skipped
