@@ -42,7 +42,7 @@ from postgresql_cluster import PostgreSQL
 from second_user import SecondUser
 from terminals import Terminal
 
-MAX_PROCESSES = 4
+MAX_PROCESSES = 3
 PROCESS_BYTES, OTHERS_BYTES = 1_700_000_000, 2_000_000_000
 """What a process of tests has at its end, and what the fleet of a test and the system need."""
 TOY = Path(__file__).parent / "data" / "toy-vendor"
@@ -84,7 +84,7 @@ def reporting(config: pytest.Config) -> list[object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`--numprocesses=auto`: two for each core, as each waits for others half of the time, while there is memory."""
+    """`--numprocesses=auto`: as each waits for others at times, more than cores, while there is memory."""
     free = psutil.virtual_memory().total - OTHERS_BYTES
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(2 * cores, MAX_PROCESSES, free // PROCESS_BYTES))

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 import zipfile
 
 import pytest
@@ -108,10 +107,8 @@ def test_a_watch_that_waits_is_answered_when_a_notice_comes(agent, tmp_path):
     start(agent, command=[sys.executable, "-c", SAVES])
     agent.watch(1, {}, {}, 0.0)
     give(tmp_path, grace_s=3600)
-    began_s = time.monotonic()
-    answer = agent.watch(1, {}, {"j.1.0": "running"}, 15.0)
+    answer = agent.watch(1, {}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
     assert answer["facts"]["notice"]["reason"] == "its machine was given notice"
-    assert time.monotonic() - began_s < 15.0
 
 
 def test_attempts_that_no_controller_asks_to_save_are_asked_by_the_agent(agent, tmp_path):
