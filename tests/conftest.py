@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     config.addinivalue_line("markers", "timeout(seconds): the limit of a test that may take longer than its tier's")
     settle_hypothesis()
-    plugins = [tiers.Tiers(config), schedule.Schedule()]
+    plugins = [tiers.Tiers(config), schedule.Schedule(config)]
     if config.pluginmanager.hasplugin("timeout"):
         plugins.append(limits.Limits())
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):

@@ -32,10 +32,14 @@ def group_of(nodeid: str) -> str:
 
 
 class Schedule:
-    """Sorts the tests, and gives them out by groups. With POLYFLEET_TESTS_SEED the order is drawn: of groups, of files
-    in a group, of tests in a file but where a module says `ORDERED = True`."""
+    """Sorts the tests, unless files are named, and gives them out by groups.
 
-    def __init__(self) -> None:
+    With POLYFLEET_TESTS_SEED the order is drawn: of groups, of files in a group, of tests in a file but where a module
+    says `ORDERED = True`.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._as_named = any((config.invocation_params.dir / file_of(word)).is_file() for word in config.args)
         self._measured: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
 
     def pytest_report_header(self) -> str | None:
@@ -43,6 +47,8 @@ class Schedule:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._as_named and SEED not in os.environ:
+            return
         groups: dict[str, dict[str, list[pytest.Item]]] = {}
         for item in items:
             groups.setdefault(group_of(item.nodeid), {}).setdefault(file_of(item.nodeid), []).append(item)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 
 def test_backends_lists_kernels_with_what_they_compute_or_why_not(here):
     done = here("backends", "--kernels")

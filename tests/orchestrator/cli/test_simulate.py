@@ -14,6 +14,8 @@ from orchestrator.core.model import Candidate, Event, Job, Start
 from orchestrator.core.planner.policies import DEFAULT, POLICIES
 from orchestrator.store.events import EventStore
 
+pytestmark = pytest.mark.full
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "simulate"
 GIVEN = (
     *("simulate", "--trace", str(EXAMPLE / "trace.csv"), "--throughputs", str(EXAMPLE / "throughputs.csv")),

@@ -17,6 +17,8 @@ from workers.benchmark import arm, catalogue, serving
 from workers.benchmark.session import Session, first_dimension
 from workers.optimizers.work import Sample
 
+pytestmark = pytest.mark.full
+
 NAMES = [name for name in backends.available() if name in ("cpu", "tpu")]
 ROOT = Path(__file__).parents[3]
 

@@ -19,6 +19,8 @@ from workers.kernels.parts.classes import shape_class
 from workers.kernels.parts.fastest import Fastest
 from workers.kernels.tuning import Measured, Situation, choices, software_of
 
+pytestmark = pytest.mark.full
+
 PLUGIN = """
 from workers.kernels.numpy import Kernels as Base
 

@@ -25,7 +25,7 @@ from workers.optimizers.work import Sample
 
 CPU = torch.device("cpu")
 ALL = (torch.float32, torch.bfloat16, torch.float16)
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture(autouse=True)

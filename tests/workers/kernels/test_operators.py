@@ -13,6 +13,8 @@ from cluster.errors import UserError
 from workers.kernels import operators
 from workers.kernels.parts.formulas import rotated
 
+pytestmark = pytest.mark.full
+
 OPS = torch.ops.polyfleet
 KERNELS = "numpy"  # its gradients are formulas in float64: what is tested here is what lies around them
 

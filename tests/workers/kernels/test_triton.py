@@ -16,6 +16,8 @@ from workers.errors import KernelsFailed
 from workers.kernels.parts import formulas, triton_launch
 from workers.kernels.parts import triton_table as table
 
+pytestmark = pytest.mark.full
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f16", "bf16"))
 BEFORE_CLUSTERS, WITH_CLUSTERS = (3, 7), (3, 8)

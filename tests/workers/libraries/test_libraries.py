@@ -14,7 +14,10 @@ from workers.libraries.configured import apply
 from workers.libraries.proving import provable, prove, run_fresh
 from workers.libraries.registry import LIBRARIES
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # the profiler's own
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),  # the profiler's own
+]
 FOURTEEN = "cuda cpu mps cudnn mkl mkldnn openmp nki triton cusparselt mha nnpack opt_einsum xeon"
 IN_PROCESS = [name for name in provable() if LIBRARIES[name].switch is not None]
 FRESH = [name for name in provable() if name in ("cpu", "openmp", "xeon")]
