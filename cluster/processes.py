@@ -145,7 +145,7 @@ def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[
     left = _wait(everyone, grace_s)
     for process in left:
         _send(process, signal.SIGKILL)
-    _wait(left, grace_s)
+    _wait(left, max(grace_s, KILLED_S))
     return len(left)
 
 

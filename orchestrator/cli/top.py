@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from orchestrator.top import Now, Rates
 
 LEAVE = ("q", "Q", "\x1b", "\x03")
+LOOK_S = 0.25
+"""A Ctrl-C that comes just before the wait for a key, or that another thread gets, does not end that wait: it is seen
+after so long."""
 
 
 def top(
@@ -101,9 +104,10 @@ class _Keys:
 
     def __call__(self, within_s: float) -> bool:
         """Whether a key that ends it was pressed; any other has it painted at once."""
-        if self._descriptor is None:
-            time.sleep(within_s)
-            return False
-        ready, _, _ = select.select([self._descriptor], [], [], within_s)
-        pressed = os.read(self._descriptor, 64).decode(errors="replace") if ready else " "
-        return pressed[:1] in ("", *LEAVE)
+        watched = [] if self._descriptor is None else [self._descriptor]
+        until = time.monotonic() + within_s
+        while (left_s := until - time.monotonic()) > 0:
+            ready, _, _ = select.select(watched, [], [], min(left_s, LOOK_S))
+            if ready:
+                return os.read(ready[0], 64).decode(errors="replace")[:1] in ("", *LEAVE)
+        return False

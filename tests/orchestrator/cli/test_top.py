@@ -1,10 +1,15 @@
 """`polyfleet top`: one snapshot where nobody watches, live at a terminal until `q`."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from orchestrator import client as http
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -54,3 +59,27 @@ def test_ctrl_c_ends_it_as_q_does(command, live, running, at_a_terminal):
     terminal.shows(b"UTC")
     terminal.type(b"\x03")
     assert terminal.code() == 0
+
+
+WAITS = """
+import os, signal, threading
+from orchestrator.cli.top import _Keys
+
+begun = threading.Event()
+threading.Thread(target=lambda: begun.wait() and os.kill(os.getpid(), signal.SIGINT)).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+begun.set()
+try:
+    _Keys(None)(3600.0)
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+def test_a_ctrl_c_that_another_thread_gets_ends_it_too():
+    """The kernel gives it to any thread; one that waits for a key is not woken by that."""
+    with subprocess.Popen([sys.executable, "-c", WAITS], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.communicate(timeout=90)[0] == "ended\n"
+        finally:
+            child.kill()

@@ -51,7 +51,7 @@ class RecordedHead:
 
     def __init__(self):
         self.answers = threading.Event()
-        self.frozen = {}
+        self.frozen, self.stopped = {}, {}
         self.stands, self.reads = defaultdict(int), []
 
     def find(self, place):
@@ -60,6 +60,7 @@ class RecordedHead:
 
     def read(self, job):
         stands = self.stands[job]
+        self.stopped.setdefault(job, threading.current_thread())
         self.reads.append(job)
         if self.reads.count(job) == 1 and job in self.frozen:
             self.frozen[job].wait(PATIENCE_S)
@@ -183,16 +184,13 @@ def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, 
     carrier.carry(c.Fence("job", 2))
     wait_for(lambda: head.reads)
     carrier.carry(c.Fence("job", 2))
-    threads = set(threading.enumerate())
     RAY.forget()
     assert all("was left" in told.get(timeout=PATIENCE_S).error for _ in range(2))
     carrier.carry(c.Fence("job", 1))
     assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 1, 1)
     thawed.set()
-    for thread in threads:
-        if thread.name == "ray-calls":
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+    head.stopped["job"].join(PATIENCE_S)
+    assert not head.stopped["job"].is_alive()
     assert head.stands["job"] == 1
 
 
