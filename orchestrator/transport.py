@@ -165,6 +165,10 @@ class Transport:
             raise _unreachable(self.url, e) from e
         except UnicodeEncodeError as e:
             raise _not_text(e) from None
+        except RuntimeError:
+            if not self._http.is_closed:
+                raise
+            raise FleetError(f"the connection to the server at {self.url} was closed here", "connect anew") from None
 
     def events(self, method: str, path: str, **options: Any) -> Iterator[tuple[str, Any]]:
         """(event name, data) of a stream of server-sent events. An `error` event is raised. A server that has too much

@@ -36,6 +36,14 @@ def test_without_a_server_and_without_starting_one_it_says_so(tmp_path):
         http.connect(tmp_path, start=False)
 
 
+def test_a_client_that_was_closed_says_so(live):
+    """As the thread finds that hands on the input of a command which ends just then."""
+    with http.connect(start=False) as client:
+        pass
+    with pytest.raises(FleetError, match="was closed here"):
+        client.fleet()
+
+
 def test_a_server_of_another_version_is_named_with_the_remedy(live):
     own = identify(os.getpid())
     record.write(live.home, ServerRecord(own.pid, own.created, live.port, "9.9.9", "2026"))
