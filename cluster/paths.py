@@ -15,13 +15,15 @@ MARKS = {"fleet.lock", "server-start.lock", "server.lock", "ray-token", "fleet-i
 
 
 MAX_TEMPORARY_LENGTH = 24
-"""Of TMPDIR: a Unix socket's path has at most 107 bytes, and Ray's have 65 below its folder."""
+"""Of TMPDIR, in bytes. A Unix socket's path has at most 107 bytes; those of Ray have 65 below its own folder."""
 
 
 def make_short_folder(prefix: str) -> Path:
-    """A new folder of mode 0700 whose path leaves room for sockets: in TMPDIR, or in /tmp where that is longer."""
+    """A new folder of mode 0700 whose path leaves room for sockets: in TMPDIR, or in /tmp if TMPDIR is too long."""
     place = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=place if len(place) <= MAX_TEMPORARY_LENGTH else "/tmp"))  # noqa: S108 - made there
+    if len(os.fsencode(place)) > MAX_TEMPORARY_LENGTH:
+        place = "/tmp"  # noqa: S108 - mkdtemp makes a folder of our own there
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
 
 
 def home() -> Path:

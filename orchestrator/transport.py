@@ -168,7 +168,9 @@ class Transport:
         except RuntimeError:
             if not self._http.is_closed:
                 raise
-            raise FleetError(f"the connection to the server at {self.url} was closed here", "connect anew") from None
+            raise FleetError(
+                f"this client has closed its connection to the server at {self.url}", "connect again"
+            ) from None
 
     def events(self, method: str, path: str, **options: Any) -> Iterator[tuple[str, Any]]:
         """(event name, data) of a stream of server-sent events. An `error` event is raised. A server that has too much

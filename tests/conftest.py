@@ -75,9 +75,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def reporting(config: pytest.Config) -> list[object]:
     """What only the process does that reports to the caller, and in a run within another run only in part."""
     run_report.heed_interrupts()
-    plugins: list[object] = [run_report.RunReport(config), garbage.Uncollected(config)]
-    if leftovers.RUN not in os.environ:  # they act at the end, in this order
-        plugins += [] if os.environ.get(retries.SWITCH) == "no" else [retries.Retries(config)]
+    of_its_own = leftovers.RUN not in os.environ
+    plugins: list[object] = [run_report.RunReport(config)]  # those after it act at the end, in this order
+    if of_its_own and os.environ.get(retries.SWITCH) != "no":
+        plugins.append(retries.Retries(config))
+    plugins.append(garbage.Uncollected(config))
+    if of_its_own:
         plugins.append(leftovers.Cleaning(config))
     return plugins
 

@@ -1,10 +1,10 @@
-"""`make flaky`: a tier of tests again and again, in random order, on a busy machine; which tests do not always pass.
+"""`make flaky`: runs a tier of tests several times, in random order and under load, to find tests that fail sometimes.
 
     python tests/flaky_campaign.py [--runs 20] [--tier gate] [--seed 1] [-o FILE]
 
 Two busy loops per core run beside each run, and every limit of the tests is three times as long. A run's seed is
-printed; POLYFLEET_TESTS_SEED=SEED repeats its order. FILE keeps each run's commit, seconds and failures, and gets more
-with the next campaign. Nothing is retried. Exit code 1 when a test failed.
+printed; POLYFLEET_TESTS_SEED=SEED repeats its order. Each run appends its commit, seconds and failures to FILE. Failed
+tests are not repeated. Exit code 1 if a test failed.
 """
 
 import argparse
@@ -114,9 +114,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--tier", default="gate", choices=("gate", "full"))
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first run; each next one adds 1")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="seed of the first run; each further run adds 1"
+    )
     parser.add_argument("--processes", default="auto")
-    parser.add_argument("-o", "--output", type=Path, help="keep the runs as JSON, after those it has")
+    parser.add_argument("-o", "--output", type=Path, help="append the runs to this JSON file")
     return parser.parse_args()
 
 

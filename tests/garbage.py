@@ -1,7 +1,7 @@
-"""Warnings of objects that the garbage collector ends: which file has left them; no innocent test fails for them.
+"""Warnings raised during garbage collection: they fail the run and name the file of tests, and fail no other test.
 
-A file or a socket that nobody closed warns when it is collected, which may be in any later test. Garbage of a file of
-tests is collected with its last test; a warning then fails the run, by name of the file, and no test.
+A file or a socket that nobody closed warns when it is collected, which may be in any later test. So the garbage of each
+file of tests is collected after its last test.
 """
 
 import gc
@@ -30,7 +30,7 @@ class Garbage:
 
 
 def collect() -> None:
-    """What was ignored in it is a warning of the test that ends now, under that test's filters."""
+    """Exceptions that Python ignores meanwhile become warnings of the test that has just run, under its filters."""
     ignored: list[str] = []
     before, sys.unraisablehook = sys.unraisablehook, lambda told: ignored.append(text_of(told))
     try:
@@ -58,12 +58,14 @@ class Uncollected:
         if issubclass(warning_message.category, pytest.PytestUnraisableExceptionWarning):
             self._warned.append((nodeid.partition("::")[0], str(warning_message.message)))
 
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """After flaky tests were repeated: that may make a failed run a good one."""
         if self._warned and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._warned:
-            terminalreporter.section("left to the garbage collector, which fails the run")
+            terminalreporter.section("warnings raised during garbage collection: this run fails")
             for file, message in self._warned:
-                terminalreporter.write_line(f"{file}, or a file before it in the same process: {message}")
+                terminalreporter.write_line(f"{file}, or a file that ran before it in the same process: {message}")

@@ -1,7 +1,8 @@
-"""Nothing of a run of tests stays, however it ends: no process, no temporary folder, no shared memory.
+"""However a run of tests ends, its processes, temporary folders and shared memory are removed.
 
-A run has a folder, which is TMPDIR of all that it starts, and a number in their environment. A watcher outside the run
-waits until the run is over, killed too, then ends what still has that number or works in that folder, and removes it.
+A run has a folder, which is TMPDIR of all processes that it starts, and an identifier in their environment. A watcher
+outside the run waits until the run has ended or was killed. Then it kills the processes that have that identifier or
+work in that folder, and removes the folder.
     python tests/leftovers.py PID RUN FOLDER SHARED_MEMORY...
 """
 
@@ -23,11 +24,11 @@ import pytest
 RUN = "POLYFLEET_TESTS_RUN"
 SHARED_MEMORY = Path("/dev/shm")
 ENDING_S = float(os.environ.get("POLYFLEET_TESTS_ENDING_S", "20"))
-"""So long a process may take to end that was asked to by its test."""
+"""How long a process may take to end after the last test."""
 
 
 class Run:
-    """A folder and a number, from `begin` to `end`."""
+    """A folder and an identifier, until `end`."""
 
     def __init__(self) -> None:
         self.number = secrets.token_hex(8)
@@ -44,7 +45,7 @@ class Run:
         self._watcher = subprocess.Popen(words, cwd="/", start_new_session=True, **silent)
 
     def left(self, wait_s: float = ENDING_S) -> list[str]:
-        """Processes that are still there after so long, a line each."""
+        """Processes that still run after `wait_s`, a line each."""
         until = time.monotonic() + wait_s
         while (left := list(processes_of(self.number, self.folder))) and time.monotonic() < until:
             time.sleep(0.1)
@@ -69,7 +70,9 @@ class Cleaning:
         broken_off = session.exitstatus == pytest.ExitCode.INTERRUPTED
         if left := self._run.left(0.0 if broken_off else ENDING_S):
             terminal = self._config.pluginmanager.get_plugin("terminalreporter")
-            terminal.write_line(f"\n{len(left)} processes outlived their tests, and are ended now:", red=True)
+            terminal.write_line(
+                f"\n{len(left)} processes were still running after the tests, and are killed now:", red=True
+            )
             terminal.write("".join(f"  {line}\n" for line in left))
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -81,7 +81,7 @@ def _stack(process: psutil.Process) -> str:
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=DUMP_S, check=False)
         except subprocess.TimeoutExpired:
-            return f"py-spy had nothing to say in {DUMP_S:.0f} s"
+            return f"py-spy did not answer within {DUMP_S:.0f} s"
         if done.returncode == 0:
             return done.stdout[-MAX_CHARACTERS:]
     try:

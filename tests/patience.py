@@ -1,5 +1,5 @@
-"""How long tests wait: for a named state, never for a time to pass. What has not happened by the limit never will, on a
-slow and busy machine either; nothing is concluded from how long it took.
+"""Tests wait for a state, never for a time to pass. What has not happened by the limit never will, on a slow and busy
+machine either; no test concludes anything from how long it took.
 """
 
 import os
@@ -20,11 +20,10 @@ def wait_for(
     pass_over: tuple[type[Exception], ...] = (),
     longest_pause_s: float = 0.1,
 ) -> T:
-    """The first true value of `truth`; AssertionError with the last one after
-    `limit_s`, or LIMIT_S if that is more. `what` is said then, and
-    called for it if it can be. Exceptions `pass_over` count as "not yet".
+    """The first true value of `truth`. Raises AssertionError after `limit_s`, or LIMIT_S if that is more, with the last
+    value and `what`, which is called if it is a function. Exceptions of the classes `pass_over` count as "not yet".
 
-    What takes long is asked for less often: a question costs two milliseconds of a CPU, a look at all processes ten.
+    The pauses between calls grow to `longest_pause_s`: a request costs 2 ms of a CPU, a look at all processes 10 ms.
     """
     limit_s = max(limit_s * PATIENCE, LIMIT_S)
     deadline, pause_s = time.monotonic() + limit_s, 0.01
@@ -36,7 +35,7 @@ def wait_for(
         except pass_over as e:
             seen = e
         if time.monotonic() > deadline:
-            told = what() if callable(what) else what
-            raise AssertionError(f"waited {limit_s:.0f} s in vain, last seen {seen!r}; {told}")
+            reason = what() if callable(what) else what
+            raise AssertionError(f"waited {limit_s:.0f} s in vain; last value {seen!r}; {reason}")
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, longest_pause_s)

@@ -1,8 +1,8 @@
-"""One more try, said aloud, for tests that use real processes: a machine's moods are no fault of a change.
+"""Failed tests that use real processes are run once more; those that pass then are reported as flaky.
 
-A failed test that started a process, or whose fixtures did, runs once more, alone, in a process of its own. If it
-passes there, `FLAKY name` is printed and counted: up to MAX_FLAKY of them fail no run. Each is a fault to mend all the
-same. A test without a process is never repeated.
+A failed test that started a process, or whose fixtures did, runs once more, alone, in a new process. If it passes
+there, `FLAKY name` is printed. A run with at most MAX_FLAKY of them passes; each is a fault to fix all the same. A test
+without a process is never repeated.
 """
 
 import multiprocessing.process
@@ -17,7 +17,7 @@ import pytest
 
 MAX_FLAKY = 2
 MAX_REPEATED = 6
-"""More failures than that are no moods."""
+"""If more tests than that failed, none is repeated."""
 SWITCH = "POLYFLEET_TESTS_RETRY"
 """`no` in the environment: nothing is repeated."""
 LIMIT_S = 1800.0
@@ -90,9 +90,7 @@ class Retries:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for name in self.flaky:
-            terminalreporter.write_line(
-                f"FLAKY {name}: failed above, passed alone in a process of its own", yellow=True
-            )
+            terminalreporter.write_line(f"FLAKY {name}: failed, then passed when run again alone", yellow=True)
 
     def _passes(self, nodeid: str) -> bool:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -106,8 +104,8 @@ class Retries:
         except subprocess.TimeoutExpired:
             return False
         if terminal is not None:
-            outcome = "passed" if done.returncode == 0 else "failed again"
-            terminal.write_line(f"\nrepeated alone, {outcome}: {nodeid}")
+            outcome = "passed" if done.returncode == 0 else "failed"
+            terminal.write_line(f"\n{outcome} when run again alone: {nodeid}")
             if done.returncode:
                 terminal.write_line(done.stdout[-6000:])
         self._keep(nodeid, done.returncode)

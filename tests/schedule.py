@@ -17,7 +17,7 @@ SEED = "POLYFLEET_TESTS_SEED"
 GROUPS: dict[str, tuple[str, ...]] = {
     "the shared fleet": tuple(
         f"tests/end_to_end/test_{name}.py"
-        for name in ("benchmark", "checkpoints", "exec", "faults", "files", "jobs", "bad_input", "elastic", "lost_head")
+        for name in ("benchmark", "checkpoints", "exec", "faults", "files", "jobs", "bad_input", "lost_head")
     ),
 }
 

@@ -69,7 +69,18 @@ print(json.dumps(told | {"differences": differences}))
 """
 
 
-COMMITTER = """
+KILLED_BEFORE_A_STATEMENT = """
+@event.listens_for(store._database._writer, "before_cursor_execute")
+def counted(connection, cursor, statement, *_):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), 9)
+"""
+"""For a program with `store` and `left`: it is killed when so many statements have been written."""
+
+COMMITTER = (
+    """
 import os, sys
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
@@ -81,15 +92,12 @@ store, left = EventStore(sys.argv[1]), int(sys.argv[2])
 jobs = Jobs(store)
 placed = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": "fits"}
 
-@event.listens_for(store._database._writer, "before_cursor_execute")
-def counted(connection, cursor, statement, *_):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), 9)
-
+"""
+    + KILLED_BEFORE_A_STATEMENT
+    + """
 new = [Job(f"j{n}", "j", "run", (Candidate(("cpu",)),)) for n in range(3)]
 jobs.commit([submitted(job, {}, 1.0) for job in new])
 jobs.commit([e for j in new for e in (Event(j.id, "placed", 1, 2.0, placed), Event(j.id, "started", 1, 3.0))])
 os.write(1, b"acked")
 """
+)

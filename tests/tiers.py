@@ -1,10 +1,10 @@
-"""Tiers of tests, by what a failure means. Every file of tests belongs to one, by a mark of the whole file:
+"""Tiers of tests. Every file of tests belongs to one, by a mark of the whole file:
 
-gate   no mark                          `make test`: every change passes it
-full   pytestmark = pytest.mark.full    `make test-all`: true to life and slow; before work is called done
-chaos  pytestmark = pytest.mark.chaos   `make chaos`: faults at length
+gate   no mark                          `make test`: every change must pass
+full   pytestmark = pytest.mark.full    `make test-all`: slow tests; run before work is called done
+chaos  pytestmark = pytest.mark.chaos   `make chaos`: faults injected for a longer time
 
-A file of the second tier may mark single cases `chaos`: more of the same, at length.
+A file of the second tier may mark single cases `chaos`, which only `make chaos` runs.
 """
 
 import re
@@ -20,9 +20,11 @@ OF_A_CASE = re.compile(r"\bmark\.chaos\b")
 
 
 def add_options(parser: pytest.Parser) -> None:
-    parser.addoption("--write-durations", action="store_true", help="renew tests/durations.json, see tests/schedule.py")
-    told = "which files run: gate (default), full, chaos (these, and cases marked so), or any; a file named here always"
-    parser.addoption("--tier", choices=TIERS, default=GATE, help=told)
+    parser.addoption("--write-durations", action="store_true", help="update tests/durations.json from this run")
+    tiers = (
+        "run the files of this tier (default: gate); chaos also runs cases with that mark; files you name always run"
+    )
+    parser.addoption("--tier", choices=TIERS, default=GATE, help=tiers)
 
 
 @cache

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from orchestrator.top import Now, Rates
 
 LEAVE = ("q", "Q", "\x1b", "\x03")
-LOOK_S = 0.25
-"""A Ctrl-C that comes just before the wait for a key, or that another thread gets, does not end that wait: it is seen
-after so long."""
+INTERRUPT_CHECK_S = 0.25
+"""How often a wait for a key checks for Ctrl-C: a SIGINT that arrives just before the wait, or in another thread, does
+not interrupt it."""
 
 
 def top(
@@ -107,7 +107,7 @@ class _Keys:
         watched = [] if self._descriptor is None else [self._descriptor]
         until = time.monotonic() + within_s
         while (left_s := until - time.monotonic()) > 0:
-            ready, _, _ = select.select(watched, [], [], min(left_s, LOOK_S))
+            ready, _, _ = select.select(watched, [], [], min(left_s, INTERRUPT_CHECK_S))
             if ready:
                 return os.read(ready[0], 64).decode(errors="replace")[:1] in ("", *LEAVE)
         return False

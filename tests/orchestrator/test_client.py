@@ -37,10 +37,10 @@ def test_without_a_server_and_without_starting_one_it_says_so(tmp_path):
 
 
 def test_a_client_that_was_closed_says_so(live):
-    """As the thread finds that hands on the input of a command which ends just then."""
+    """`polyfleet exec` sends input from a second thread, which may go on when the command has ended."""
     with http.connect(start=False) as client:
         pass
-    with pytest.raises(FleetError, match="was closed here"):
+    with pytest.raises(FleetError, match="this client has closed its connection"):
         client.fleet()
 
 

@@ -9,6 +9,7 @@ import time
 import pytest
 import sqlalchemy
 from patience import wait_for
+from store_writers import KILLED_BEFORE_A_STATEMENT
 
 from cluster import fences
 from cluster.errors import FleetError, NotFound, UserError
@@ -182,7 +183,8 @@ def test_a_job_being_removed_is_told_apart_from_one_that_never_was(url):
     store.close()
 
 
-KILLED = """
+KILLED = (
+    """
 import os, sys
 from orchestrator.store.events import EventStore
 from orchestrator.runtime.housekeeping import Housekeeping
@@ -192,16 +194,13 @@ from sqlalchemy import event
 store = EventStore(sys.argv[1])
 left = int(sys.argv[2])
 
-@event.listens_for(store._database._writer, "before_cursor_execute")
-def counted(connection, cursor, statement, *_):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), 9)
-
+"""
+    + KILLED_BEFORE_A_STATEMENT
+    + """
 Housekeeping(Jobs(store), store, lambda places: places, 30 * 86400.0).prune()
 store.close()
 """
+)
 
 
 def test_kill_9_before_any_statement_leaves_a_whole_store_that_the_next_server_goes_on_with(tmp_path):
