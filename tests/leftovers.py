@@ -23,6 +23,8 @@ import pytest
 
 RUN = "POLYFLEET_TESTS_RUN"
 SHARED_MEMORY = Path("/dev/shm")
+OWNERS = {os.getuid(), 65534} if os.getuid() == 0 else {os.getuid()}
+"""Users whose shared memory may be of a run: where root runs the tests, PostgreSQL runs as nobody (65534)."""
 ENDING_S = float(os.environ.get("POLYFLEET_TESTS_ENDING_S", "20"))
 """How long a process may take to end after the last test."""
 
@@ -138,9 +140,9 @@ def _remove(folder: Path) -> None:
 
 
 def _shared_memory() -> set[str]:
-    """Of this user."""
+    """Names of files there that a run may have made."""
     with suppress(OSError):
-        return {entry.name for entry in os.scandir(SHARED_MEMORY) if entry.stat().st_uid == os.getuid()}
+        return {entry.name for entry in os.scandir(SHARED_MEMORY) if entry.stat().st_uid in OWNERS}
     return set()
 
 

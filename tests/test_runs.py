@@ -175,7 +175,10 @@ LEAVES = """
     def test_leaves_everything(tmp_path):
         where = pathlib.Path(tempfile.mkdtemp())
         (where / "closed").mkdir(mode=0o000)
-        pathlib.Path("/dev/shm", f"of-{os.getpid()}").write_text("memory")
+        memory = pathlib.Path("/dev/shm", f"of-{os.getpid()}")
+        memory.write_text("memory")
+        if os.getuid() == 0:
+            os.chown(memory, 65534, 65534)  # as that of PostgreSQL
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.Popen(["sleep", "600"], start_new_session=True, **quiet).returncode = 0
         subprocess.Popen(["sleep", "601"], cwd=where, env={}, start_new_session=True, **quiet).returncode = 0
