@@ -140,6 +140,7 @@ def differences(data: Data) -> Stack:
         (t["name"], _sides(t, "dtype"), _sides(t, "shape"), t.get("changed", ""), *_errors(t)) for t in data["tensors"]
     )
     other = [
+        *(f"names differ: {visible(sentence)}" for sentence in data.get("names", ())),
         *(f"only in a: {visible(name)}" for name in data["only_in_a"]),
         *(f"only in b: {visible(name)}" for name in data["only_in_b"]),
         *(f"other values: {visible(name)}" for name in data["entries"]),

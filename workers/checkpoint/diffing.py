@@ -9,6 +9,8 @@ import torch
 
 from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS, dtype_name
+from workers.checkpoint.format.manifest import Manifest
+from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.filling import read_elements
@@ -20,35 +22,55 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def diff(a: str | Path, b: str | Path, progress: Progress | None = None) -> dict[str, Any]:
-    """{"a", "b", "same", "tensors": [row], "only_in_a", "only_in_b", "entries"}; every byte read is verified.
+    """{"a", "b", "same", "tensors": [row], "only_in_a", "only_in_b", "entries", "names"}; every byte read is verified.
 
     A row of a changed tensor has "name", "dtype" and "shape" (of both, where they differ), and where values can be
     compared "changed" (how many), "max_abs", "max_rel" and "max_ulp": the greatest distance in representable values of
     their dtype. Rows of equal tensors are only counted, in "equal". "entries" names trees that differ.
+    "names" has a sentence for each module whose tensors are compared past wrappers that one side has in their names.
     """
     with Reader(checkpoint_folder(a)) as first, Reader(checkpoint_folder(b)) as second:
         names_a, names_b = first.manifest.tensors, second.manifest.tensors
-        both = [name for name in names_a if name in names_b]
+        partners, sentences = _partners(first.manifest, second.manifest)
+        both = [name for name in names_a if partners.get(name, name) in names_b]
         total, done, rows, equal = sum(_bytes(first, n) for n in both), 0, [], 0
         for name in both:
-            row = _compared(first, second, name)
+            row = _compared(first, second, name, partners.get(name, name))
             rows += [row] if row else []
             equal += not row
             done += _bytes(first, name)
             if progress is not None:
                 progress(done, total)
-        only_a, only_b = sorted(set(names_a) - set(names_b)), sorted(set(names_b) - set(names_a))
+        only_a = sorted(set(names_a) - set(both))
+        only_b = sorted(set(names_b) - {partners.get(name, name) for name in both})
         entries = _entries(first, second)
     return {
         "a": str(first.folder),
         "b": str(second.folder),
-        "same": not (rows or only_a or only_b or entries),
+        "same": not (rows or only_a or only_b or entries or sentences),
         "equal": equal,
         "tensors": rows,
         "only_in_a": only_a,
         "only_in_b": only_b,
         "entries": entries,
+        "names": sentences,
     }
+
+
+def _partners(a: Manifest, b: Manifest) -> tuple[dict[str, str], list[str]]:
+    """Names in a -> those in b of modules that are wrapped otherwise, and what was stripped."""
+    partners: dict[str, str] = {}
+    sentences: list[str] = []
+    for entry in (e for e in a.entries if e in b.entries and a.entries[e].kind == b.entries[e].kind == "module"):
+        places = {name.removeprefix(f"{entry}/"): name for name in b.own(entry)}
+        try:
+            found = fit([name.removeprefix(f"{entry}/") for name in a.own(entry)], places, sides=("first", "second"))
+        except AmbiguousNamesError:
+            continue
+        if found is not None and found.stripped:
+            partners |= {f"{entry}/{name}": places[other] for name, other in found.names.items()}
+            sentences.append(f"{entry}: {found.stripped}")
+    return partners, sentences
 
 
 def _entries(first: Reader, second: Reader) -> list[str]:
@@ -61,22 +83,22 @@ def _bytes(reader: Reader, name: str) -> int:
     return math.prod(entry.shape) * bits.torch_dtype(entry.dtype).itemsize
 
 
-def _compared(first: Reader, second: Reader, name: str) -> dict[str, Any] | None:
-    a, b = first.entry(name), second.entry(name)
+def _compared(first: Reader, second: Reader, name: str, partner: str) -> dict[str, Any] | None:
+    a, b = first.entry(name), second.entry(partner)
     row: dict[str, Any] = {"name": name, "dtype": a.dtype, "shape": list(a.shape)}
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         row |= {"dtype_b": b.dtype, "shape_b": list(b.shape)}
         if a.shape != b.shape or not {a.dtype, b.dtype} <= {*FLOATS, *COMPLEX, *INTEGERS}:
             return row
-    told = _difference(first, second, name)
+    told = _difference(first, second, name, partner)
     if a.dtype == b.dtype and not told["changed"]:
         return None
     return row | told
 
 
-def _difference(first: Reader, second: Reader, name: str) -> dict[str, Any]:
+def _difference(first: Reader, second: Reader, name: str, partner: str) -> dict[str, Any]:
     changed, max_abs, max_rel, max_ulp = 0, 0.0, 0.0, 0
-    for x, y in zip(_parts(first, name), _parts(second, name), strict=True):
+    for x, y in zip(_parts(first, name), _parts(second, partner), strict=True):
         if x.dtype == y.dtype:
             different = bits.movable(x) != bits.movable(y)
             if x.dtype.itemsize == 16:

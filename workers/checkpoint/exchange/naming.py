@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from workers.checkpoint.exchange.found import Found
 from workers.checkpoint.exchange.optimizers import NoOptimizerError, Told
 from workers.checkpoint.format.optimizer_tree import Key
-from workers.checkpoint.format.words import few, without_wrappers
+from workers.checkpoint.format.words import few
+from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit, without_wrappers
 
 Shape = tuple[int, ...]
 Names = dict[Key, str]
@@ -55,8 +56,8 @@ def _place(found: Found, entry: str, told: Told, modules: Modules) -> None:
 
 def _check_are_names(found: Found, texts: list[str], modules: Modules, why: str) -> None:
     """Parameters that go by text go by the names of a model: some of which are in the file, if it has a model."""
-    known = [name for module in modules for name in _spellings(found, module)]
-    if not {without_wrappers(text) for text in texts} & {*known} and (known or any(map(str.isdecimal, texts))):
+    known = {without_wrappers(name) for module in modules for name in _stored_names(found, module)}
+    if not {without_wrappers(text) for text in texts} & known and (known or any(map(str.isdecimal, texts))):
         raise NoOptimizerError(f"calls its parameters {few(texts)}; {why}")
 
 
@@ -91,32 +92,40 @@ def _by_text(found: Found, told: Told, texts: list[str], modules: Modules) -> tu
     if told.numbered and told.keys != list(range(len(told.keys))):
         return {}, "its numbers are not in order"
     fitting: dict[str, Names] = {}
+    equal: set[str] = set()
     why = "no model in the file has them"
     for module in modules:
-        known = _spellings(found, module)
-        strangers = [text for text in texts if text not in known and without_wrappers(text) not in known]
-        if strangers:
+        known = _stored_names(found, module)
+        try:
+            matched = fit(texts, known, every_place=False, sides=("optimizer's", f"{module}'s"))
+        except AmbiguousNamesError as e:
+            why = f"in {module}, {e}"
+            continue
+        if matched is None:
+            strangers = [text for text in texts if text not in known]
             why = f"{module} has no {few(strangers)}"
             continue
-        names = {key: known.get(t) or known[without_wrappers(t)] for key, t in zip(told.keys, texts, strict=True)}
+        names = {key: known[matched.names[text]] for key, text in zip(told.keys, texts, strict=True)}
         misfits = [n for key, n in names.items() if told.shape_of(key) not in (None, found.tensors[n].shape)]
         if misfits or len(set(names.values())) != len(names):
             why = f"the shapes of {few(misfits)} differ" if misfits else "two of them are tied"
             continue
         fitting[module] = names
+        equal |= set() if matched.stripped else {module}
+    fitting = {module: names for module, names in fitting.items() if module in equal} or fitting
     if len(fitting) > 1:
         return {}, f"{' and '.join(fitting)} have them alike"
     return (fitting.popitem()[1], "") if fitting else ({}, why)
 
 
-def _spellings(found: Found, module: str) -> dict[str, str]:
-    """What a parameter may be called, with and without wrappers -> the name it is stored under."""
+def _stored_names(found: Found, module: str) -> dict[str, str]:
+    """What the model calls its parameters -> the name each is stored under, which ties share."""
     names = [n for n, e in found.tensors.items() if n.startswith(f"{module}/") and e.role == "parameter"]
     stored = {}
     for name in names:
         entry = found.tensors[name]
         stored[name.removeprefix(f"{module}/")] = name if entry.view or not entry.alias_of else entry.alias_of
-    return {without_wrappers(text): name for text, name in stored.items()} | stored
+    return stored
 
 
 def _by_order(told: Told, modules: Modules, ordered: bool) -> tuple[Names, str]:

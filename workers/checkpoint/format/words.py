@@ -6,9 +6,6 @@ from itertools import islice
 from reprlib import Repr
 from typing import Any
 
-WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""What `torch.compile`, data parallelism, FSDP and activation checkpointing put into the names of others."""
-
 _SHORT = Repr()
 _SHORT.maxtuple = _SHORT.maxfrozenset = 20
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
@@ -24,11 +21,6 @@ def closest(word: str, names: Collection[str]) -> str:
     """The remedy for an unknown name."""
     close = get_close_matches(word, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are: {few(names) or 'none'}"
-
-
-def without_wrappers(name: str) -> str:
-    """A dotted name of a tensor in its module."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def text_of(key: Any) -> str:

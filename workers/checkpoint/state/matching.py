@@ -1,27 +1,58 @@
-"""Which stored name is which place of a live module: the same, or the same past a wrapper that only one side has.
+"""Which stored name is which place of a live module: the same, or the same past wrappers that only one side has.
 
-A checkpoint of ours has clean names. One that was imported may have those of a compiled, data-parallel or Lightning
-model. A prefix is taken off only if that makes both sides the same, and the report says so.
+A checkpoint of ours has clean names. One that was imported may have those of a compiled, data-parallel, Lightning or
+PEFT model, and so may the live model. The report says what was stripped.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from workers.checkpoint.format.manifest import Manifest
-from workers.checkpoint.format.words import closest, few, without_wrappers
+from workers.checkpoint.format.words import closest, few
+from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
 from workers.checkpoint.report import Report
 from workers.checkpoint.state.names import Slot
 from workers.errors import CheckpointError
 
+_EXTRA = "_extra_state"
+"""What torch's state_dict calls what `get_extra_state` returns."""
 
-def match(manifest: Manifest, report: Report, entry: str, slots: list[Slot]) -> list[tuple[Slot, str]]:
-    """Each live slot with its stored name. A tie that the file has once, as safetensors does, needs no name of its own.
 
-    Raises CheckpointError where names are missing or left over, with the nearest.
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Each live slot with its stored name. `extra`: stored prefix of an extra state -> that of the live module."""
+
+    slots: list[tuple[Slot, str]]
+    extra: dict[str, str]
+
+
+def match(
+    manifest: Manifest, report: Report, entry: str, slots: list[Slot], saved_extra: Iterable[str], extra: Iterable[str]
+) -> Match:
+    """A tie that the file has once, as safetensors does, needs no name of its own. `saved_extra` and `extra` are the
+    prefixes ("" or "layers.0.") of modules with extra state.
+
+    Raises CheckpointError where names are missing or left over, with the nearest, or fit in more than one way.
     """
+    stored = [name.removeprefix(f"{entry}/") for name in manifest.own(entry)]
+    stored_extra = {prefix: f"{prefix}{_EXTRA}" for prefix in saved_extra}
+    places = {slot.name.removeprefix(f"{entry}/"): id(slot.tensor) for slot in slots}
+    places |= {f"{prefix}{_EXTRA}": -i for i, prefix in enumerate(extra, 1)}
+    renamed = _renamed(entry, [*stored, *stored_extra.values()], places, report)
+    live = {f"{entry}/{new}": f"{entry}/{old}" for old, new in renamed.items()}
+    prefixes = {prefix: renamed.get(name, name).removesuffix(_EXTRA) for prefix, name in stored_extra.items()}
+    return Match(_slots(manifest, report, entry, slots, live), prefixes)
+
+
+def _slots(
+    manifest: Manifest, report: Report, entry: str, slots: list[Slot], names: dict[str, str]
+) -> list[tuple[Slot, str]]:
+    """`names`: live name -> stored name, where they differ."""
     stored = set(manifest.own(entry))
-    renamed = _renamed(entry, {slot.name for slot in slots}, stored, report)
-    there = {id(slot.tensor) for slot in slots if renamed.get(slot.name, slot.name) in stored}
+    there = {id(slot.tensor) for slot in slots if names.get(slot.name, slot.name) in stored}
     matched, missing = [], []
     for slot in slots:
-        name = renamed.get(slot.name, slot.name)
+        name = names.get(slot.name, slot.name)
         if name in stored:
             matched.append((slot, name))
         elif id(slot.tensor) in there:
@@ -41,25 +72,16 @@ def _differ(entry: str, missing: list[str], extra: list[str]) -> CheckpointError
     return CheckpointError(f"entry {entry!r}: tensor names differ: {'; '.join(say)}", remedy)
 
 
-def _renamed(entry: str, live: set[str], stored: set[str], report: Report) -> dict[str, str]:
-    """Live name -> stored name, where taking wrappers or one prefix off makes every stored name a live one."""
-    if not stored or stored & live:
+def _renamed(entry: str, stored: list[str], places: dict[str, int], report: Report) -> dict[str, str]:
+    """Stored name -> live name, past wrappers; {} where not all names fit."""
+    try:
+        found = fit(stored, places)
+    except AmbiguousNamesError as e:
+        raise CheckpointError(
+            f"entry {entry!r}: the stored names fit the live model in more than one way: {e}",
+            "build the model under the names it was saved with",
+        ) from None
+    if found is None:
         return {}
-    for what, short in (("wrappers", _without_wrappers(entry, stored)), ("a prefix", _without_prefix(entry, stored))):
-        if len(set(short.values())) == len(short) and set(short.values()) <= live:
-            report.notes.append(f"entry {entry!r}: {what} taken off the stored names, such as {min(stored)}")
-            return {name: old for old, name in short.items()}
-    return {}
-
-
-def _without_wrappers(entry: str, stored: set[str]) -> dict[str, str]:
-    return {name: f"{entry}/{without_wrappers(name.removeprefix(f'{entry}/'))}" for name in stored}
-
-
-def _without_prefix(entry: str, stored: set[str]) -> dict[str, str]:
-    """As Lightning's `model.`: what all names begin with, up to a dot."""
-    rests = [name.removeprefix(f"{entry}/") for name in stored]
-    first = rests[0].partition(".")[0] + "."
-    if not all(rest.startswith(first) for rest in rests):
-        return {}
-    return {name: f"{entry}/{name.removeprefix(f'{entry}/')[len(first) :]}" for name in stored}
+    report.notes += [f"entry {entry!r}: {found.stripped}"] * bool(found.stripped)
+    return found.names

@@ -34,9 +34,11 @@ def stage_modules(stage: Stage, modules: dict[str, nn.Module]) -> Live:
     places: dict[str, list[Slot]] = defaultdict(list)
     for entry, module in modules.items():
         check_kind(stage, entry, "module", module)
-        for slot, name in matching.match(stage.reader.manifest, stage.report, entry, names.slots(entry, module)):
+        saved, owners = _saved_extra(stage, entry), names.extra_states(module)
+        match = matching.match(stage.reader.manifest, stage.report, entry, names.slots(entry, module), saved, owners)
+        for slot, name in match.slots:
             places[stage.reader.manifest.resolve(name)].append(slot)
-        live.applies.append(_stage_extra(stage, entry, module))
+        live.applies.append(_stage_extra(entry, {match.extra[prefix]: saved[prefix] for prefix in saved}, owners))
     _check_shapes(stage, places)
     _check_live_ties(stage, places)
     for stored, slots in places.items():
@@ -109,10 +111,14 @@ def _check_tie(slot: Slot, kept: torch.Tensor, stored: str) -> None:
         )
 
 
-def _stage_extra(stage: Stage, entry: str, module: nn.Module) -> Apply:
-    owners = names.extra_states(module)
+def _saved_extra(stage: Stage, entry: str) -> dict[str, Any]:
+    """What modules with `get_extra_state` saved, by their prefix."""
     tree: Any = stage.entry(entry).tree or {}
-    saved = stage.value(tree.get("extra_state", {}))
+    saved: dict[str, Any] = stage.value(tree.get("extra_state", {}))
+    return saved
+
+
+def _stage_extra(entry: str, saved: dict[str, Any], owners: dict[str, nn.Module]) -> Apply:
     if set(saved) != set(owners):
         differ = sorted(set(saved) ^ set(owners))
         raise CheckpointError(
