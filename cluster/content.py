@@ -28,23 +28,29 @@ class Content:
     stamp: str = ""
 
 
-def content_of(path: Path) -> Content:
-    """Of a file or folder, every byte of it read. Raises UserError for links, pipes, and names that cannot travel."""
+def content_of(path: Path, follow: bool = False) -> Content:
+    """Of a file or folder, every byte of it read. Raises UserError for links, pipes, and names that cannot travel.
+    `follow`: links to files count as the files, for what a user names on a machine of their own.
+    """
     if path.is_file() and not path.is_symlink():
         return Content(_hash(path), path.stat().st_size, 1)
     lines, total = [], 0
-    for name, size_bytes in files_of(path):
-        lines.append((os.fsencode(name), f"{_hash(path / name)}  {name}\n".encode()))
+    for name, size_bytes in files_of(path, follow):
+        file = (path / name).resolve() if follow else path / name
+        lines.append((os.fsencode(name), f"{_hash(file)}  {name}\n".encode()))
         total += size_bytes
     whole = hashlib.sha256(b"".join(line for _, line in sorted(lines)))
     return Content(whole.hexdigest(), total, len(lines))
 
 
-def files_of(folder: Path) -> Iterator[tuple[str, int]]:
+def files_of(folder: Path, follow: bool = False) -> Iterator[tuple[str, int]]:
     """Path in it, and bytes, of each file below a folder. Raises UserError as `content_of`, and where there is none."""
     count = 0
-    for entry in Tree(folder).all_entries():
-        if refusal := entry_refusal(entry["type"], entry["refused"]):
+    for entry in Tree(folder, follow=follow).all_entries():
+        refusal = entry_refusal(entry["type"], entry["refused"])
+        if follow and entry["type"] == "link":
+            refusal = f"is a link to {entry['target']}, which is not a file that can be read"
+        if refusal:
             raise UserError(f"{str(folder / entry['path'])!r} {refusal}", "leave it out, or put the file itself there")
         if entry["type"] == "file":
             count += 1

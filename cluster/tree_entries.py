@@ -49,13 +49,13 @@ def from_cursor(text: str) -> Parts:
     return tuple(os.fsdecode(unquote_to_bytes(text)).split("/")) if text else ()
 
 
-def below(folder: int, parts: Parts, after: Parts) -> Iterator[tuple[Parts, Entry]]:
+def below(folder: int, parts: Parts, after: Parts, follow: bool = False) -> Iterator[tuple[Parts, Entry]]:
     """In the order of parts, a folder before what is in it. What appears or vanishes meanwhile may be left out."""
     depth = len(parts)
     start = after[depth] if len(after) > depth and after[:depth] == parts else ""
     for name in sorted(name for name in os.listdir(folder) if name >= start):
         try:
-            found = entry(folder, name, (*parts, name))
+            found = entry(folder, name, (*parts, name), follow)
         except FileNotFoundError:
             continue
         if (*parts, name) > after:
@@ -64,13 +64,18 @@ def below(folder: int, parts: Parts, after: Parts) -> Iterator[tuple[Parts, Entr
             with suppress(OSError):
                 inner = os.open(name, FOLDER, dir_fd=folder)
                 try:
-                    yield from below(inner, (*parts, name), after)
+                    yield from below(inner, (*parts, name), after, follow)
                 finally:
                     os.close(inner)
 
 
-def entry(folder: int, name: str, parts: Parts) -> Entry:
+def entry(folder: int, name: str, parts: Parts, follow: bool = False) -> Entry:
+    """With `follow` a link to a regular file counts as that file."""
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if follow and stat.S_ISLNK(found.st_mode):
+        with suppress(OSError):
+            if stat.S_ISREG((behind := os.stat(name, dir_fd=folder)).st_mode):
+                found = behind
     target, path = "", "/".join(parts)
     if stat.S_ISLNK(found.st_mode):
         kind, target = "link", os.readlink(name, dir_fd=folder)

@@ -58,10 +58,13 @@ def plain(path: str, field: str = "path") -> str:
 
 
 class Tree:
-    """`base` lies below `root` and is looked for without following links, too; `root` itself is the caller's."""
+    """`base` lies below `root` and is looked for without following links, too; `root` itself is the caller's.
 
-    def __init__(self, root: Path, base: str = ""):
-        self.root, self.base = root, base
+    `follow`: links to files count as the files, as in a folder that a user names on a machine of their own.
+    """
+
+    def __init__(self, root: Path, base: str = "", follow: bool = False):
+        self.root, self.base, self._follow = root, base, follow
 
     def __str__(self) -> str:
         return str(self.root / self.base)
@@ -75,7 +78,7 @@ class Tree:
         found: list[Entry] = []
         last: Parts = ()
         with self._opened(_parts(path)) as folder:
-            for parts, there in below(folder, _parts(path), from_cursor(after)):
+            for parts, there in below(folder, _parts(path), from_cursor(after), self._follow):
                 if len(found) >= most:
                     return found, cursor(last)
                 found.append(there)
@@ -103,7 +106,7 @@ class Tree:
         """Raises NotFound."""
         *above, name = _parts(path)
         with self._opened(tuple(above)) as folder, _reported(path):
-            return entry(folder, name, (*above, name))
+            return entry(folder, name, (*above, name), self._follow)
 
     def exists(self, path: str) -> bool:
         try:
@@ -129,7 +132,7 @@ class Tree:
     def _file(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
         *above, name = _parts(path)
         with self._opened(tuple(above)) as folder, _reported(path):
-            descriptor = os.open(name, _READ, dir_fd=folder)
+            descriptor = os.open(name, _READ & ~os.O_NOFOLLOW if self._follow else _READ, dir_fd=folder)
             try:
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode):

@@ -130,7 +130,7 @@ def _here(verb: str, arguments: Data, progress: Bytes | None = None) -> Data:
     from workers.checkpoint.tools import run_in_child
 
     paths = {name: expanded(value) for name, value in arguments.items()}
-    told: Data = run_in_child(verb, paths, progress)
+    told: Data = run_in_child(verb, paths, progress, follow_links=True)
     return told
 
 

@@ -117,7 +117,7 @@ def _newest(path: Path) -> Path:
         return path.resolve()
     if not path.is_dir():
         raise NotFound(f"no checkpoint at {path}", "name a folder step-…, or one that holds some")
-    found = run_in_child("newest", {"root": str(path.resolve())})
+    found = run_in_child("newest", {"root": str(path.resolve())}, follow_links=True)
     if not found["path"]:
         remedy = "name a folder step-…; files of other formats come in by `polyfleet checkpoint import`"
         raise NotFound(f"no checkpoint at {path}", remedy)
@@ -154,7 +154,7 @@ def _sent(client: "Client", place: Data, folder: Path, missing: list[Chunk], beg
 def _size(path: Path) -> int:
     """0 for one that is not there: reading it says so."""
     try:
-        return path.lstat().st_size
+        return path.stat().st_size
     except OSError:
         return 0
 
@@ -196,9 +196,9 @@ def _some(chunks: Iterator[Chunk]) -> list[Chunk]:
 
 
 def _read(path: Path, most_bytes: int, offset: int = 0) -> bytes:
-    """Of a regular file that is no link."""
+    """Of a regular file, also behind a link: what is sent was named by the user of this machine."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}", "is the checkpoint whole? `verify` tells") from None
     try:

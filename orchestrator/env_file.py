@@ -28,7 +28,7 @@ _COMMENT = re.compile(r"[ \t]+#.*")
 def read(path: Path) -> dict[str, str]:
     """Raises UserError, with the number of the line."""
     try:
-        text = untrusted.read_bytes(path.expanduser(), LARGEST_BYTES).decode("utf-8-sig")
+        text = untrusted.read_bytes(path.expanduser().resolve(), LARGEST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file", "name a file of KEY=VALUE lines") from None
     except UnicodeDecodeError:

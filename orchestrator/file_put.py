@@ -38,7 +38,7 @@ class _Put:
         self._client, self._force = client, force
         single = not local.is_dir()
         root = local.parent if single else local
-        self._tree, self._name = Tree(root), local.name if single else ""
+        self._tree, self._name = Tree(root, follow=True), local.name if single else ""
         if single and not local.is_file():
             raise UserError(f"{local} is no regular file", "name a file or a folder")
         self._job = client.job(ref)["id"]
@@ -172,15 +172,16 @@ def send_file(
 
 
 def send_folder(client: "Client", node: str, upload: str, local: Path, progress: Progress | None) -> int:
-    """All files of `local` (a file or a folder) into an upload: how many bytes travelled. Links are not followed: one
-    in a folder is refused, since what is sent would not be whole.
+    """All files of `local` (a file or a folder) into an upload: how many bytes travelled. Links to files travel as the
+    files; any other is refused, since what is sent would not be whole.
     """
     single = not local.is_dir()
-    tree = Tree(local.parent if single else local)
+    tree = Tree(local.parent if single else local, follow=True)
     entries = [entry for entry in tree.all_entries(local.name if single else "") if entry["type"] != "folder"]
     for entry in entries:
         if entry["type"] != "file" or entry["refused"]:
-            why = entry["refused"] or f"it is a {entry['type']}"
+            link = f"it is a link to {entry['target']}, which is not a file that can be read"
+            why = link if entry["type"] == "link" else entry["refused"] or f"it is a {entry['type']}"
             raise UserError(f"{tree.root / entry['path']} cannot be sent: {why}", "put the file itself there")
     told, sent = Told(sum(entry["bytes"] for entry in entries), progress), client.upload_begin(node, upload)
 

@@ -51,7 +51,7 @@ def _hashed(path: Path, field: str) -> str:
     if not path.exists():
         raise SpecError(field, f"there is no file or folder {path}", "create it, or write POOL:PATH or a store's URI")
     try:
-        return content_of(path.resolve()).sha256
+        return content_of(path.resolve(), follow=True).sha256
     except UserError as e:
         raise SpecError(field, e.message, e.remedy) from None
     except OSError as e:

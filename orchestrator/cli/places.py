@@ -18,7 +18,7 @@ def on_this_machine(verb: str, arguments: dict[str, Any], what: str = "") -> Any
 
     paths = {k: expanded(v) for k, v in arguments.items() if v is not None}
     with working(what or verb) as progress:
-        return run_in_child(verb, paths, progress, sys.executable)
+        return run_in_child(verb, paths, progress, sys.executable, follow_links=True)
 
 
 def in_the_fleet(verb: str, arguments: dict[str, Any], what: str = "", key: str = "") -> Any:

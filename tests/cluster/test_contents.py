@@ -45,6 +45,18 @@ def test_links_are_refused_wherever_they_lead(tmp_path, target):
         content_of(made)
 
 
+def test_links_to_files_count_as_the_files_in_what_a_user_names(tmp_path):
+    plain = folder(tmp_path / "plain", a="1", b="2")
+    cache = folder(tmp_path / "cache", a="1")
+    (cache / "b").symlink_to(plain / "b")
+    assert content_of(cache, follow=True) == content_of(plain)
+    for target in (tmp_path, "nowhere"):
+        (cache / "b").unlink()
+        (cache / "b").symlink_to(target)
+        with pytest.raises(UserError, match=f"is a link to {target}, which is not a file"):
+            content_of(cache, follow=True)
+
+
 def test_pipes_and_empty_folders_are_no_data(tmp_path, kept):
     made = folder(tmp_path / "data", b="2")
     os.mkfifo(made / "pipe")

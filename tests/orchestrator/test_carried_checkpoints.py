@@ -124,6 +124,32 @@ def test_a_file_of_this_machine_is_imported_into_a_pool(client, live, large, tmp
     assert list((live.home / "storage/xla/.uploads").glob("[!.]*")) == []
 
 
+def test_a_folder_of_links_is_sent_as_the_files_behind_them_and_a_link_to_nothing_is_refused(
+    client, live, large, tmp_path
+):
+    cache = tmp_path / "snapshot"
+    cache.mkdir()
+    (cache / "model.safetensors").symlink_to(tmp_path / "src/model.safetensors")
+    (tmp_path / "latest").symlink_to(cache)
+    for source in (cache, tmp_path / "latest", cache / "model.safetensors"):
+        told = checkpoint_carry.bring_in(client, str(source), "xla:brought", {"step": 3}, seen([]))
+        assert told["bytes"] == client.checkpoint_show("xla:brought")["bytes"]
+    (cache / "config.json").symlink_to("../blobs/gone")
+    with pytest.raises(UserError, match=r"config\.json cannot be sent: it is a link to \.\./blobs/gone"):
+        checkpoint_carry.bring_in(client, str(cache), "xla:brought", {}, seen([]))
+
+
+def test_a_checkpoint_of_links_goes_to_a_pool(client, live, large, tmp_path):
+    moved = tmp_path / "other-disk"
+    large.rename(moved)
+    large.mkdir()
+    for file in moved.iterdir():
+        (large / file.name).symlink_to(file)
+    told = checkpoint_carry.up(client, str(large), "xla:linked", seen([]))
+    assert told["travelled_bytes"] == told["bytes"]
+    assert client.checkpoint_tool("verify", {"place": "xla:linked"})["ok"]
+
+
 def test_python_copies_imports_and_exports_in_the_words_of_the_command_line(client, live, large, tmp_path):
     o, seen_bytes = Checkpoints(client), []
     told = o.copy(str(large), "xla:python", progress=seen(seen_bytes))

@@ -70,6 +70,16 @@ def test_a_folder_of_this_machine_is_sent_once_and_seen_read_only_by_jobs_of_two
     assert list((live.home / "storage/cpu/.uploads").glob("[!.]*")) == []
 
 
+def test_a_folder_of_links_arrives_as_the_files_behind_them(client, live, tokens, tmp_path):
+    cache = tmp_path / "snapshot"
+    cache.mkdir()
+    for name in ("a", "b"):
+        (cache / name).symlink_to(next(path for path in tokens.rglob(name)))
+    (tmp_path / "latest").symlink_to(cache)
+    job = spec(tmp_path / "latest", command="cat data/a data/b; find data/ -type l | wc -l")
+    assert printed(client, job) == ["A", "B", "0"]
+
+
 def test_a_single_file_lies_in_the_mount_or_is_it(client, live, tokens):
     assert printed(client, spec(tokens / "a", command="cat data/a")) == ["A"]
     assert printed(client, spec(tokens / "a", mount="in/here.txt", command="cat in/here.txt")) == ["A"]
@@ -112,8 +122,8 @@ def test_links_that_lead_out_of_what_a_job_has_left_are_refused(client, live):
 def test_what_is_not_there_or_was_not_sent_is_refused_at_once(client, live, tokens, tmp_path):
     with pytest.raises(SpecError, match="there is no file or folder"):
         submission.submit(client, spec(tmp_path / "absent"))
-    (tokens / "link").symlink_to("/etc/passwd")
-    with pytest.raises(SpecError, match="data holds no links"):
+    (tokens / "link").symlink_to("nowhere")
+    with pytest.raises(SpecError, match="is a link to nowhere, which is not a file"):
         submission.submit(client, spec(tokens))
     for sha256 in ("", "0" * 64):
         with pytest.raises(SpecError, match="the server has not got its content"):

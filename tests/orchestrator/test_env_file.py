@@ -79,3 +79,12 @@ def test_a_file_that_is_absent_no_text_or_no_file_is_named(tmp_path):
     for path in (tmp_path / "pipe", tmp_path, Path("~nobody-of-that-name/x")):
         with pytest.raises(UserError, match="cannot be read"):
             env_file.read(path)
+
+
+def test_the_file_that_is_named_may_be_a_link(tmp_path):
+    (tmp_path / "shared.env").write_text("A=1")
+    (tmp_path / ".env").symlink_to("shared.env")
+    assert env_file.read(tmp_path / ".env") == {"A": "1"}
+    (tmp_path / "gone.env").symlink_to("nowhere")
+    with pytest.raises(NotFound, match=r"gone\.env: no such file"):
+        env_file.read(tmp_path / "gone.env")

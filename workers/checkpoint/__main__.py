@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from cluster.errors import PolyfleetError
+from workers.checkpoint.format import links
 from workers.checkpoint.tools import EVERY_S, confine, run, too_large
 
 ONLINE = "this system lets no process cut off its network; nothing of the file is run in any case"
@@ -15,6 +16,8 @@ ONLINE = "this system lets no process cut off its network; nothing of the file i
 
 def main() -> int:
     request = json.loads(sys.stdin.readline())
+    if request.get("follow_links") is True:
+        links.follow()
     offline = confine(request["verb"], request["arguments"])
     threading.Thread(target=_end_with_reader, daemon=True).start()
     try:

@@ -12,6 +12,7 @@ from cluster.plain import to_plain
 from workers.checkpoint.disk.damage import damage_of
 from workers.checkpoint.disk.pins import is_pinned
 from workers.checkpoint.disk.reader import Progress, Reader
+from workers.checkpoint.format import links
 from workers.checkpoint.format.checks import read_manifest, tensor_bytes
 from workers.checkpoint.format.folders import below, newest_first, step_of
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest, Producer
@@ -117,7 +118,7 @@ def outer_fault(folder: Path) -> str:
     try:
         manifest = read_manifest(folder)
         for name, file in manifest.files.items():
-            if (found_bytes := os.lstat(folder / name).st_size) != file.bytes:
+            if (found_bytes := links.size_bytes(folder / name)) != file.bytes:
                 return f"{folder / name} has {found_bytes} bytes, {file.bytes} were saved"
     except CheckpointError as e:
         return e.message

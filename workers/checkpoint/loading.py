@@ -68,6 +68,7 @@ def load(
     or a function of name and stored dtype. `on_lossy` is "error", "warn" or "allow" for conversions that change values.
     `verify`: "chunks" proves the hashes of all that is loaded, "full" of the whole checkpoint, "none" nothing. "once"
     proves what "chunks" does while it fills, in one pass: where it raises, what `into` names is to be thrown away.
+    The files of a checkpoint that is named itself may be links, those of one that is found below a root may not.
     `rank` tells the random streams of ranks apart where they are derived. Raises CheckpointError, but for "once" before
     anything live changed.
     """
@@ -80,8 +81,9 @@ def load(
 
         root_or_path = fetched(str(root_or_path), step)
     path = Path(root_or_path)
-    if os.path.lexists(path / NAME) or step != "latest":
-        return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
+    named = os.path.lexists(path / NAME)
+    if named or step != "latest":
+        return _load(_named(path, step), [], policy, into, device, verify, rank, progress, follow=named)
     skipped: list[Skipped] = []
     for folder in newest_first(path):
         try:
@@ -100,8 +102,9 @@ def _load(
     verify: str,
     rank: int,
     progress: Progress | None,
+    follow: bool = False,
 ) -> Loaded:
-    with (ProvingReader if verify == "once" else Reader)(folder) as reader:
+    with (ProvingReader if verify == "once" else Reader)(folder, follow) as reader:
         report = Report(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
         stage = Stage(reader, policy, report, torch.device(device or "cpu"))
         loading = _Loading(stage, into, rank)

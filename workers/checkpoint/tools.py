@@ -84,12 +84,14 @@ def run_in_child(
     progress: Progress | None = None,
     python: str = sys.executable,
     look: Callable[[], None] | None = None,
+    follow_links: bool = False,
 ) -> Any:
     """The same in a process of its own. An error in `progress` ends it; so does the end of this process.
 
-    `look` is called every LOOK_S, also while nothing is told: an error in it ends the child, too.
+    `look` is called every LOOK_S, also while nothing is told: an error in it ends the child, too. `follow_links`: all
+    paths were named by the user of this machine (format/links.py).
     """
-    request = json.dumps({"verb": verb, "arguments": arguments})
+    request = json.dumps({"verb": verb, "arguments": arguments, "follow_links": follow_links})
     child = subprocess.Popen(
         [python, "-P", "-m", "workers.checkpoint"],
         stdin=subprocess.PIPE,

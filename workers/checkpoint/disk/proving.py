@@ -18,8 +18,8 @@ from workers.checkpoint.report import Change
 class ProvingReader(Reader):
     """`read_into` feeds the hash of each chunk that it meets for the first time; `settle` proves what was read."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder)
+    def __init__(self, folder: Path, follow: bool = False):
+        super().__init__(folder, follow)
         self._open_chunks: dict[Chunk, _Chunk] = {}
 
     def read_into(self, file: str, offset: int, out: memoryview) -> None:

@@ -19,6 +19,7 @@ from typing import Self
 import xxhash
 
 from workers.checkpoint.disk import passes
+from workers.checkpoint.format import links
 from workers.checkpoint.format.checks import box_bytes, open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 from workers.checkpoint.format.manifest import DamagedCheckpoint, Manifest, TensorEntry
@@ -36,9 +37,10 @@ Progress = Callable[[int, int], None]
 class Reader:
     """One checkpoint folder, open for reading, for use in a `with`. Raises DamagedCheckpoint naming file and chunk."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.manifest: Manifest = read_manifest(folder)
+    def __init__(self, folder: Path, follow: bool = False):
+        """`follow`: also files that are links."""
+        self.folder, self._follow = folder, follow
+        self.manifest: Manifest = read_manifest(folder, follow)
         self._open = ExitStack()
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -113,10 +115,12 @@ class Reader:
             return self._descriptors[file]
 
     def _opened(self, file: str) -> int:
-        descriptor = open_regular(self.folder / file)
+        descriptor = open_regular(self.folder / file, self._follow)
         self._open.callback(os.close, descriptor)
         found_bytes, saved_bytes = os.fstat(descriptor).st_size, self.manifest.files[file].bytes
         if found_bytes != saved_bytes:
+            if links.is_pointer(self.folder / file):
+                raise DamagedCheckpoint(*links.pointer_words(self.folder / file))
             inside = self._inside(file, min(found_bytes, saved_bytes), max(found_bytes, saved_bytes))
             raise DamagedCheckpoint(
                 f"{self.folder / file} has {found_bytes} bytes, {saved_bytes} were saved ({inside})"

@@ -1,5 +1,6 @@
 """Folders of torch.distributed.checkpoint: `.metadata` is a pickle, and so is the head of every tensor."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from workers.checkpoint.exchange.archive import Archive
 from workers.checkpoint.exchange.optimizers import MOST, is_optimizer
 from workers.checkpoint.exchange.symbols import Call
 from workers.checkpoint.exchange.values import Parts, Plain, Reference
+from workers.checkpoint.format.checks import open_regular
+from workers.checkpoint.format.links import real
 from workers.errors import CheckpointError
 
 _Place = tuple[Path, int, int]
@@ -20,9 +23,10 @@ _Place = tuple[Path, int, int]
 def read_dcp(source: Path, plain: Plain) -> Any:
     """The state dict that was saved. Raises CheckpointError."""
     where = source / ".metadata"
+    os.close(open_regular(where))  # which says what is wrong with it, if anything is
     sandbox.expect(metadata_bytes=min(where.stat().st_size, symbols.LARGEST_BYTES))
     try:
-        pickled = read_bytes(where, symbols.LARGEST_BYTES)
+        pickled = read_bytes(real(where), symbols.LARGEST_BYTES)
     except Unreadable as e:
         raise CheckpointError(e.message, "is the folder complete?") from None
     metadata = symbols.read(pickled, str(where))

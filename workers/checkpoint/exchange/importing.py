@@ -27,14 +27,24 @@ from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.found import Found
 from workers.checkpoint.exchange.reading import format_of, read
 from workers.checkpoint.exchange.values import Reference
-from workers.checkpoint.format import versions
+from workers.checkpoint.format import links, versions
 from workers.checkpoint.format.checks import open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint.format.manifest import FILE, LARGEST_BYTES, NAME, FileEntry, Manifest, Producer
+from workers.checkpoint.format.manifest import (
+    DAMAGED_REMEDY,
+    FILE,
+    LARGEST_BYTES,
+    NAME,
+    DamagedCheckpoint,
+    FileEntry,
+    Manifest,
+    Producer,
+)
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 
 Progress = Callable[[int, int], None]
+ELSEWHERE = "name a folder to import into"
 
 
 def import_checkpoint(
@@ -50,12 +60,12 @@ def import_checkpoint(
     of torch.save or Lightning, a folder of DCP, or one of Accelerate. The format is recognised; `format` says it.
 
     safetensors files are linked, so nothing is copied where both lie on one file system; without `root` a manifest is
-    put beside them. State dicts of optimizers become optimizers. `drop` leaves out objects that are no plain values,
-    and states that no optimizer can have. {"path", "format", "step", "tensors", "bytes", "copied_bytes", "entries",
-    "notes"}. Raises CheckpointError, NotFound; then nothing was made.
+    put beside them. Symbolic links are followed. State dicts of optimizers become optimizers. `drop` leaves out objects
+    that are no plain values, and states that no optimizer can have. {"path", "format", "step", "tensors", "bytes",
+    "copied_bytes", "entries", "notes"}. Raises CheckpointError, NotFound; then nothing was made.
     """
     arguments = {"source": str(source), "root": root and str(root), "format": format, "step": step, "drop": drop}
-    told: dict[str, Any] = run_in_child("import", arguments, progress)
+    told: dict[str, Any] = run_in_child("import", arguments, progress, follow_links=True)
     return told
 
 
@@ -69,10 +79,36 @@ def import_here(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """`import_checkpoint` in this process, which has set its limits before: for a child (tools.py)."""
+    try:
+        return _imported(source, root, format, step, drop, progress)
+    except CheckpointError as e:
+        raise _explained(Path(source), e) from None
+
+
+def _explained(source: Path, error: CheckpointError) -> CheckpointError:
+    """The error with a remedy for files of others, which have no older step; a pointer of git-lfs is named as one."""
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    pointers = [path for path in files if str(path) in error.message and links.is_pointer(path)]
+    if pointers:
+        return CheckpointError(*links.pointer_words(max(pointers, key=lambda path: len(str(path)))))
+    if isinstance(error, DamagedCheckpoint):
+        remedy = "copy it again from its source" if error.remedy == DAMAGED_REMEDY else error.remedy
+        return CheckpointError(error.message, remedy)
+    return error
+
+
+def _imported(
+    source: str,
+    root: str | None,
+    format: str,  # noqa: A002
+    step: int | None,
+    drop: bool,
+    progress: Progress | None,
+) -> dict[str, Any]:
     there = Path(source)
     kind = format or format_of(there)
     if root is None and kind != "safetensors":
-        raise UserError(f"{there} cannot become a checkpoint where it is", "name a folder to import into")
+        raise UserError(f"{there} cannot become a checkpoint where it is", ELSEWHERE)
     found = read(there, kind, drop)
     found.check_expanded(source)
     number = found.step if step is None else step
@@ -98,6 +134,8 @@ def import_here(
 def _in_place(folder: Path, found: Found, step: int, progress: Progress | None) -> Manifest:
     if os.path.lexists(folder / NAME):
         raise CheckpointError(f"{folder} is a checkpoint already", "`verify` tells whether it is sound")
+    if linked := [path for path in _files_of(found) if path.is_symlink()]:
+        raise CheckpointError(f"{linked[0]} is a link: it cannot become a part of a checkpoint where it is", ELSEWHERE)
     described = _hashed(_files_of(found), found, step, progress)
     write_manifest(Files(), folder, described)
     return _believed(folder, lambda: (folder / NAME).unlink())
@@ -153,7 +191,7 @@ def _linked(path: Path, to: Path) -> int:
     os.close(open_regular(path))
     sandbox.expect(data_bytes=path.stat().st_size, file_bytes=path.stat().st_size)
     try:
-        os.link(path, to)
+        os.link(links.real(path), to)
         return 0
     except OSError as e:
         if e.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):

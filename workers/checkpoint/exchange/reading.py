@@ -32,9 +32,9 @@ def format_of(source: Path) -> str:
     if not source.exists():
         raise NotFound(f"there is nothing at {source}", "name a file or a folder")
     if source.is_dir():
-        if (source / ".metadata").is_file():
+        if os.path.lexists(source / ".metadata"):
             return "dcp"
-        if any((source / name).is_file() for name in ("optimizer.bin", RANDOM_STATES)):
+        if any(os.path.lexists(source / name) for name in ("optimizer.bin", RANDOM_STATES)):
             return "accelerate"
         if files_of(source):
             return "safetensors"
@@ -188,7 +188,7 @@ def _accelerate(source: Path) -> tuple[Found, Plain]:
     """A folder of save_state: the model, and what else it saved. All that belongs together, or an error."""
     models = [p for p in (source / "model.safetensors", source / "pytorch_model.bin") if p.is_file()]
     models = models or files_of(source)
-    missing = [name for name in ("optimizer.bin", RANDOM_STATES) if not (source / name).is_file()]
+    missing = [name for name in ("optimizer.bin", RANDOM_STATES) if not os.path.lexists(source / name)]
     if not models or missing:
         raise CheckpointError(
             f"{source} is half a state: {', '.join(missing) or 'the model'} is missing",

@@ -12,6 +12,7 @@ from cluster import sandbox
 from cluster.untrusted import Unreadable, read_json
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
+from workers.checkpoint.format.links import real
 from workers.errors import CheckpointError
 
 LARGEST_HEADER_BYTES = 100_000_000
@@ -103,9 +104,10 @@ def files_of(source: Path) -> list[Path]:
 
 def _listed(index: Path) -> list[str]:
     """The files that an index names, each once. Raises CheckpointError."""
+    os.close(open_regular(index))
     sandbox.expect(metadata_bytes=min(index.stat().st_size, LARGEST_INDEX_BYTES))
     try:
-        told = read_json(index, LARGEST_INDEX_BYTES, deepest=8)
+        told = read_json(real(index), LARGEST_INDEX_BYTES, deepest=8)
     except Unreadable as e:
         raise CheckpointError(e.message, "an index maps names of tensors to files") from None
     places = told.get("weight_map") if isinstance(told, dict) else None

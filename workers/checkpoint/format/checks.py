@@ -5,6 +5,7 @@ and nothing is allocated that the files do not hold. The time this takes grows a
 with the limits in manifest.py.
 """
 
+import errno
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from workers.checkpoint.format import links
 from workers.checkpoint.format.boxes import Box, tiles, whole
 from workers.checkpoint.format.chunks import chunk_count
 from workers.checkpoint.format.dtypes import DTYPES, FLOATS
@@ -41,9 +43,9 @@ from workers.checkpoint.format.versions import READ, upgraded
 from workers.errors import CheckpointError
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, follow: bool = False) -> Manifest:
     """The manifest of `folder`, whole and believable. Raises DamagedCheckpoint naming the file or tensor at fault."""
-    return parse_manifest(_read_regular(folder / NAME), str(folder / NAME))
+    return parse_manifest(_read_regular(folder / NAME, follow), str(folder / NAME))
 
 
 def parse_manifest(text: bytes, where: str) -> Manifest:
@@ -63,6 +65,8 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 
 def _parse(text: bytes, path: str) -> dict[str, Any]:
+    if text.startswith(links.LFS_POINTER):
+        raise DamagedCheckpoint(*links.pointer_words(path))
     _check_size(text, path)
     try:
         data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
@@ -93,18 +97,35 @@ def _check_size(text: bytes, path: str) -> None:
         )
 
 
-def open_regular(path: Path) -> int:
-    """A descriptor for reading. Raises DamagedCheckpoint for anything but a regular file: links, pipes, absence."""
+def open_regular(path: Path, follow: bool = False) -> int:
+    """A descriptor for reading. Raises DamagedCheckpoint for anything but a regular file: pipes, absence, and links,
+    unless they are to be followed (see links.py)."""
+    follow = follow or links.are_followed()
+    # Not blocking: opening a pipe would otherwise wait for its writer for ever.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
-        # Not blocking: opening a pipe would otherwise wait for its writer for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, flags)
     except OSError as e:
-        reason = "it is a symbolic link" if path.is_symlink() else e.strerror
-        raise DamagedCheckpoint(f"{path} cannot be opened: {reason}") from None
+        raise _not_opened(path, e, follow) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DamagedCheckpoint(f"{path} is not a regular file")
+        raise DamagedCheckpoint(f"{path} is not a regular file", "put a plain file there")
     return descriptor
+
+
+def _not_opened(path: Path, error: OSError, follow: bool) -> DamagedCheckpoint:
+    """Only what is missing is damage. All else has a remedy of its own."""
+    said = f"{path} cannot be opened"
+    if path.is_symlink() and not follow:
+        return DamagedCheckpoint(f"{said}: it is a symbolic link", "put the file itself there")
+    if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
+        remedy = "restore that file, e.g. download it again"
+        return DamagedCheckpoint(f"{said}: it is a link to {path.readlink()}, which is not there", remedy)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return DamagedCheckpoint(f"{said}: {error.strerror}", "allow this user to read it, then try again")
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return DamagedCheckpoint(f"{said}: {error.strerror}", "try again with a higher limit of open files or memory")
+    return DamagedCheckpoint(f"{said}: {error.strerror}")
 
 
 def tensor_bytes(tensor: TensorEntry) -> int:
@@ -232,8 +253,8 @@ def _overlap(manifest: Manifest) -> str:
     return ""
 
 
-def _read_regular(path: Path) -> bytes:
-    with os.fdopen(open_regular(path), "rb") as f:
+def _read_regular(path: Path, follow: bool = False) -> bytes:
+    with os.fdopen(open_regular(path, follow), "rb") as f:
         size_bytes = os.fstat(f.fileno()).st_size
         if size_bytes > LARGEST_BYTES:
             raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")

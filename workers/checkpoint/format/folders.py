@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from workers.checkpoint.format import links
 from workers.checkpoint.format.checks import read_json
 from workers.checkpoint.format.manifest import FOLDER, NAME
 from workers.errors import CheckpointError
@@ -39,7 +40,7 @@ def is_complete(folder: Path) -> bool:
     """Whether its manifest holds and all its files have the right size. Their content is not read."""
     try:
         files = read_json(folder)["files"]
-        return all(os.lstat(folder / name).st_size == file["bytes"] for name, file in files.items())
+        return all(links.size_bytes(folder / name) == file["bytes"] for name, file in files.items())
     except (CheckpointError, OSError, KeyError, TypeError, AttributeError):
         return False
 

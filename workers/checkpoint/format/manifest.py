@@ -51,10 +51,13 @@ MOST_CONTAINERS = 8_000_000
 MOST_VALUES = 32_000_000
 
 
+DAMAGED_REMEDY = "load an older step, or copy this checkpoint again from its source"
+
+
 class DamagedCheckpoint(CheckpointError):
     """What is stored is not what was saved; an older checkpoint may still be sound."""
 
-    def __init__(self, message: str, remedy: str = "load an older step, or copy this checkpoint again from its source"):
+    def __init__(self, message: str, remedy: str = DAMAGED_REMEDY):
         super().__init__(message, remedy)
 
 
