@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
-from cluster.catalogue import aliases, backend_name, is_backend, spelled, vendors, words
+from cluster.catalogue import MODEL_NAME, aliases, backend_name, is_backend, spelled, vendors, words
 from cluster.errors import UserError
 from orchestrator.core.fit import ANY
 
 AT_MOST = 4096
 """What `8+` stands for at its upper end: more devices than one node has."""
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COUNT = re.compile(r"(?P<low>[0-9]{1,6})(?P<more>\+|\.\.(?P<high>[0-9]{1,6}))?")
 SIZE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,6})?)\s*(?P<prefix>[KMGT])(?P<binary>i?)B\+?", re.IGNORECASE)
 TIME = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?(?:ms|s|m|h|d))+")
@@ -121,16 +120,18 @@ def _each(names: str, read: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]
 
 def _of_backend(backend: str, name: str, text: str) -> tuple[str, ...]:
     """A model after its back end need not be listed: discovery may find cards that nobody wrote down."""
-    if not NAME.fullmatch(name):
+    if found := spelled(name, backend):
+        return found
+    if not MODEL_NAME.fullmatch(name):
         raise UserError(f"{text!r}: {name!r} is not a model", FORMS)
-    return spelled(name, backend) or (f"{backend}:{name}",)
+    return (f"{backend}:{name}",)
 
 
 def _backend_or_model(name: str) -> tuple[str, ...]:
     """The patterns for a word that stands alone. A model may carry its variant: `A100-80GB`."""
     if is_backend(name):
         return (backend_name(name),)
-    if NAME.fullmatch(name) and (found := spelled(name)):
+    if found := spelled(name):
         return found
     known = {word.lower(): word for word in (*vendors(), *aliases(), ANY, *words())}
     close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)

@@ -19,11 +19,13 @@ from cluster.catalogue.lookup import (
 )
 from cluster.catalogue.naming import (
     EMULATED,
+    MODEL_NAME,
     aliases,
     backend_name,
     is_backend,
     known_kind,
     meets,
+    model_name,
     ray_resource,
     spelled,
     vendor,
@@ -47,6 +49,7 @@ from cluster.catalogue.tables import (
 __all__ = [
     "EMULATED",
     "FEATURES",
+    "MODEL_NAME",
     "Architecture",
     "Model",
     "Vendor",
@@ -69,6 +72,7 @@ __all__ = [
     "lost",
     "meets",
     "model",
+    "model_name",
     "models",
     "offers",
     "own_vendors",

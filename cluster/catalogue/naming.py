@@ -18,6 +18,9 @@ EMULATED = "emulated"
 its backend."""
 
 CPU_TIER = "cpu"
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+"""What discovery may call a model, and a job may ask for: MIG profiles have `+me`, `+gfx` and `.me`."""
+LONGEST_NAME = 128
 OF_MODEL = re.compile(r"(-\d+gb)?(-mig-.+)?")
 """What may follow a model's name in a kind of it: a size of memory, a slice."""
 
@@ -75,13 +78,22 @@ def meets(pattern: str, kind: str) -> bool:
     return have.startswith(wanted) and bool(OF_MODEL.fullmatch(have[len(wanted) :]))
 
 
+def model_name(text: str) -> str:
+    """What a driver calls a model, as a kind can hold it and people can type it: no word for a number of devices."""
+    name = re.sub(r"[^A-Za-z0-9._+]+", "-", text).strip("-._+")[:64]
+    return name if re.search("[A-Za-z]", name) else f"GPU-{name}".rstrip("-")
+
+
 def spelled(word: str, backend: str = "") -> tuple[str, ...]:
     """The kinds, or patterns of kinds, that a model's name means: `a100` all sizes of it, `A100-80GB` one; () where
     nobody knows it. Without `backend`, only words that are of one back end alone.
 
-    What follows a known model (`H100-80GB-MIG-1g.10gb`, or a size that is not listed) stays as it is written.
+    Names that vendors' tools print are words, too: `NVIDIA A100-SXM4-40GB`. What follows a known model
+    (`H100-80GB-MIG-1g.10gb`, or a size that is not listed) stays as it is written.
     """
     name = backend and backend_name(backend)
+    if len(word) > LONGEST_NAME:
+        return ()
     if found := _meant(name, word):
         return found
     pieces = word.split("-")

@@ -61,7 +61,7 @@ def test_a_list_and_a_mapping_are_several_alternatives():
         ("nvidia:H100:0", "0 devices is no range"),
         ("nvidia:H100:8..2", "8..2 devices is no range"),
         ("nvidia:H100:99999", "99999 devices is no range"),
-        ("nvidia:H 100", "'H 100' is not a model"),
+        ("nvidia:H/100", "'H/100' is not a model"),
         ("nvidia:../x", "'../x' is not a model"),
         ([], "names no device"),
         ({}, "names no device"),

@@ -35,7 +35,7 @@ def devices(said: dict[str, Any]) -> list[Device]:
     return [
         Device(
             backend="apple",
-            kind=known.kind if known else f"apple:{chip.removeprefix('Apple ').replace(' ', '-')}",
+            kind=known.kind if known else f"apple:{catalogue.model_name(chip.removeprefix('Apple '))}",
             index=0,
             name=chip,
             uuid=str(hardware.get("platform_UUID", "")),

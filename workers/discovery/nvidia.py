@@ -88,7 +88,7 @@ def _slice(
 ) -> Device:
     """`NVIDIA H100 80GB HBM3 MIG 1g.10gb` is of kind `nvidia:H100-80GB-MIG-1g.10gb`; it is shown by its UUID."""
     whole = _device({**card, "mig": False}, said, machine)
-    profile = part["name"].rpartition("MIG ")[2].replace(" ", "-")
+    profile = catalogue.model_name(part["name"].rpartition("MIG ")[2])
     return Device(
         backend="nvidia",
         kind=f"{whole.kind}-MIG-{profile}",
@@ -133,7 +133,7 @@ def model(name: str, total_bytes: int | None) -> str:
     A card that nobody lists is called by its name and size, `RTX-9999-24GB`.
     """
     words = [w for w in re.split(r"[\s-]+", name) if w and not NOT_MODEL.fullmatch(w)]
-    short = "-".join(words) or "GPU"
+    short = catalogue.model_name("-".join(words))
     known = (catalogue.found("nvidia", name=n, memory_bytes=total_bytes) for n in (name, short))
     if card := next(filter(None, known), None):
         return card.kind.partition(":")[2]
