@@ -72,7 +72,8 @@ def _run_task(folder: Shared, rank: int) -> dict[str, Any]:
     context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
     sys.path.insert(0, str(folder.work(rank)))
     result: dict[str, Any] = task.main(context)
-    context.events.write("note", done=True)  # code that ends by sys.exit was perhaps asked to stop
+    # Code that ends by sys.exit was perhaps asked to stop, and so was code that put a handler of its own above ours.
+    context.events.write("note", done=True, sigterm=context.stop.asked)
     return result
 
 

@@ -83,9 +83,9 @@ def first_bad(codes: dict[int, int]) -> int:
     return min((code in TERMINATED, rank) for rank, code in codes.items() if code != 0)[1]
 
 
-def noted(events: Path) -> tuple[bool, frozenset[int]]:
+def noted(events: Path, asked_at: float) -> tuple[bool, frozenset[int]]:
     """Whether a rank noted that it stopped early because it was asked to, and which ranks noted that their work is
-    done: about the last thing that a rank notes.
+    done: about the last thing that a rank notes. `asked_at` is the time (seconds since 1970) of the first SIGTERM.
     """
     try:
         with opened(events) as descriptor:
@@ -94,8 +94,17 @@ def noted(events: Path) -> tuple[bool, frozenset[int]]:
     except (OSError, Unreadable):
         return False, frozenset()
     notes = [_note(line) for line in data.split(b"\n") if b'"preempted"' in line or b'"done"' in line]
-    done = frozenset(note["rank"] for note in notes if note.get("done") is True and is_count(note.get("rank")))
+    done = frozenset(note["rank"] for note in notes if _is_done(note, asked_at) and is_count(note.get("rank")))
     return any(note.get("preempted") is True for note in notes), done
+
+
+def _is_done(note: dict[str, Any], asked_at: float) -> bool:
+    """A function that returned after SIGTERM without our handler having had it (`sigterm`) has a handler of its own,
+    and may have returned because of that: nobody knows whether its work is done.
+    """
+    at = note.get("t")
+    before = isinstance(at, int | float) and at <= asked_at
+    return note.get("done") is True and (before or note.get("sigterm") is True)
 
 
 def _note(line: bytes) -> dict[str, Any]:

@@ -32,6 +32,8 @@ from workers.messages import Failure, Outcome
 LOOK_EVERY_S = 0.25
 CANNOT_START = 127
 LONGEST_TEXT = 64 << 10
+SIGNALLED_TOGETHER_S = 1.0
+"""A machine that shuts down, or a Slurm step that is cancelled, sends SIGTERM to the ranks as well as to us."""
 # What ends an attempt, weakest first: only a stronger reason replaces another.
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "fence": 3, "lease": 4}
 
@@ -66,6 +68,8 @@ class Supervisor:
         self.told = False  # where the ranks stand
         self.why = ""
         self.asked: set[int] = set()  # ranks that still ran when they were first asked to stop
+        self.asked_at = float("inf")  # when that was, by the clock of the ranks' notes
+        self.ended_s: dict[int, float] = {}
         self.kill_at_s = float("inf")
         self.looked_s = 0.0
 
@@ -88,9 +92,14 @@ class Supervisor:
         return RankLog(self.folder.log(rank), self.redact, self.launch["log_limit_bytes"])
 
     def signalled(self, number: int, _frame: Any) -> None:
-        """SIGTERM to us is a machine that shuts down: the ranks may still save. SIGUSR1 is an agent: look at once."""
+        """SIGTERM to us is a machine that shuts down: the ranks may still save. SIGUSR1 is an agent: look at once.
+
+        The ranks may have had theirs before us: one that ended just now did not end by itself for certain.
+        """
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._end("preempt")
+            long_ago_s = lease.now_s() - SIGNALLED_TOGETHER_S
+            self.asked |= {n for n in self.ranks.logs if self.ended_s.get(n, lease.now_s()) > long_ago_s}
         if number != signal.SIGCHLD:
             self.looked_s = 0.0
 
@@ -129,6 +138,7 @@ class Supervisor:
 
     def _ended(self, pid: int, number: int, code: int) -> None:
         """One rank that fails ends the gang: the others would wait for it in a collective for ever."""
+        self.ended_s[number] = lease.now_s()
         if code != 0 and not self.why:
             self.culprit = Culprit(number, pid, disks.full(self._disks(number)))
             self._end("failed")
@@ -191,6 +201,7 @@ class Supervisor:
         grace_s = graces_s.get(why, 0.0)
         self.kill_at_s = min(self.kill_at_s, lease.now_s() + grace_s)
         self.looked_s = 0.0
+        self.asked_at = min(self.asked_at, time.time())
         for pid, number in self.ranks.running.items() if grace_s else ():
             if processes.stat(pid) is not None:  # it has not ended by itself by now
                 self.asked.add(number)
@@ -225,9 +236,11 @@ class Supervisor:
             Path(self.launch["checkpoint_root"]).rmdir()
 
     def _preemption(self) -> outcome.Preemption:
-        """A result is left by what has done its work, and says so of all ranks here."""
-        early, done = outcome.noted(self.folder.events) if self.why == "preempt" else (False, frozenset[int]())
-        if os.path.lexists(self.folder.result):
+        """The result that a command leaves says that the work of all ranks here is done."""
+        if self.why != "preempt":
+            return outcome.Preemption()
+        early, done = outcome.noted(self.folder.events, self.asked_at)
+        if self.by_group and os.path.lexists(self.folder.result):
             done = frozenset(self.ranks.codes)
         return outcome.Preemption(frozenset(self.asked), early, done, self.by_group)
 

@@ -57,14 +57,26 @@ def test_a_command_that_was_asked_to_stop_may_end_with_any_code_and_a_task_of_ou
 
 
 def test_the_notes_of_ranks_tell_who_is_done_and_that_one_stopped_early(tmp_path):
-    lines = [{"type": "note", "rank": 1, "done": True}, {"type": "note", "rank": 0, "done": 1}, {"type": "report"}]
+    lines = [{"type": "note", "t": 5, "rank": 1, "done": True}, {"type": "note", "t": 5, "rank": 0, "done": 1}]
+    lines += [{"type": "report", "t": 5}, {"type": "note", "rank": 3, "done": True}]
     lines += [{"type": "report", "rank": 2, "done": True}, {"type": "note", "rank": True, "done": True}]
     (tmp_path / "events").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"done"\n')
-    assert outcome.noted(tmp_path / "events") == (False, frozenset({1}))
+    assert outcome.noted(tmp_path / "events", 9.0) == (False, frozenset({1}))
     with (tmp_path / "events").open("a") as file:
         file.write(json.dumps({"type": "note", "rank": 0, "preempted": True}) + "\n")
-    assert outcome.noted(tmp_path / "events") == (True, frozenset({1}))
-    assert outcome.noted(tmp_path / "absent") == (False, frozenset())
+    assert outcome.noted(tmp_path / "events", 9.0) == (True, frozenset({1}))
+    assert outcome.noted(tmp_path / "absent", 9.0) == (False, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("at", "sigterm", "done"), [(9.0, False, True), (10.5, True, True), (10.5, False, False), (10.5, 1, False)]
+)
+def test_a_function_that_returns_after_a_sigterm_which_ours_did_not_get_may_have_stopped_early(
+    tmp_path, at, sigterm, done
+):
+    note = {"type": "note", "t": at, "rank": 0, "done": True, "sigterm": sigterm}
+    (tmp_path / "events").write_text(json.dumps(note) + "\n")
+    assert outcome.noted(tmp_path / "events", 10.0) == (False, frozenset({0} if done else ()))
 
 
 @pytest.mark.parametrize("codes", [{}, {0: 0}])

@@ -170,6 +170,29 @@ print("ready", flush=True)
     assert (ended["state"], ended["exit_codes"], ended["failure"]) == (state, {"0": 0}, None)
 
 
+@pytest.mark.parametrize("form", ["words", "exec", "line", "script"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_command_that_saves_and_ends_with_zero_counts_the_same_however_it_is_written(node, tmp_path, form, finished):
+    mark = "open(os.environ['POLYFLEET_ATTEMPT_DIR'] + '/result.json', 'w').write('{}')" if finished else ""
+    (tmp_path / "save.py").write_text(f"""
+import os, signal, sys
+def stop(*_):
+    {mark or 'print("saved", flush=True)'}
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+signal.pause()
+""")
+    line = f"{sys.executable} {tmp_path}/save.py"
+    (tmp_path / "run.sh").write_text(f"set -e\n{line}\necho wrapper-done\n")
+    shell = {"exec": f"exec {line}", "line": f"{line}; true", "script": f"bash {tmp_path}/run.sh"}
+    node.start(command=tuple(line.split()) if form == "words" else ("/bin/sh", "-c", shell[form]))
+    node.until_printed("ready")
+    node.attempts.stop("j", 1, "preempt")
+    says_so = finished and form in ("words", "exec")  # a shell around it ends by the signal, not with 0
+    assert node.outcome()["state"] == ("succeeded" if says_so else "preempted")
+
+
 def test_a_command_that_had_ended_before_it_was_asked_to_stop_has_succeeded(node):
     """Its supervisor is frozen meanwhile: it is asked before it has learned of the end."""
     node.start(command=("sh", "-c", "mkfifo gate; echo ready; read line < gate"))
@@ -178,10 +201,24 @@ def test_a_command_that_had_ended_before_it_was_asked_to_stop_has_succeeded(node
     supervisor.suspend()
     (node.folder().work(0) / "gate").write_text("go\n")
     node.until(lambda: rank.status() == psutil.STATUS_ZOMBIE, "the rank has ended")
-    supervisor.send_signal(signal.SIGTERM)
+    node.attempts.stop("j", 1, "preempt")
     supervisor.resume()
     ended = node.outcome()
     assert (ended["state"], ended["exit_codes"]) == ("succeeded", {"0": 0})
+
+
+def test_a_command_that_ended_as_its_whole_machine_got_a_sigterm_has_not_finished(node):
+    """Its supervisor learns of the end before it has its own signal: it is frozen, and both wait for it."""
+    node.start(command=("sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"))
+    node.until_printed("ready")
+    supervisor, [rank] = psutil.Process(node.supervisor_pid()), psutil.Process(node.supervisor_pid()).children()
+    supervisor.suspend()
+    rank.send_signal(signal.SIGTERM)
+    node.until(lambda: rank.status() == psutil.STATUS_ZOMBIE, "the rank has ended")
+    supervisor.send_signal(signal.SIGTERM)
+    supervisor.resume()
+    ended = node.outcome()
+    assert (ended["state"], ended["exit_codes"]) == ("preempted", {"0": 0})
 
 
 def test_code_of_a_task_of_ours_that_exits_with_zero_when_preempted_has_not_finished(node):
@@ -191,6 +228,26 @@ def train(ctx):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as frameworks do
     print("ready", flush=True)
     time.sleep(600)
+""")
+    node.until_printed("ready")
+    node.attempts.stop("j", 1, "preempt")
+    ended = node.outcome()
+    assert (ended["state"], ended["exit_codes"]) == ("preempted", {"0": 0})
+
+
+@pytest.mark.parametrize("after", ["pass", "signal.signal(signal.SIGTERM, before)"])
+def test_a_training_whose_own_handler_of_sigterm_makes_it_return_has_not_finished(node, after):
+    """Frameworks put back what was there before them once they return."""
+    node.train(f"""
+import signal, time
+def train(ctx):
+    asked = []
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    print("ready", flush=True)
+    while not asked:
+        time.sleep(0.01)
+    {after}
+    return {{"saved": True}}
 """)
     node.until_printed("ready")
     node.attempts.stop("j", 1, "preempt")
