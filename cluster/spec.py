@@ -258,7 +258,7 @@ def load_fleet(path: Path) -> FleetSpec:
         ) from None
     except UnicodeDecodeError as e:
         raise SpecError("", f"{path}: byte {e.start} is not UTF-8", "save the file as UTF-8 text") from None
-    return parse_fleet(load(text, str(path)), str(path))
+    return parse_fleet(load(text, str(path), FleetSpec), str(path))
 
 
 def fleet_schema() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """YAML as we take it: small, plain, with one meaning. Built from the parser's events: no tag ever constructs anything.
 
 Plain scalars are read by YAML 1.2's core schema: only `true` and `false` are booleans; `no`, `1:30`, dates stay text.
+Where the model that a file is for has a field of text, a scalar is the characters that stand there.
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from cluster.errors import SpecError
+from cluster.text_fields import Types, is_text, types_at, types_in
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 20
@@ -29,13 +31,14 @@ NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def load(text: str, source: str) -> dict[str, Any]:
-    """The mapping that `text` is. Raises SpecError with `source` and line for all that is not plain, small YAML:
+def load(text: str, source: str, model: type | None = None) -> dict[str, Any]:
+    """The mapping that `text` is, with text where the fields of `model` (a pydantic model) are text. Raises SpecError
+    with `source` and line for all that is not plain, small YAML:
 
     over 1 MiB, deeper than 32, more than 20,000 nodes, anchors, aliases, tags, a key twice, NaN or Infinity, another
     document, or anything but a mapping at the top.
     """
-    return _read(text, source, _Builder(text, source).document)
+    return _read(text, source, _Builder(text, source, model).document)
 
 
 def _read(text: str, source: str, build: Callable[[], T]) -> T:
@@ -58,9 +61,9 @@ def _read(text: str, source: str, build: Callable[[], T]) -> T:
         raise SpecError("", f"{source}:{line}: holds half a surrogate pair", "save the file as UTF-8 text") from None
 
 
-def load_all(text: str, source: str) -> list[dict[str, Any]]:
+def load_all(text: str, source: str, model: type | None = None) -> list[dict[str, Any]]:
     """The mappings that the documents of `text` are, parted by `---`. Raises as `load`; the limits are of all of it."""
-    return _read(text, source, lambda: list(_Builder(text, source).documents()))
+    return _read(text, source, lambda: list(_Builder(text, source, model).documents()))
 
 
 def dump(data: Any) -> str:
@@ -96,8 +99,9 @@ def scalar(text: str) -> Any:
 class _Builder:
     """One document from parser events, counting as it goes: it stops before a bomb is unpacked, not after."""
 
-    def __init__(self, text: str, source: str):
+    def __init__(self, text: str, source: str, model: type | None):
         self.source = source
+        self.types: Types = (model,) if model else ()
         self.events: Iterator[Any] = yaml.parse(text, Loader=_Loader)
         self.nodes = 0
 
@@ -123,7 +127,7 @@ class _Builder:
     def top(self) -> dict[str, Any]:
         """One document, behind its start."""
         first = next(self.events)
-        top = self.node(first, 1)
+        top = self.node(first, 1, self.types)
         if not isinstance(top, dict):
             raise self.error(first, "the top level must be a mapping, `key: value`")
         next(self.events)  # the document ends
@@ -132,13 +136,14 @@ class _Builder:
     def empty(self) -> SpecError:
         return SpecError("", f"{self.source} is empty", "it must be a mapping, `key: value`")
 
-    def node(self, event: Any, depth: int) -> Any:
+    def node(self, event: Any, depth: int, types: Types) -> Any:
+        """`types` are those that the model has for it."""
         self.check(event, depth)
         if isinstance(event, yaml.ScalarEvent):
-            return self.scalar(event)
+            return self.scalar(event, types)
         if isinstance(event, yaml.SequenceStartEvent):
-            return self.sequence(depth)
-        return self.mapping(depth)
+            return self.sequence(depth, types)
+        return self.mapping(depth, types)
 
     def check(self, event: Any, depth: int) -> None:
         self.nodes += 1
@@ -153,21 +158,24 @@ class _Builder:
         if self.nodes > MAX_NODES:
             raise self.error(event, f"more than {MAX_NODES} values")
 
-    def scalar(self, event: Any) -> Any:
+    def scalar(self, event: Any, types: Types) -> Any:
         if not event.implicit[0]:  # quoted or a block: text as it stands
+            return event.value
+        if is_text(types) and not NULL.fullmatch(event.value):  # a field without a value is no empty text
             return event.value
         try:
             return scalar(event.value)
         except ValueError as e:
             raise self.error(event, str(e), "put it in quotes if it is text") from None
 
-    def sequence(self, depth: int) -> list[Any]:
+    def sequence(self, depth: int, types: Types) -> list[Any]:
         items = []
+        of_items = types_in(types)
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            items.append(self.node(event, depth + 1))
+            items.append(self.node(event, depth + 1, of_items))
         return items
 
-    def mapping(self, depth: int) -> dict[str, Any]:
+    def mapping(self, depth: int, types: Types) -> dict[str, Any]:
         items: dict[str, Any] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             self.check(event, depth + 1)
@@ -175,7 +183,7 @@ class _Builder:
                 raise self.error(event, "a key must be a word, not a list or a mapping")
             if event.value in items:
                 raise self.error(event, f"key {event.value!r} appears twice", "keep one of them")
-            items[event.value] = self.node(next(self.events), depth + 1)
+            items[event.value] = self.node(next(self.events), depth + 1, types_at(types, event.value))
         return items
 
     def error(self, event: Any, message: str, remedy: str = "") -> SpecError:

@@ -232,12 +232,12 @@ def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
 
 def load_job(path: Path) -> JobSpec:
     """The job in a YAML file, its `working_dir` made absolute. Raises UserError or SpecError naming the file."""
-    return _placed(parse_job(yaml.load(_read(path), str(path)), str(path)), path)
+    return _placed(parse_job(yaml.load(_read(path), str(path), JobSpec), str(path)), path)
 
 
 def load_jobs(path: Path) -> list[JobSpec]:
     """The jobs in a YAML file of one or several documents, parted by `---`. Raises as `load_job`."""
-    documents = yaml.load_all(_read(path), str(path))
+    documents = yaml.load_all(_read(path), str(path), JobSpec)
     if len(documents) == 1:
         return [_placed(parse_job(documents[0], str(path)), path)]
     return [_placed(parse_job(data, f"{path}, job {n}"), path) for n, data in enumerate(documents, 1)]

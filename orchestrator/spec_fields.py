@@ -13,6 +13,7 @@ from cluster.contents import SHA
 from cluster.errors import SpecError, UserError, nearest
 from cluster.places import path_refusal
 from cluster.projects import plain_name
+from cluster.text_fields import WrittenAs
 from cluster.trees import plain
 from cluster.validation import WrongValueError, in_field
 from orchestrator import deadlines
@@ -89,7 +90,11 @@ def _command(value: Any) -> Any:
     if value in ("", (), []):
         return ""
     words = list(value) if isinstance(value, list | tuple) else [value]
-    if any(not isinstance(word, str) or "\0" in word for word in words) or not "".join(words[:1]).strip():
+    for number, word in enumerate(words if isinstance(value, list | tuple) else (), 1):
+        if not isinstance(word, str):
+            shown = "null" if word is None else f"{word!r:.60}"
+            raise WrongValueError(f"word {number} is {shown}, not text", "put it in quotes")
+    if not isinstance(words[0], str) or any("\0" in word for word in words) or not words[0].strip():
         raise WrongValueError("must be a line for the shell or a list of words", 'e.g. command: ["python", "train.py"]')
     return value if isinstance(value, str) else tuple(words)
 
@@ -106,7 +111,8 @@ def variable(name: str, value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or "\0" in value:
-        raise WrongValueError(f"{name} must be text or a number", "put the value in quotes")
+        empty = ', "" for empty text' if value is None else ""
+        raise WrongValueError(f"{name} must be text or a number", f"put the value in quotes{empty}")
     if len(value.encode("utf-8", "replace")) > LONGEST_VARIABLE_BYTES:
         raise WrongValueError(f"{name} is longer than {LONGEST_VARIABLE_BYTES} bytes", "send large data as files")
     return value
@@ -273,6 +279,7 @@ Hours = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
 Steps = Annotated[StrictInt, Field(ge=1, le=LARGEST_STEP)]
 Command = Annotated[
     Any,
+    WrittenAs(str | list[str]),
     AfterValidator(_command),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field, GetJsonSchemaHandler, mod
 from pydantic_core import CoreSchema
 
 from cluster.hosts.names import name_of
+from cluster.text_fields import WrittenAs
 from cluster.validation import WrongValueError
 
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]{2,39}")
@@ -120,4 +121,7 @@ class HeadSpec(BaseModel, extra="forbid", frozen=True):
         return name_of(self.host)
 
 
-Hosts = Annotated[tuple[HostSpec, ...], Field(max_length=MOST_HOSTS)]
+Hosts = Annotated[
+    tuple[Annotated[HostSpec, WrittenAs(HostSpec | str)], ...],
+    Field(max_length=MOST_HOSTS),
+]

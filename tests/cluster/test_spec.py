@@ -122,6 +122,25 @@ def test_a_fleet_file_with_a_wrong_field_names_file_and_field(tmp_path):
         load_fleet(file)
 
 
+def test_text_in_a_fleet_file_arrives_as_it_is_written(tmp_path):
+    file = tmp_path / "fleet.yaml"
+    file.write_text(
+        "name: 007\npools:\n  12e4:\n    backend: cpu\n    environment: main\n"
+        "    env: {PY: 3.10, ZIP: 02134, FLAG: on, AMP: true, M: 0x1F}\n"
+        "    labels: {zone: 1.0, rack: 012, ok: false}\n    hosts: [10, {host: 1.50, address: 10.0.0.2}]\n"
+        "    kubernetes: {node_selector: {example.com/gen: 3.0}}\n    slurm: {partition: 0123}\n"
+        "head: {address: 10.0.0.1}\n"
+    )
+    fleet = load_fleet(file)
+    pool = fleet.pools["12e4"]
+    assert fleet.name == "007"
+    assert pool.env == {"PY": "3.10", "ZIP": "02134", "FLAG": "on", "AMP": "true", "M": "0x1F"}
+    assert pool.labels == {"zone": "1.0", "rack": "012", "ok": "false"}
+    assert [host.host for host in pool.hosts] == ["10", "1.50"]
+    assert pool.kubernetes and pool.kubernetes.node_selector == {"example.com/gen": "3.0"}
+    assert pool.slurm and pool.slurm.partition == "0123"
+
+
 def test_a_fleet_file_that_is_no_yaml_names_file_and_line(tmp_path):
     file = tmp_path / "fleet.yaml"
     file.write_text("pools:\n  a: [\n")

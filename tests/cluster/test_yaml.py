@@ -1,10 +1,14 @@
+from typing import Annotated, Any, Literal
+
 import pytest
 import yaml as pyyaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from cluster.errors import SpecError
-from cluster.yaml import MAX_BYTES, dump, load
+from cluster.text_fields import WrittenAs
+from cluster.yaml import MAX_BYTES, dump, load, load_all
 
 REFUSED = {
     "an alias": ("a: &x [1]\nb: *x\n", "f.yaml:1: anchor &x"),
@@ -89,3 +93,51 @@ def test_what_is_dumped_is_loaded_again_by_us_and_by_any_yaml_reader(data):
 def test_tuples_and_repeated_values_are_written_out():
     same = [1]
     assert load(dump({"a": (1, 2), "b": same, "c": same}), "dump") == {"a": [1, 2], "b": [1], "c": [1]}
+
+
+WRITTEN = ["3.10", "02134", "12e4", "1e999", "0x1F", "0o17", "1_000", "on", "no", "true", "False", "2026-11-25",
+           "12:30:00", "1.0", "+1", ".5", "-0", ".inf", ".nan", "9" * 60, "1e-3", "0b11", "1.", "=", "<<"]  # fmt: skip
+
+
+class Inner(BaseModel):
+    word: str
+    count: int | None = None
+    mode: Literal["1", "2"] = "1"
+
+
+class Outer(BaseModel):
+    named: Annotated[dict[str, str], "a note"] = {}
+    words: tuple[Annotated[str, "a note"], ...] = ()
+    either: Inner | list[str] | None = None
+    inner: dict[str, Inner] = {}
+    line: Annotated[Any, WrittenAs(str | list[str])] = None
+    free: dict[str, Any] = {}
+    number: float = 0.0
+    both: int | str = 0
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_where_a_model_has_text_a_scalar_arrives_as_it_is_written(written):
+    text = f"named: {{a: {written}}}\nwords: [{written}, x]\neither: {{word: {written}}}\n"
+    text += f"inner: {{k: {{word: {written}}}}}\n"
+    expected = {"named": {"a": written}, "words": [written, "x"], "either": {"word": written}}
+    expected |= {"inner": {"k": {"word": written}}, "line": written}
+    assert load(text + f"line: {written}\n", "f.yaml", Outer) == expected
+    assert load(f"line: [{written}]\neither: [{written}]", "f.yaml", Outer) == {"line": [written], "either": [written]}
+    assert load_all(f"line: {written}\n---\nwords: [{written}]", "f.yaml", Outer)[1] == {"words": [written]}
+
+
+def test_where_a_model_has_no_text_a_scalar_is_what_it_means():
+    text = "free: {a: 3.10, b: [true, 0x1F], c: {d: 1e3}}\nnumber: 3.10\nboth: 7\n"
+    text += "inner: {k: {count: 010, mode: 1}}\nelse: 1.0"
+    assert load(text, "f.yaml", Outer) == {
+        "free": {"a": 3.1, "b": [True, 31], "c": {"d": 1000.0}}, "number": 3.1, "both": 7,
+        "inner": {"k": {"count": 10, "mode": "1"}}, "else": 1.0,
+    }  # fmt: skip
+    with pytest.raises(SpecError, match=r"f\.yaml:1: 1e999 is too large"):
+        load("number: 1e999", "f.yaml", Outer)
+
+
+@pytest.mark.parametrize("null", ["", "~", "null"])
+def test_a_field_of_text_without_a_value_stays_without_one(null):
+    assert load(f"named: {{a: {null}}}\nline: {null}", "f.yaml", Outer) == {"named": {"a": None}, "line": None}

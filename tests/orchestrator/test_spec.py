@@ -462,6 +462,49 @@ def test_a_file_is_read_and_its_folder_found_beside_it(tmp_path):
     assert load_job(write(tmp_path, "command: echo hi\n")).working_dir == ""
 
 
+def test_text_in_a_file_arrives_as_it_is_written(tmp_path):
+    spec = load_job(
+        write(
+            tmp_path,
+            "name: 0123\ncommand: [python, train.py, --lr, 0.10, --amp, true, --id, 12e4, --size, 1_000]\n"
+            "project: 2026\nenv: {PY: 3.10, ZIP: 02134, MASK: 0x1F, DAY: 2026-11-25, FLAG: on, AMP: true, BIG: 1e999}\n"
+            "resources: {ordered: [{pool: 7, env: {PY: 3.20}, command: [echo, 1.0]}, {node: 1.0, command: 1.50}]}\n",
+        )
+    )
+    assert (spec.name, spec.project) == ("0123", "2026")
+    assert spec.argv == ("python", "train.py", "--lr", "0.10", "--amp", "true", "--id", "12e4", "--size", "1_000")
+    assert dict(spec.env) == {
+        "PY": "3.10", "ZIP": "02134", "MASK": "0x1F", "DAY": "2026-11-25", "FLAG": "on", "AMP": "true", "BIG": "1e999",
+    }  # fmt: skip
+    first, second = spec.resources.ordered
+    assert (first.pool, first.env, first.command) == ("7", {"PY": "3.20"}, ("echo", "1.0"))
+    assert (second.node, second.command) == ("1.0", "1.50")
+
+
+def test_numbers_of_a_file_stay_numbers(tmp_path):
+    text = "entry: a.b:c\narguments: {lr: 0.10, layers: [1, 2], amp: true}\nseed: 010\n"
+    text += "weight: 2.50\nrecovery: {grace: 5}\n"
+    spec = load_job(write(tmp_path, text))
+    assert spec.arguments == {"lr": 0.1, "layers": [1, 2], "amp": True}
+    assert (spec.seed, spec.weight, spec.recovery.grace) == (10, 2.5, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "message"),
+    [
+        ("command: [python, ~, x]", "command", "word 2 is null, not text"),
+        ("command: [python, [x]]", "command", "word 2 is ['x'], not text"),
+        ("command: echo\nenv: {A: }", "env", "A must be text or a number"),
+    ],
+)
+def test_words_and_variables_without_text_are_refused_by_name(tmp_path, text, field, message):
+    with pytest.raises(SpecError) as refused:
+        load_job(write(tmp_path, text))
+    assert refused.value.field == field
+    assert message in str(refused.value)
+    assert "quotes" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("text", "field", "message"),
     [
