@@ -2,18 +2,16 @@
 
 import re
 import time
-from collections import deque
 from pathlib import Path
 
 from cluster.log_files import Writer
-from workers.attempt import disks
 from workers.attempt.redaction import Redactor
+from workers.attempt.stderr_tail import StderrTail
 
 LIMIT_BYTES = 1 << 30
 LONGEST_LINE_BYTES = 64 << 10
 LONGEST_TEXT = 128 << 10
 """Characters, of up to four bytes: with its stamp a line is shorter than log_files.LONGEST_READ_BYTES."""
-LAST_LINES = 50
 # A progress bar's carriage return ends a line too.
 END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 
@@ -30,8 +28,7 @@ class RankLog:
         self._redact = redact
         self._rest = {"out": bytearray(), "err": bytearray()}
         self._lost = 0
-        self.last_err = ""
-        self._last_errs: deque[str] = deque(maxlen=LAST_LINES)
+        self.errors = StderrTail()
         if redact.too_short:
             said = "a secret is" if redact.too_short == 1 else f"{redact.too_short} secrets are"
             self._write("err", [f"[polyfleet: {said} shorter than 4 characters and not masked]"])
@@ -69,8 +66,7 @@ class RankLog:
         if not texts:
             return
         if stream == "err":
-            self.last_err = next((t for t in reversed(texts) if t.strip()), self.last_err)
-            self._last_errs.extend(texts[-LAST_LINES:])
+            self.errors.add(texts)
         stamp = _stamp()
         if self._lost:
             texts = [f"[polyfleet: {self._lost} lines lost, the disk was full]", *texts]
@@ -78,10 +74,6 @@ class RankLog:
         written = self._log.append(data)
         lost = data.count(b"\n", written)
         self._lost = self._lost + lost - 1 if self._lost and not written else lost
-
-    def says_full(self) -> bool:
-        """Whether one of the last lines on stderr tells of a full disk."""
-        return any(map(disks.says_full, self._last_errs))
 
     def end(self, stream: str) -> None:
         """The stream has ended: write what came after its last line break."""

@@ -24,9 +24,9 @@ WRITERS_ERRORS = ("PytorchStreamWriter", "inline_container")
 
 
 class Seen(NamedTuple):
-    """A rank that failed. `said` is what its child wrote, None without; `last_err` its last line on stderr, `says_full`
-    whether one of its last lines tells of a full disk, `disk` which one was full when it ended. `peak_bytes` is the
-    most that one of its processes held.
+    """A rank that failed. `said` is what its child wrote, None without; `printed` the line on stderr that says why,
+    `says_full` whether one of its last lines tells of a full disk, `disk` which one was full when it ended.
+    `peak_bytes` is the most that one of its processes held.
     """
 
     rank: int
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     pid: int
     code: int
     said: Any
-    last_err: str
+    printed: str
     says_full: bool
     disk: str
     peak_bytes: int
@@ -118,7 +118,7 @@ def _note(line: bytes) -> dict[str, Any]:
 
 def cause(seen: Seen, memory: Memory) -> Failure:
     """What the kernel did goes before what the rank said, and that before what its exit code tells."""
-    found = _said(seen) if isinstance(seen.said, dict) else from_exit(seen.rank, seen.node, seen.code, seen.last_err)
+    found = _said(seen) if isinstance(seen.said, dict) else from_exit(seen.rank, seen.node, seen.code, seen.printed)
     if seen.code in KILLED and memory.killed(seen.pid if seen.code == -signal.SIGKILL else 0):
         who = f"rank {seen.rank}" if seen.code == -signal.SIGKILL else f"a process of rank {seen.rank}"
         found = _of_kind(found, "oom", f"{who} was killed by the kernel because memory ran out")
@@ -151,10 +151,10 @@ def _joined(begin: str, *parts: str) -> str:
     return begin + ", ".join(filter(None, parts))
 
 
-def from_exit(rank: int, node: str, code: int, last_err: str) -> Failure:
-    """What can be said of a rank that left only an exit code and its last line on stderr."""
+def from_exit(rank: int, node: str, code: int, printed: str) -> Failure:
+    """What can be said of a rank that left only an exit code and what it printed on stderr."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return Failure(rank, node, "signal", f"rank {rank} was killed by {name}", exit_code=code)
-    said = f": {last_err}" if last_err else ""
+    said = f": {printed}" if printed else ""
     return Failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}"[:LONGEST_TEXT], exit_code=code)

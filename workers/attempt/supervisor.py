@@ -261,7 +261,8 @@ class Supervisor:
         said = self.left.failure(number)
         log, code, peak_bytes = self.ranks.logs[number], self.ranks.codes[number], self.ranks.peaks.get(number, 0)
         node = self.launch["node"]
-        seen = outcome.Seen(number, node, pid, code, said, log.last_err, log.says_full(), disk, peak_bytes)
+        errors = log.errors
+        seen = outcome.Seen(number, node, pid, code, said, errors.reason, errors.says_full, disk, peak_bytes)
         return outcome.cause(seen, self.memory)
 
 

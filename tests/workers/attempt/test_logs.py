@@ -68,9 +68,9 @@ def test_a_full_disk_costs_lines_and_says_how_many(tmp_path):
     assert told == ["zero", "one", "[polyfleet: 4 lines lost, the disk was full]", "six"]
 
 
-def test_the_last_line_on_stderr_is_remembered(tmp_path):
+def test_the_error_on_stderr_is_remembered(tmp_path):
     log = RankLog(tmp_path / "log", Redactor([]))
     log.feed("err", b"Traceback\nValueError: boom\n\n")
     log.feed("out", b"unrelated\n")
-    assert log.last_err == "ValueError: boom"
+    assert log.errors.reason == "ValueError: boom"
     log.close()

@@ -300,6 +300,17 @@ def test_a_command_that_ends_with_an_error_while_it_is_preempted_is_preempted_an
     assert (ended["state"], ended["failure"]["message"]) == ("preempted", "rank 0 ended with exit code 1: no room")
 
 
+def test_the_reason_of_a_failed_command_is_its_error_and_not_what_a_launcher_prints_below(node):
+    printed = [
+        "[rank1]: ValueError: boom",
+        "[rank0]: RuntimeError: connection closed",
+        "x.ChildFailedError: ",
+        "=" * 60,
+    ]
+    node.python("j", f"import sys; print(*{printed!r}, sep=chr(10), file=sys.stderr); sys.exit(1)")
+    assert node.outcome()["failure"]["message"] == "rank 0 ended with exit code 1: ValueError: boom"
+
+
 def test_cancel_ends_even_a_rank_that_ignores_it(node):
     node.start(command=("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"))
     node.until_printed("ready")
