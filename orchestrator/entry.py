@@ -5,12 +5,14 @@ attempt, which says it as clearly, but later.
 """
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.errors import SpecError, nearest
 
 DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__"})
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 LIMIT_BYTES = 4 << 20
 
 
@@ -30,8 +32,12 @@ def needs_no_folder(entry: str) -> bool:
     return bool(of_transformers(entry)) and not in_folder(entry)
 
 
-def check(entry: str, folder: Path, field: str = "entry", default: str = "") -> None:
-    """Raises SpecError: the file of `entry` is not in `folder`, is not Python, or has no such function."""
+def check(
+    entry: str, folder: Path, field: str = "entry", default: str = "", call: tuple[str, ...] | None = None
+) -> None:
+    """Raises SpecError: the file of `entry` is not in `folder`, is not Python, has no such function, or one that cannot
+    be called with the arguments in `call` (None: any will do).
+    """
     if named := of_transformers(entry):
         _check_configuration(named, folder, field)
         return
@@ -45,6 +51,46 @@ def check(entry: str, folder: Path, field: str = "entry", default: str = "") -> 
     if function not in bound and not bound & DYNAMIC:
         there = [node.name for node in tree.body if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
         raise SpecError(field, f"{where} has no function {function!r}", nearest(function, there[:20]))
+    if call is not None and not bound & DYNAMIC and (definition := _only_definition(tree, function)):
+        _check_call(definition, call, where, field)
+
+
+def _only_definition(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """None where decorators, conditions or other bindings of the name leave open what is called."""
+    if any(isinstance(node, ast.Global) and name in node.names for node in ast.walk(tree)):
+        return None
+    nodes = [node for node in _scope(tree) if name in _names(node)]
+    only = nodes[0] if len(nodes) == 1 and nodes[0] in tree.body else None
+    return only if isinstance(only, FUNCTIONS) and not only.decorator_list else None
+
+
+def _scope(node: ast.AST) -> Iterator[ast.AST]:
+    """What is below `node`, and not in the body of a function or class there."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, (*DEFINITIONS, ast.Lambda)):
+            yield from _scope(child)
+
+
+def _check_call(node: ast.FunctionDef | ast.AsyncFunctionDef, call: tuple[str, ...], where: str, field: str) -> None:
+    written = f"{where}:{node.lineno}: def {node.name}({ast.unparse(node.args)[:200]})"
+    called = f"{node.name}({', '.join(call)})"
+    if not _takes(node.args, len(call)):
+        raise SpecError(field, f"{written} cannot be called as {called}", f"write `def {called}:`")
+    if isinstance(node, ast.AsyncFunctionDef):
+        remedy = f"write `def {called}:`, and call asyncio.run in it"
+        raise SpecError(field, f"{written} is async: calling it does not run it", remedy)
+    if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in _scope(node)):
+        raise SpecError(field, f"{written} has a `yield`: calling it does not run it", "return instead")
+
+
+def _takes(given: ast.arguments, count: int) -> bool:
+    """Whether `count` positional arguments will do."""
+    positional = len(given.posonlyargs) + len(given.args)
+    missing = any(default is None for default in given.kw_defaults)
+    return (
+        positional - len(given.defaults) <= count and (count <= positional or given.vararg is not None) and not missing
+    )
 
 
 def _check_configuration(named: str, folder: Path, field: str) -> None:
@@ -81,10 +127,15 @@ def _bound(tree: ast.Module) -> set[str]:
     """Every name the file binds, at any depth, and those of DYNAMIC it uses: too many rather than too few."""
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, DEFINITIONS):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {"exec" if a.name == "*" else a.asname or a.name.partition(".")[0] for a in node.names}
-        elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in DYNAMIC):
-            names.add(node.id)
+        names |= _names(node)
     return names
+
+
+def _names(node: ast.AST) -> set[str]:
+    if isinstance(node, DEFINITIONS):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {"exec" if a.name == "*" else a.asname or a.name.partition(".")[0] for a in node.names}
+    if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in DYNAMIC):
+        return {node.id}
+    return set()

@@ -107,12 +107,13 @@ def _packed(client: "Client", spec: JobSpec, into: Path) -> bundle.Package:
 
 
 def _check_entries(spec: JobSpec, folder: Path) -> None:
-    """What the job names in its folder is there."""
+    """What the job names in its folder is there, and can be called as its task calls it."""
     if spec.entry:
-        entry.check(spec.entry, folder, default="train" if spec.task == "train" else "")
+        trains = spec.task == "train"
+        entry.check(spec.entry, folder, default="train" if trains else "", call=("ctx",) if trains else ())
     sample = spec.arguments.get("sample_input")
     if spec.task in ("prepare", "benchmark") and isinstance(sample, str) and ":" in sample:
-        entry.check(sample, folder, "arguments.sample_input")
+        entry.check(sample, folder, "arguments.sample_input", call=("batch_size",))
 
 
 def plain(spec: JobSpec) -> Data:

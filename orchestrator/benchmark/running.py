@@ -31,9 +31,9 @@ def begin(client: "Client", request: Data, working_dir: str = "", key: str = "")
         package = bundle.pack(where, "benchmark", folder / "package.zip")
         for line in package.left_out.told:
             client.tell(line)
-        entry.check(asked.entry, where)
+        entry.check(asked.entry, where, call=())
         if asked.sample_input:
-            entry.check(asked.sample_input, where, "sample_input")
+            entry.check(asked.sample_input, where, "sample_input", call=("batch_size",))
         client.upload(package.sha, package.path)
     return client.benchmark_begin(request, package.sha, key)
 

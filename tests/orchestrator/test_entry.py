@@ -72,6 +72,57 @@ def test_what_cannot_be_there_is_named_with_what_is(folder, absent, message):
     assert caught.value.field == "entry"
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    {
+        "no parameter": (
+            "def train(): ...",
+            r"def train\(\) cannot be called as train\(ctx\); write `def train\(ctx\):`",
+        ),
+        "two": ("def train(model, data): ...", r"def train\(model, data\) cannot be called as train\(ctx\)"),
+        "a keyword alone": ("def train(ctx, *, lr): ...", r"def train\(ctx, \*, lr\) cannot"),
+        "only keywords": ("def train(**more): ...", r"def train\(\*\*more\) cannot"),
+        "async": ("async def train(ctx): ...", r"def train\(ctx\) is async: calling it does not run it"),
+        "a generator": ("def train(ctx):\n    for x in ctx:\n        yield x", r"def train\(ctx\) has a `yield`"),
+        "beside a method": ("class A:\n    def train(self, x): ...\ndef train(): ...", r"def train\(\) cannot"),
+    }.values(),
+)
+def test_a_function_that_cannot_be_called_as_its_task_calls_it_is_refused(tmp_path, text, why):
+    (tmp_path / "it.py").write_text(text)
+    with pytest.raises(SpecError, match=rf"^entry: it\.py:\d+: {why}"):
+        entry.check("it.py", tmp_path, default="train", call=("ctx",))
+    entry.check("it.py", tmp_path, default="train")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "def train(ctx): ...",
+            "def train(ctx, lr=0.1, *more, seed=0): ...",
+            "def train(*all): ...",
+            "class train: ...",
+        ),
+        *("@wrapped\ndef train(): ...", "if True:\n    def train(): ...", "def train(): ...\ntrain = wrapped(train)"),
+        *("from elsewhere import *\ndef train(): ...", "def train(): ...\ndef set():\n    global train"),
+        *("def train(ctx):\n    def inner():\n        yield 1", "def train(ctx, /): ...", "train = lambda: 0"),
+    ],
+)
+def test_one_that_can_be_called_or_may_be_replaced_is_let_through(tmp_path, text):
+    (tmp_path / "it.py").write_text(text)
+    entry.check("it.py", tmp_path, default="train", call=("ctx",))
+
+
+def test_factories_of_models_and_inputs_are_called_without_and_with_the_batch_size(tmp_path):
+    (tmp_path / "m.py").write_text("def make(size): ...\ndef sample(): ...")
+    with pytest.raises(SpecError, match=r"def make\(size\) cannot be called as make\(\); write `def make\(\):`"):
+        entry.check("m.py:make", tmp_path, call=())
+    with pytest.raises(
+        SpecError, match=r"^arguments\.sample_input: m\.py:2: def sample\(\) cannot .* sample\(batch_size\)"
+    ):
+        entry.check("m.py:sample", tmp_path, "arguments.sample_input", call=("batch_size",))
+
+
 def test_nothing_of_the_file_runs(folder, tmp_path):
     (folder / "acts.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef train(ctx): ...")
     entry.check("acts.py:train", folder)

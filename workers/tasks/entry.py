@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,25 @@ def load_function(entry: str, default: str = "", folder: Path | None = None) -> 
         raise UserError(f"{where}:{name} is {type(found).__name__}, not a function", "name a function or a class")
     function: Callable[..., Any] = found
     return function
+
+
+def check_call(function: Callable[..., Any], entry: str, *names: str) -> None:
+    """Raises UserError where `function` cannot be called with arguments of these names, or would not run then.
+
+    A submitted file was looked at before; what decorators and the pool's environment bring is known only here.
+    """
+    called = f"{entry.rpartition(':')[2]}({', '.join(names)})"
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as e:
+        raise UserError(f"{entry} cannot be called as {called}: {e}", f"write `def {called}:`") from None
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        kind = "async" if inspect.iscoroutinefunction(function) else "a generator"
+        raise UserError(f"{entry} is {kind}: calling it does not run it", f"write `def {called}:` without `yield`")
 
 
 def sibling(entry: str, name: str) -> str:

@@ -8,13 +8,15 @@ from cluster.errors import NotFound, UserError
 from workers.optimizers.work import Sample, as_sample
 from workers.tasks import transformers_model
 from workers.tasks.context import Context
-from workers.tasks.entry import load_function, sibling
+from workers.tasks.entry import check_call, load_function, sibling
 
 
 def make_model(context: Context) -> nn.Module:
     """What the entry's factory returns, on the CPU. Raises UserError when that is no module."""
     ours = context.entry.startswith(transformers_model.PREFIX)
     factory = partial(transformers_model.make, context.entry) if ours else load_function(context.entry)
+    if not ours:
+        check_call(factory, context.entry)
     context.backend.seed(context.seed)
     model = factory()
     if not isinstance(model, nn.Module):
@@ -28,12 +30,14 @@ def make_sample(context: Context) -> Sample | None:
     if context.entry.startswith(transformers_model.PREFIX) and not named:
         context.backend.seed(context.seed)
         return transformers_model.sample(context.entry, batch_size(context))
+    entry = named or sibling(context.entry, "sample_input")
     try:
-        factory = load_function(named or sibling(context.entry, "sample_input"))
+        factory = load_function(entry)
     except NotFound:
         if named:
             raise
         return None
+    check_call(factory, entry, "batch_size")
     context.backend.seed(context.seed)
     return as_sample(factory(batch_size(context)))
 

@@ -3,13 +3,14 @@
 from typing import Any
 
 from workers.tasks.context import Context
-from workers.tasks.entry import load_function
+from workers.tasks.entry import check_call, load_function
 from workers.tasks.plain_values import plain
 
 
 def main(context: Context) -> dict[str, Any]:
     """Runs the entry; what it raises comes through. The result has the last report and, for a dict, `returned`."""
     function = load_function(context.entry, default="train")
+    check_call(function, context.entry if ":" in context.entry else f"{context.entry}:train", "ctx")
     with context.running():
         returned = function(context)
         context.backend.synchronize()

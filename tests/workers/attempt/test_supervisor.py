@@ -311,6 +311,13 @@ def test_the_reason_of_a_failed_command_is_its_error_and_not_what_a_launcher_pri
     assert node.outcome()["failure"]["message"] == "rank 0 ended with exit code 1: ValueError: boom"
 
 
+def test_a_decorated_training_that_takes_no_context_is_an_error_of_the_user_without_our_frames(node):
+    node.train("without = lambda function: lambda: function()\n@without\ndef train(): ...")
+    failure = node.outcome()["failure"]
+    assert (failure["kind"], failure["traceback"]) == ("user", "")
+    assert failure["message"].startswith("train.py:train cannot be called as train(ctx): too many positional arguments")
+
+
 def test_cancel_ends_even_a_rank_that_ignores_it(node):
     node.start(command=("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"))
     node.until_printed("ready")

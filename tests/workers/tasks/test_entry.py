@@ -1,9 +1,10 @@
+import functools
 import sys
 
 import pytest
 
 from cluster.errors import NotFound, UserError
-from workers.tasks.entry import load_function, sibling
+from workers.tasks.entry import check_call, load_function, sibling
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +84,30 @@ def test_what_a_users_module_raises_comes_through_and_leaves_no_half_module(tmp_
 
 def test_a_sibling_is_the_other_function_of_the_same_file():
     assert sibling("a/model.py:make", "sample_input") == "a/model.py:sample_input"
+
+
+def test_a_function_that_cannot_be_called_is_said_with_the_call_and_one_that_can_be_is_let_through():
+    def wrapper(*given): ...
+
+    @functools.wraps(lambda ctx, settings: None)
+    def injecting(*given): ...
+
+    for fits in (lambda ctx: 0, lambda ctx, lr=1: 0, wrapper, injecting, print, dict):
+        check_call(fits, "a.py:f", "ctx")
+    with pytest.raises(UserError, match=r"^a\.py:f cannot be called as f\(ctx\): too many .*; write `def f\(ctx\):`"):
+        check_call(lambda: 0, "a.py:f", "ctx")
+    with pytest.raises(UserError, match=r"^a\.py:f cannot be called as f\(\): missing a required argument: 'size'"):
+        check_call(lambda size: 0, "a.py:f")
+
+
+async def later(ctx): ...
+
+
+def piecewise(ctx):
+    yield ctx
+
+
+@pytest.mark.parametrize(("function", "kind"), [(later, "async"), (piecewise, "a generator")])
+def test_a_function_that_a_call_does_not_run_is_refused(function, kind):
+    with pytest.raises(UserError, match=f"is {kind}: calling it does not run it"):
+        check_call(function, "a.py:f", "ctx")
