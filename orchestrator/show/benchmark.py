@@ -82,7 +82,7 @@ def report(results: Data) -> Stack:
                 name = case if len(ways) == 1 else f"{case}  {way}"
                 rows.append((one_line(name), tuple(_tile(cell) for cell in cells)))
     heat = HeatMap(tuple(one_line(c) for c in columns), tuple(rows))
-    told = [*_trust(results), *_reasons(results)]
+    told = [*_trust(results), *_reasons(results), *_notes(results)]
     return Stack((heat, *(["", *told] if told else [])))
 
 
@@ -133,6 +133,12 @@ def _reasons(results: Data) -> list[str]:
     ]
     lost = [f"{column}: lost: {visible(reason)}" for column, reason in results["lost"].items()]
     return [*lost, *told]
+
+
+def _notes(results: Data) -> list[str]:
+    """What was done for a measured case that its time alone does not show, each once."""
+    notes = {f"{cell['case']}: {visible(cell['note'])}" for cell in results["cells"] if cell.get("note")}
+    return sorted(notes)
 
 
 def _some(names: Iterable[str]) -> str:

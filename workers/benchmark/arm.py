@@ -16,7 +16,8 @@ from workers.backends.parts.placing import tensors_of
 from workers.backends.parts.precision import name_of, precision_of
 from workers.benchmark import accuracy, reference
 from workers.benchmark.building import Built
-from workers.benchmark.timing import Timer
+from workers.benchmark.repetition import Repetition
+from workers.benchmark.timing import Refill, Timer
 from workers.levels import OptimizationLevel
 from workers.optimizers.comparing import first_tensor
 from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
@@ -55,7 +56,8 @@ class Cell:
 @dataclass(slots=True)
 class Arm:
     """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out; `end` lets
-    go of what it holds beside memory. `timer` is None where the session's is right."""
+    go of what it holds beside memory. `timer` is None where the session's is right. `refill` makes ready what the calls
+    of a part use up, and is not timed."""
 
     call: Callable[[], Any]
     calls: int = 1
@@ -63,6 +65,7 @@ class Arm:
     facts: dict[str, Any] = field(default_factory=dict)
     end: Callable[[], None] = lambda: None
     timer: Timer | None = None
+    refill: Refill = None
 
 
 def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int) -> Arm:
@@ -72,42 +75,54 @@ def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache
         raise Unsupported(f"{backend.device} has no native {name_of(dtype)}")
     if cell.train and not any(p.requires_grad for p in built.module.parameters()):
         raise Unsupported("the model has no parameter to train")
-    sample = built.sample if cell.is_model else reference.rounded(built.sample, dtype)
+    sample = (built.sample if cell.is_model else reference.rounded(built.sample, dtype)).copy()
     want = reference.compute(built, sample, cell.train, cell.flops)
     facts: dict[str, Any] = {"inputs_sha256": inputs_sha256(sample), "weights_sha256": weights_sha256(built.module)}
     started = perf_counter()
     ready = _prepared(cell, built, sample, backend, dtype)
     facts |= {"prepare_s": perf_counter() - started, "applied": ready.applied, "skipped": ready.skipped}
+    synchronize = ready.synchronize or backend.synchronize
+    repetition = Repetition(ready.run, ready.inputs, ready.forward, ready.to_host if cell.kernels else None)
+    synchronize()
     begun = perf_counter()
-    first = ready.call()
-    (ready.synchronize or backend.synchronize)()
+    first = repetition.first()
+    synchronize()
     facts["first_call_s"] = perf_counter() - begun
     facts["accuracy"] = _checked(cell, ready, first, want, dtype)
     del first
 
-    def once() -> None:
-        ready.call()
-        (ready.synchronize or backend.synchronize)()
+    def second(call: Callable[[], Any]) -> None:
+        def once() -> None:
+            call()
+            synchronize()
 
-    facts["peak_memory_bytes"] = backend.peak_of(once)
-    call = _cold(ready, cache_bytes) if cell.regime == "cold" else ready.call
-    if ready.synchronize is None:
-        return settled(call, timer, facts)
-    own = timer.by_host(ready.synchronize)
-    opened = settled(call, own, facts | {"timer": own.name})
+        facts["peak_memory_bytes"] = backend.peak_of(once)
+        if facts["peak_memory_bytes"] is None:  # then it was not called
+            once()
+
+    facts |= repetition.settle(second)
+    call = repetition.call
+    if cell.regime == "cold":
+        call = _cold(cell, ready, repetition, cache_bytes)
+    own = None if ready.synchronize is None else timer.by_host(ready.synchronize)
+    facts |= {"timer": own.name} if own else {}
+    opened = settled(call, own or timer, facts, repetition.refill, repetition.max_calls or MOST_CALLS)
     opened.timer = own
     return opened
 
 
-def settled(call: Callable[[], Any], timer: Timer, facts: dict[str, Any]) -> Arm:
-    """`call` warmed up, as an arm of blocks of the right size."""
-    warmup_calls, call_s = warm_up(call, timer)
+def settled(
+    call: Callable[[], Any], timer: Timer, facts: dict[str, Any], refill: Refill = None, max_calls: int = MOST_CALLS
+) -> Arm:
+    """`call` warmed up, as an arm of blocks of the right size, with at most `max_calls` in a part."""
+    warmup_calls, call_s = warm_up(call, timer, refill)
     calls, parts = block_shape(call_s, timer.overhead_s)
+    calls = min(calls, max_calls)
     sizes = {"warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_part": calls, "parts": parts}
-    return Arm(call, calls, parts, facts | sizes)
+    return Arm(call, calls, parts, facts | sizes, refill=refill)
 
 
-def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:
+def warm_up(call: Callable[[], Any], timer: Timer, refill: Refill = None) -> tuple[int, float]:
     """(calls, seconds per call): until the median of five blocks moves less than 2 %, for at most two seconds, or what
     the user gives the case.
     """
@@ -115,7 +130,7 @@ def warm_up(call: Callable[[], Any], timer: Timer) -> tuple[int, float]:
     most_s = min(WARMUP_MOST_S, timer.case_s)
     begun, before = perf_counter(), float("inf")
     while len(taken) < 1_000_000:
-        taken.append(timer.block(call, 1).call_s)
+        taken.append(timer.block(call, 1, refill=refill).call_s)
         now = median(taken[-5:])
         steady = len(taken) >= WARMUP_LEAST and abs(now - before) <= WARMUP_STEADY * now
         if steady or (len(taken) >= 3 and perf_counter() - begun > most_s):
@@ -135,15 +150,15 @@ def block_shape(call_s: float, overhead_s: float) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Ready:
-    """`with_inputs` calls the model with other inputs than its own; None where it trains. `synchronize` and `to_host`
-    are those of kernels whose results torch does not know of.
+    """`run` is one call with given inputs. `forward` is the model of a forward. `synchronize` and `to_host` are those
+    of kernels whose results torch does not know of.
     """
 
-    call: Callable[[], Any]
+    run: Callable[[Sample], Any]
+    inputs: Sample
     applied: list[str]
     skipped: dict[str, str]
-    with_inputs: Callable[[Sample], Any] | None = None
-    inputs: Sample | None = None
+    forward: Any = None
     parameters: tuple[Tensor, ...] = ()
     synchronize: Callable[[], None] | None = None
     to_host: Callable[[Any], Tensor] = first_tensor
@@ -157,14 +172,12 @@ def _prepared(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dt
     kernels = kernel_arms.opened(cell, backend, dtype)
     call, inputs = kernel_arms.forward(cell, sample, kernels)
     synchronize = None if cell.kernels == "torch" else kernels.synchronize
-    return _Ready(
-        lambda: call(inputs), [f"kernels: {cell.kernels}"], {}, call, inputs, (), synchronize, kernels.to_host
-    )
+    return _Ready(call, inputs, [f"kernels: {cell.kernels}"], {}, None, (), synchronize, kernels.to_host)
 
 
 def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
     asked = dtype if cell.is_model else torch.float32  # an operation's inputs have the precision already
-    prepared = _supported(lambda: backend.prepare(built.module.eval(), cell.level, sample, asked))
+    prepared = _supported(lambda: backend.prepare(built.module.eval(), cell.level, sample.copy(), asked))
     _require_compiled(cell, prepared.skipped)
     inputs = backend.to_device(sample)
 
@@ -172,27 +185,27 @@ def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dty
         with torch.no_grad():
             return prepared.model(*given.args, **given.kwargs)
 
-    return _Ready(lambda: with_inputs(inputs), prepared.applied, prepared.skipped, with_inputs, inputs)
+    return _Ready(with_inputs, inputs, prepared.applied, prepared.skipped, prepared.model)
 
 
 def _training(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
     """Forward, loss, backward and a step of plain SGD."""
     model = built.module.train()
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    done = _supported(lambda: backend.prepare_training(model, sgd, dtype, cell.level, sample))
+    done = _supported(lambda: backend.prepare_training(model, sgd, dtype, cell.level, sample.copy()))
     _require_compiled(cell, done.skipped)
     inputs, optimizer = backend.to_device(sample), done.optimizer
     assert optimizer is not None
 
-    def call() -> Tensor:
+    def step(given: Sample) -> Tensor:
         optimizer.zero_grad()
-        loss = built.loss(done.model(*inputs.args, **inputs.kwargs))
+        loss = built.loss(done.model(*given.args, **given.kwargs))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss
 
     trained = tuple(p for group in optimizer.param_groups for p in group["params"])
-    return _Ready(call, done.applied, done.skipped, parameters=trained)
+    return _Ready(step, inputs, done.applied, done.skipped, parameters=trained)
 
 
 def _supported(prepare: Callable[[], Any]) -> Any:
@@ -236,20 +249,18 @@ def _checked_gradients(
     return accuracy.measure(flat[0], flat[1], rounding, normwise=True) | {"of": "gradients"}
 
 
-def _cold(ready: _Ready, cache_bytes: int) -> Callable[[], Any]:
+def _cold(cell: Cell, ready: _Ready, repetition: Repetition, cache_bytes: int) -> Callable[[], Any]:
     """The call over copies of its inputs in turns, so many that a cache forgot each before it comes again."""
-    if ready.with_inputs is None or ready.inputs is None:
+    if cell.train:
         raise Unsupported("a training step reads its weights anyway: only hot is measured")
-    with_inputs, inputs = ready.with_inputs, ready.inputs
+    if repetition.refill is not None:
+        raise Unsupported("it changes its inputs in place, and restoring them warms the cache: only hot is measured")
+    run, inputs = ready.run, ready.inputs
     size_bytes = sum(t.nbytes for t in tensors_of(inputs))
     if not size_bytes:
         raise Unsupported("its inputs lie in a driver's own memory: only hot is measured")
     copies = max(2, -(-COLD_TIMES_CACHE * cache_bytes // max(size_bytes, 1)) + 1)
     if copies * size_bytes > COLD_MOST_BYTES:
         copies = max(2, COLD_MOST_BYTES // max(size_bytes, 1))
-    turns = itertools.cycle([inputs, *(_copy(inputs) for _ in range(copies - 1))])
-    return lambda: with_inputs(next(turns))
-
-
-def _copy(sample: Sample) -> Sample:
-    return Sample(tuple(t.clone() if isinstance(t, Tensor) else t for t in sample.args), dict(sample.kwargs))
+    turns = itertools.cycle([inputs, *(inputs.copy() for _ in range(copies - 1))])
+    return lambda: run(next(turns))

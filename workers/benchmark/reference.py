@@ -32,7 +32,7 @@ def compute(built: Built, sample: Sample, train: bool, flops: float) -> Referenc
         return Reference(why_not=f"{flops:.2g} operations are too many for a reference on the CPU")
     dtype = torch.float64 if flops <= MOST_FLOPS else torch.float32
     module = copy.deepcopy(built.module).to(dtype)
-    inputs = rounded(sample, dtype)
+    inputs = rounded(sample.copy(), dtype)
     name, drawn = str(dtype).removeprefix("torch."), torch.get_rng_state()
     module.train(train)
     with torch.set_grad_enabled(train):

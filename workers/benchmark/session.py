@@ -23,6 +23,7 @@ from workers.benchmark.arm import Arm, Cell, Unsupported
 from workers.benchmark.building import Built, build, mean_square
 from workers.benchmark.case import Case
 from workers.benchmark.collectives import open_collective
+from workers.benchmark.repetition import ModelState
 from workers.benchmark.timing import Timer
 from workers.benchmark.transfer_arms import open_transfer
 from workers.benchmark.transfers import COLLECTIVES
@@ -104,21 +105,23 @@ class Session:
         """One block of an open arm, and the wait for one call alone. Raises whatever the workload raises."""
         opened = self._opened(arm)
         timer = opened.timer or self._timer
-        taken = timer.block(opened.call, opened.calls, opened.parts)
+        taken = timer.block(opened.call, opened.calls, opened.parts, opened.refill)
         return {
             "calls": taken.calls,
             "parts_s": list(taken.parts_s),
             "cpu_s": taken.cpu_s,
             "preempted": taken.preempted,
-            "alone_s": timer.alone(opened.call),
+            "alone_s": timer.alone(opened.call, opened.refill),
             "at": time.time(),
         }
 
     def energy(self, arm: str) -> Message:
-        """{"joules_per_call"} over at least five seconds, all that the package or card drew; {} without a counter."""
-        if self._joules is None:
-            return {}
+        """{"joules_per_call"} over at least five seconds, all that the package or card drew; {} without a counter, and
+        where inputs are restored between calls.
+        """
         opened, calls = self._opened(arm), 0
+        if self._joules is None or opened.refill is not None:  # the counter does not tell calls from what lies between
+            return {}
         joules, begun = self._joules(), time.monotonic()
         while (elapsed_s := time.monotonic() - begun) < ENERGY_S:
             calls += (opened.timer or self._timer).block(opened.call, opened.calls).calls
@@ -216,8 +219,10 @@ def _device_state(backend: BaseBackend) -> Message:
 def _counted_flops(module: Any, sample: Sample) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
+    given, state = sample.copy(), ModelState(module)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        first_tensor(module.eval()(*sample.args, **sample.kwargs))
+        first_tensor(module.eval()(*given.args, **given.kwargs))
+    state.restore()
     return float(counter.get_total_flops())
 
 

@@ -49,9 +49,10 @@ def compiled_with(model: nn.Module, work: Work, compiler: str, mode: str | None 
     if work.sample is None or work.learns(model):
         work.details["compile"] = f"{called}, at the first call"
         return model
+    given = work.sample.copy()
     try:
         with torch.no_grad():
-            model(*work.sample.args, **work.sample.kwargs)
+            model(*given.args, **given.kwargs)
     except RuntimeError as e:  # every error of dynamo and its back ends is one
         model._compiled_call_impl = None
         raise Skip(f"{compiler} failed: {str(e).strip().splitlines()[0]}") from e

@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from workers.backends.parts.placing import tensors_of
@@ -26,6 +27,18 @@ def inputs_sha256(value: Any) -> str:
     return digest.hexdigest()
 
 
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Of one tensor's dtype, shape and bits: tells whether a call changed it. Of a layout without plain bits (sparse,
+    quantised, nested) it is torch's counter of changes made in place.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        _add(digest, tensor)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return f"version {tensor._version}"
+    return digest.hexdigest()
+
+
 def _add(digest: Any, tensor: torch.Tensor) -> None:
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    digest.update(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy())

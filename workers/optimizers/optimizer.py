@@ -16,6 +16,7 @@ from workers.config import compile_mode_of
 from workers.levels import OptimizationLevel
 from workers.optimizers import history, passes, trial
 from workers.optimizers.comparing import furthest
+from workers.optimizers.inputs import Inputs
 from workers.optimizers.preparing import mark, placed
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
 from workers.optimizers.timing import Race, race
@@ -141,6 +142,7 @@ class _Trials:
         self.details: dict[str, str] = {}
         self.compile_s = 0.0
         self.warnings: list[str] = []
+        self.changes_inputs = False
         self.timer = Timer(work.backend)
         self.kind = work.backend.kind
         self.base = self.build(copied(model))
@@ -184,8 +186,7 @@ class _Trials:
             raise Skip(f"rolled back: {reason}")
         if not error.max_rel <= (limit := self._limit(one)):
             raise Skip(f"rolled back: off by {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
-        calls = trial.call_of(self.current, self.work), trial.call_of(candidate, self.work)
-        raced = race(*calls, self.timer)
+        raced = self._race(self.current, candidate)
         self.races[one.name] = raced
         self._remember(one.name, raced.ratio.median)
         # What saves memory may cost time: that is its purpose.
@@ -197,6 +198,14 @@ class _Trials:
         self.current, self.error = candidate, error
         if one.name in ("compile", "max_autotune"):
             self.compile_s += built_s
+
+    def _race(self, first: nn.Module, second: nn.Module) -> Race:
+        """Both on the same inputs: copies, where a call changes them in place."""
+        inputs = Inputs(self._sample())
+        before, after = (trial.call_of(one, self.work, inputs) for one in (first, second))
+        inputs.probe(before)
+        self.changes_inputs = bool(inputs.changed)
+        return race(before, after, self.timer, inputs=inputs)
 
     def _limit(self, one: passes.Pass) -> float:
         if self.tolerance is not None:
@@ -248,6 +257,10 @@ class _Trials:
                                 "give an input that the model takes") from e  # fmt: skip
             raise Skip(f"the model fails with it: {said[0] if said else repr(e)}") from e
 
+    def _sample(self) -> Sample:
+        assert self.work.sample is not None
+        return self.work.sample
+
     def _remember(self, name: str, speedup: float) -> None:
         history.remember(self.kind, str(torch.__version__), name, speedup)
 
@@ -255,7 +268,7 @@ class _Trials:
         names = [p.name for p in passes.PASSES if p in self.kept]
         applied = ["placement", *(f"{n}: {self.details[n]}" if n in self.details else n for n in names)]
         mark(final, level, applied)
-        whole = race(trial.call_of(self.base, self.work), trial.call_of(final, self.work), self.timer)
+        whole = self._race(self.base, final)
         metrics = {
             "latency_before_s": list(whole.first_s),
             "latency_after_s": list(whole.second_s),
@@ -272,10 +285,11 @@ class _Trials:
         return OptimizationResult(not self.warnings, final, level, applied, self.skipped, self.warnings, metrics)
 
     def _peaks(self, final: nn.Module) -> dict[str, int | None]:
-        return {
-            f"peak_bytes_{when}": self.work.backend.peak_of(trial.call_of(model, self.work))
-            for when, model in (("before", self.base), ("after", final))
-        }
+        peaks = {}
+        for when, model in (("before", self.base), ("after", final)):
+            inputs = Inputs(self._sample().copy() if self.changes_inputs else self._sample())
+            peaks[f"peak_bytes_{when}"] = self.work.backend.peak_of(trial.call_of(model, self.work, inputs))
+        return peaks
 
 
 def _require_number(name: str, value: Any, below: float, remedy: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from workers.benchmark.statistics import Interval, interval
 from workers.benchmark.timing import Timer
+from workers.optimizers.inputs import Inputs
 
 ROUNDS, WARMUP = 12, 2
 ROUND_S, LONGEST_S = 2e-3, 50e-3
@@ -26,16 +27,23 @@ class Race:
         return self.ratio.high < 1
 
 
-def race(first: Callable[[], Any], second: Callable[[], Any], timer: Timer, rounds: int = ROUNDS) -> Race:
+def race(
+    first: Callable[[], Any],
+    second: Callable[[], Any],
+    timer: Timer,
+    rounds: int = ROUNDS,
+    inputs: Inputs | None = None,
+) -> Race:
     """By the clock of the device that `timer` is of. Odd rounds begin with the second, so that neither always warms up
-    the caches for the other.
+    the caches for the other. `inputs` are those that calls of either use up.
     """
-    both = (first, second)
-    calls = _repeats(*(min(timer.block(call, 1).call_s for _ in range(WARMUP)) for call in both))
+    both, refill = (first, second), inputs.refill if inputs else None
+    calls = _repeats(*(min(timer.block(call, 1, refill=refill).call_s for _ in range(WARMUP)) for call in both))
+    calls = min(calls, inputs.max_calls) if inputs and inputs.changed else calls
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for which in (0, 1) if number % 2 == 0 else (1, 0):
-            times[which].append(timer.block(both[which], calls).call_s)
+            times[which].append(timer.block(both[which], calls, refill=refill).call_s)
     ratios = [a / b for a, b in zip(*times, strict=True)]
     return Race(interval(times[0]), interval(times[1]), interval(ratios))
 

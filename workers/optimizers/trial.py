@@ -8,19 +8,24 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.optimizers.comparing import all_tensors
+from workers.optimizers.inputs import Inputs
 from workers.optimizers.work import Work
 
 
-def call_of(model: nn.Module, work: Work) -> Callable[[], Any]:
-    """Work must have a sample. Training's loss sums the mean squares of all outputs: every weight gets a gradient."""
+def call_of(model: nn.Module, work: Work, inputs: Inputs | None = None) -> Callable[[], Any]:
+    """Work must have a sample; a copy of it is used up by each call, or what `inputs` has ready. Training's loss sums
+    the mean squares of all outputs: every weight gets a gradient.
+    """
     assert work.sample is not None
-    args, kwargs = work.sample
+    take = inputs.take if inputs else work.sample.copy
 
     def forward() -> Any:
+        args, kwargs = take()
         with torch.no_grad():
             return model(*args, **kwargs)
 
     def step() -> torch.Tensor:
+        args, kwargs = take()
         model.zero_grad(set_to_none=True)
         found = [t for t in all_tensors(model(*args, **kwargs)) if t.requires_grad]
         if not found:
@@ -38,11 +43,11 @@ def outcome(model: nn.Module, work: Work) -> list[torch.Tensor]:
     Training is looked at in eval mode: dropout would make two runs differ by itself.
     """
     assert work.sample is not None
-    was_training = model.training
+    was_training, given = model.training, work.sample.copy()
     model.eval()
     try:
         with torch.no_grad():
-            found = all_tensors(model(*work.sample.args, **work.sample.kwargs))
+            found = all_tensors(model(*given.args, **given.kwargs))
         work.backend.step_boundary()
         if work.training:
             call_of(model, work)()

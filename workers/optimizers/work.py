@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
+from workers.backends.parts.placing import map_tensors, tensors_of
 from workers.optimizers.comparing import Difference, all_tensors, furthest
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class Sample(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    def copy(self) -> "Sample":
+        """A deep copy: a call may change it in place. Views of one storage stay views of one."""
+        memo: dict[int, Any] = {id(t): t.detach().clone() for t in tensors_of(self) if not t.is_leaf}
+        try:
+            return copy.deepcopy(self, memo)
+        except (TypeError, RuntimeError):  # an object that cannot be copied is shared, the tensors beside it are not
+            return Sample(*map_tensors(tuple(self), lambda t: t.detach().clone()))
 
 
 @dataclass(slots=True)
@@ -75,11 +84,11 @@ def as_sample(value: Any) -> Sample | None:
 
 def outputs(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
     """Every tensor of one call, in eval mode and without gradients, so that looking changes nothing."""
-    training = model.training
+    training, given = model.training, sample.copy()
     model.eval()
     try:
         with torch.no_grad():
-            return all_tensors(model(*sample.args, **sample.kwargs))
+            return all_tensors(model(*given.args, **given.kwargs))
     finally:
         model.train(training)
 

@@ -106,6 +106,8 @@ def _open(context: Context, asked: _Asked, session: Session) -> dict[str, Data]:
             raise _refusal(case, e) from None
         prepared, first = (_seconds(facts[key]) for key in ("prepare_s", "first_call_s"))
         _say(f"{case}: prepared in {prepared}, first call {first}; {_checked(facts)}")
+        if facts.get("note"):
+            _say(f"{case}: {facts['note']}")
     return opened
 
 

@@ -48,9 +48,9 @@ def _checked(
     context: Context, model: nn.Module, prepared: nn.Module, sample: Sample, precision: torch.dtype
 ) -> Difference:
     """The distance from the caller's model. Raises UserError beyond the tolerance: a wrong model is no artefact."""
-    inputs = context.backend.to_device(sample)
+    given, inputs = sample.copy(), context.backend.to_device(sample.copy())
     with torch.no_grad():
-        want = first_tensor(model.eval()(*sample.args, **sample.kwargs))
+        want = first_tensor(model.eval()(*given.args, **given.kwargs))
         have = first_tensor(prepared(*inputs.args, **inputs.kwargs))
     error = difference(have, want)
     if not error.max_rel <= TOLERANCE[precision]:

@@ -40,7 +40,8 @@ def record(model: nn.Module, sample: Sample, backend: BaseBackend, steps: int, a
     placed.zero_grad()
     layers: list[Data] = []
     with _watched(placed, layers), autocast():
-        output = placed(*inputs.args, **inputs.kwargs)
+        given = inputs.copy()
+        output = placed(*given.args, **given.kwargs)
     loss = _loss(output)
     loss.backward()  # type: ignore[no-untyped-call]
     backend.step_boundary()
@@ -56,8 +57,9 @@ def _steps(
     for _ in range(steps):
         sgd.step()
         sgd.zero_grad()
+        given = inputs.copy()
         with autocast():
-            loss = _loss(model(*inputs.args, **inputs.kwargs))
+            loss = _loss(model(*given.args, **given.kwargs))
         loss.backward()  # type: ignore[no-untyped-call]
         backend.step_boundary()
         yield float(loss.detach().cpu())

@@ -38,7 +38,7 @@ def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
     xla: Any = importlib.import_module("torch_xla")
     metrics: Any = importlib.import_module("torch_xla.debug.metrics")
     device = xla.device()
-    inputs = place(sample, device)
+    inputs = place(sample.copy(), device)
     metrics.clear_counters()
     try:
         with torch.no_grad():
@@ -62,12 +62,12 @@ def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
 
 def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
     """Where torch.compile falls back to Python, and why. Raises NotRun."""
-    mine = _copied(model)
+    mine, given = _copied(model), sample.copy()
     explain: Any = torch._dynamo.explain
     with silenced(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            told = explain(mine)(*sample.args, **sample.kwargs)
+            told = explain(mine)(*given.args, **given.kwargs)
         except Exception as e:  # the user's forward runs inside
             raise NotRun(f"the compiler could not follow the model: {type(e).__name__}: {_first_line(e)}") from e
         finally:

@@ -59,6 +59,38 @@ class Blocks(nn.Module):
         return x
 
 
+class Normalised(nn.Module):
+    """Changes its input in place, as much code for images does."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.largest = perceptron(), Largest()
+
+    def forward(self, x):
+        with torch.no_grad():
+            x.sub_(0.5).div_(0.25)
+        if isinstance(largest := x.abs().max(), torch.Tensor):  # and not what fx follows a model with
+            self.largest.append(float(largest))
+        return self.body(x)
+
+
+class Largest(list):
+    """Of a model and all its copies."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_changes_its_input_in_place_gets_the_same_one_in_every_trial(name):
+    model, x = Normalised(), torch.rand(4, 16)
+    given = x.clone()
+    _, result = get_optimizer(name).optimize(model, "conservative", given)
+    assert (result.success, result.warnings) == (True, [])
+    assert max(model.largest) <= 2 and len(model.largest) > 20
+    assert torch.equal(given, x)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pass_of_a_level_is_applied_or_skipped_with_a_reason_and_the_model_is_untouched(name):
     model, x = perceptron(), torch.rand(4, 16)

@@ -84,7 +84,8 @@ def record(model: nn.Module, sites: Sequence[Site], sample: Sample, device: torc
     try:
         recorder = Recorder()
         with torch.no_grad(), recorder:
-            model(*sample.args, **sample.kwargs)
+            given = sample.copy()
+            model(*given.args, **given.kwargs)
     finally:
         for site in sites:
             swapping.take_out(site.module)

@@ -1,0 +1,223 @@
+"""A model may change its inputs and buffers in place: each timed call gets them as the first call had them."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cluster.errors import UserError
+from workers import backends
+from workers.benchmark import arm
+from workers.benchmark.repetition import Repetition
+from workers.benchmark.session import Session
+from workers.optimizers.inputs import MAX_COPIES, Inputs
+from workers.optimizers.work import Sample, as_sample
+
+Batch = namedtuple("Batch", "images labels")
+
+
+class Seen(list):
+    """Of a model and all its copies."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@dataclass
+class Cache:
+    keys: torch.Tensor
+    length: int = 0
+
+
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch):
+    monkeypatch.setattr(arm, "WARMUP_MOST_S", 0.05)
+
+
+@pytest.fixture
+def backend():
+    with backends.create("cpu") as made:
+        yield made
+
+
+class Model(nn.Module):
+    """Has a weight to train; `change` gets the inputs and may do to them what it likes. `seen` has what came in."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer, self.change, self.seen = nn.Linear(4, 2), change, Seen()
+
+    def forward(self, *args, **kwargs):
+        if self.layer.weight.dtype == torch.float32:  # the reference is computed in float64
+            self.seen.append(repr((args, kwargs)))
+        x = self.change(*args, **kwargs)
+        return self.layer(x.to(self.layer.weight.dtype))
+
+
+def normalise(x):
+    with torch.no_grad():
+        return x.sub_(0.5).div_(0.25)
+
+
+def pop_a_label(batch):
+    batch.pop("labels")
+    return batch["x"]
+
+
+def grow(x, cache):
+    cache.append(x)
+    return x
+
+
+def fill(x, cache):
+    cache.keys = torch.cat([cache.keys, x])
+    cache.length += 1
+    return x
+
+
+def x():
+    return torch.linspace(0, 1, 12).reshape(3, 4)
+
+
+KINDS = {
+    "a tensor": (normalise, lambda: x(), ["input[0]"]),
+    "a tensor in a dict": (lambda b: normalise(b["x"]), lambda: ({"x": x(), "y": x()},), ["input[0]['x']"]),
+    "a keyword argument": (lambda *, mask, data: normalise(mask) + data, lambda: {"mask": x(), "data": x()},
+                           ["input['mask']"]),
+    "in a tuple in a list": (lambda v: normalise(v[1][0]), lambda: ([x(), (x(),)],), ["input[0][1][0]"]),
+    "a named tuple": (lambda b: normalise(b.images), lambda: (Batch(x(), x()),), ["input[0][0]"]),
+    "a dict that loses a key": (pop_a_label, lambda: ({"x": x(), "labels": x()},), ["input[0]['labels']"]),
+    "a list that grows": (grow, lambda: (x(), [x()]), ["input[1][1]"]),
+    "an object with a cache": (fill, lambda: (x(), Cache(x())), ["input[1].keys", "input[1].length"]),
+    "a view of another input": (lambda a, b: normalise(a) + b * 0,
+                                lambda: (lambda base: (base, base[:]))(x()), ["input[0]", "input[1]"]),
+}  # fmt: skip
+
+
+def opened(session, mode="forward"):
+    cell = {"case": f"user/m/{mode}", "precision": "fp32", "level": "O1"}
+    return session.handle({"do": "open", "arm": "a", "cell": cell})
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_call_gets_its_input_as_the_first_had_it(backend, kind, mode):
+    change, make, names = KINDS[kind]
+    model = Model(change)
+    session = Session(backend, 0, lambda: (model, as_sample(make())))
+    told = opened(session, mode)
+    assert told["changed_in_place"] == names, told
+    assert "in place" in told["note"] and names[0] in told["note"]
+    assert told["accuracy"]["ok"] is True and told["calls_per_part"] <= MAX_COPIES
+    session.handle({"do": "block", "arm": "a"})
+    first, *others = model.seen
+    assert len(others) > told["calls_per_part"] and set(others) == {first}
+
+
+def test_what_changes_nothing_is_called_on_one_input_without_a_copy(backend):
+    model, places = Model(lambda x: places.add(x.data_ptr()) or x * 2), set()
+    told = opened(Session(backend, 0, lambda: (model, as_sample(x()))))
+    assert "note" not in told and "changed_in_place" not in told
+    places.clear()
+    session = Session(backend, 0, lambda: (model, as_sample(x())))
+    opened(session)
+    places.clear()
+    session.handle({"do": "block", "arm": "a"})
+    assert len(places) == 1
+
+
+class Counting(nn.Module):
+    """A cache of fixed size with a place to write to, as generation has; it is used up after `size` calls."""
+
+    def __init__(self, size=3, replaces=False):
+        super().__init__()
+        self.layer, self.replaces = nn.Linear(4, 4), replaces
+        self.register_buffer("cache", torch.zeros(size, 4))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.cache[self.place] = y[0].detach()
+        if self.replaces:
+            self.place = self.place + 1
+        else:
+            self.place += 1
+        return y + self.cache.sum(0)
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["written in place", "replaced"])
+def test_buffers_that_go_on_changing_are_restored_before_each_call(backend, replaces):
+    session = Session(backend, 0, lambda: (Counting(replaces=replaces), as_sample(x())))
+    told = opened(session)
+    assert told["changed_in_place"] == ["buffer cache", "buffer place"], told
+    assert (told["calls_per_part"], told["accuracy"]["ok"]) == (1, True)
+    assert session.handle({"do": "block", "arm": "a"})["calls"] == 1
+
+
+class Norm(nn.Module):
+    """Its statistics move in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_training_may_change_parameters_and_buffers(backend, mode):
+    told = opened(Session(backend, 0, lambda: (Norm(), as_sample(x()))), mode)
+    assert "note" not in told and told["accuracy"]["ok"] is True
+
+
+class Lazy(nn.Module):
+    """Fills in a table at the first call only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("angles", torch.zeros(4))
+
+    def forward(self, x):
+        self.angles.copy_(torch.arange(4.0))
+        return self.layer(x + self.angles)
+
+
+def test_a_buffer_that_only_the_first_call_changes_is_left_as_it_then_is(backend):
+    told = opened(Session(backend, 0, lambda: (Lazy(), as_sample(x()))))
+    assert "note" not in told
+
+
+class Drifting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.mul_(1.5)
+        return F.linear(x, self.scale[None])
+
+
+def test_a_forward_that_changes_a_parameter_is_refused_with_its_name(backend):
+    told = opened(Session(backend, 0, lambda: (Drifting(), as_sample(x()))))
+    assert "each forward changes parameter scale" in told["failed"] and "register" in told["failed"]
+
+
+def test_kernels_that_change_an_input_are_refused():
+    repetition = Repetition(lambda given: given.args[0].mul_(2), Sample((x(),), {}), to_host=torch.Tensor.cpu)
+    repetition.first()
+    with pytest.raises(UserError, match=r"the kernels change input\[0\] in place"):
+        repetition.settle(lambda call: call())
+
+
+def test_copies_keep_what_tensors_share_and_are_not_more_than_fit():
+    base = x()
+    sample = Sample((base, base.t(), base[:0]), {"grown": (base.requires_grad_(True) * 2)}).copy()
+    assert sample.args[0].data_ptr() == sample.args[1].data_ptr() != base.data_ptr()
+    assert sample.args[1].stride() == (1, 4) and torch.equal(sample.kwargs["grown"], base * 2)
+    assert Inputs(Sample((torch.empty(1 << 30, device="meta", dtype=torch.uint8),), {})).max_calls == 2
