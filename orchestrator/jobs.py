@@ -9,6 +9,7 @@ from cluster.validation import checked
 from orchestrator import file_get, file_put, spec, spec_parts
 from orchestrator.connection import Bytes
 from orchestrator.file_transfer import listed
+from orchestrator.log_lines import joined
 from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
 from orchestrator.show.grid import Stack
@@ -82,13 +83,17 @@ class JobFailed(PolyfleetError):
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """`stream` is stdout or stderr; `epoch` the attempt."""
+    """`stream` is stdout or stderr; `epoch` the attempt. One that was read before its end is `unfinished`; its rest
+    comes as another one of the same rank and stream, which `continues` it.
+    """
 
     time: str
     epoch: int
     rank: int
     stream: str
     text: str
+    continues: bool = False
+    unfinished: bool = False
 
 
 class Log(list[LogLine]):
@@ -139,11 +144,11 @@ class JobHandle:
     def logs(self, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None) -> Log:
         """Its lines so far."""
         page = self._client.logs(self.id, rank=rank, epoch=epoch, tail=tail)
-        log = Log(LogLine(**line) for line in page["lines"])
+        lines = page["lines"]
         while tail is None and page["lines"]:
             page = self._client.logs(self.id, rank=rank, epoch=epoch, cursor=page["cursor"])
-            log += [LogLine(**line) for line in page["lines"]]
-        return log
+            lines += page["lines"]
+        return Log(LogLine(**line) for line in joined(lines))
 
     def follow(self, *, rank: int | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Its lines as they come, until it has ended."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.output import Format, Output, Ref, say
+from orchestrator.log_lines import source
 from orchestrator.show.text import log_lines
 
 if TYPE_CHECKING:
@@ -58,28 +59,51 @@ def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
 
 
 class Printer:
-    """Prints pages of lines as they come. A rank is named once a job has shown more than one of them."""
+    """Prints pages of lines as they come. A rank is named once a job has shown more than one of them. An unfinished
+    line is printed without its end; what then comes of it is put behind it, or on a line of its own if another was
+    printed in between.
+    """
 
     def __init__(self, output: Format):
         self._output = output
         self._ranks: set[int] = set()
+        self._at: tuple[int, int, str] | None = None  # whose line the cursor stands in
 
     def print(self, lines: list[Data]) -> None:
         from orchestrator.cli.output import write
 
         if lines:
-            write("\n".join(map(self._shown, lines)))
+            write("".join(map(self._shown, lines)), end="")
+
+    def close(self) -> None:
+        """End the line in which the cursor stands."""
+        from orchestrator.cli.output import write
+
+        if self._at is not None:
+            write("")
+            self._at = None
 
     def _shown(self, line: Data) -> str:
         from orchestrator.cli.output import as_json, as_yaml
 
         if self._output is Format.JSON:
-            return as_json(line, indent=None)
+            return as_json(line, indent=None) + "\n"
         if self._output is Format.YAML:
-            return as_yaml([line])
+            return as_yaml([line]) + "\n"
+        return self._behind_cursor(line)
+
+    def _behind_cursor(self, line: Data) -> str:
         self._ranks.add(line["rank"])
         prefix = f"[{line['rank']}] " if len(self._ranks) > 1 else ""
-        return "\n".join(prefix + text for text in log_lines(line["text"]))
+        before, self._at = self._at, source(line) if line.get("unfinished") else None
+        end = "" if line.get("unfinished") else "\n"
+        if line.get("continues") and before == source(line):
+            return "\n".join(log_lines(line["text"])) + end
+        if line.get("continues") and not line["text"]:  # only its end, and the cursor has left it
+            self._at = before
+            return ""
+        broken = "\n" if before is not None else ""
+        return broken + "\n".join(prefix + text for text in log_lines(line["text"])) + end
 
 
 def print_lines(pages: Iterable[list[Data]], output: Format) -> int:
@@ -88,4 +112,5 @@ def print_lines(pages: Iterable[list[Data]], output: Format) -> int:
     for lines in pages:
         count += len(lines)
         printer.print(lines)
+    printer.close()
     return count

@@ -64,10 +64,10 @@ def as_yaml(data: Any) -> str:
     return document if escaped(document) == document else as_json(data)
 
 
-def write(text: str) -> None:
+def write(text: str, end: str = "\n") -> None:
     """`text` and a line end on stdout. Ends the command quietly when whoever read it has gone."""
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(text + end)
         sys.stdout.flush()
     except OSError as e:
         # Python flushes once more at exit and would complain: let that go nowhere

@@ -139,8 +139,10 @@ def _print_log(client: "Client", job_id: str, following: "_Following") -> None:
                 with following.undisturbed():
                     printer.print(page["lines"])
                     cursor = page["cursor"]
+            printer.close()
             return
         except KeyboardInterrupt:
+            printer.close()
             if not _can_ask():
                 raise
             if _asked(job_id) == "cancel":

@@ -9,10 +9,10 @@ from cluster.errors import NotFound, PolyfleetError
 from orchestrator.core.attempts import node_of, ranks_of
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
+from orchestrator.log_lines import joined, parsed
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.kept_logs import KeptLogs
 
-STREAMS = {"out": "stdout", "err": "stderr"}
 STAMP = len("2026-11-20T23:14:53.123456Z")
 LEAST_BYTES = 64 << 10
 """Of one rank; a page of a job of many ranks may be so much longer than asked for."""
@@ -69,7 +69,7 @@ class Logs:
         at: dict[str, int] = {}
         for attempt in reversed(self._attempts(record, epoch)):
             wanted = count - len(lines)
-            lines = [*self._last(record, attempt, rank, at, wanted), *lines]
+            lines = [*self._last_whole(record, attempt, rank, at, wanted), *lines]
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
 
     def away(self, record: Record, epoch: int | None) -> list[str]:
@@ -89,6 +89,18 @@ class Logs:
         if not attempts and record.attempts:
             raise NotFound(f"{record.job.id} has no attempt {epoch}", f"it has 1 to {record.job.epoch}")
         return attempts
+
+    def _last_whole(
+        self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], count: int
+    ) -> list[dict[str, Any]]:
+        """The last `count` lines, also where a line lies in several pieces: it is begun once there is one before it."""
+        pieces = count + 1 if count else 0
+        while True:
+            found = self._last(record, attempt, rank, at, pieces)
+            lines = joined(found)
+            if len(lines) > count or len(found) < pieces or not count:
+                return lines[len(lines) - count :] if len(lines) > count else lines
+            pieces *= 2
 
     def _last(
         self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], count: int
@@ -127,10 +139,10 @@ class Logs:
                 page.cut(first.latest)
             if page.texts:
                 at[page.key] = page.next
-        lines = [line(text, page.epoch, page.rank) for page in pages for text in page.texts]
+        lines = [parsed(text, page.epoch, page.rank) for page in pages for text in page.texts]
         if len(pages) > 1:
             lines.sort(key=lambda line: str(line["time"]))
-        return lines
+        return joined(lines)
 
     def _of_rank(self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int) -> Page | None:
         key = f"{epoch}.{rank}"
@@ -177,10 +189,3 @@ def placed_ranks(record: Record, attempt: Attempt, wanted: int | None = None) ->
 
 def _settled(record: Record) -> bool:
     return record.job.state in TERMINAL and record.live is None
-
-
-def line(text: str, epoch: int, rank: int) -> dict[str, Any]:
-    """`2026-11-20T23:14:53.123456Z out hello` as its parts."""
-    time, _, rest = text.partition(" ")
-    stream, _, said = rest.partition(" ")
-    return {"time": time, "epoch": epoch, "rank": rank, "stream": STREAMS.get(stream, stream), "text": said}

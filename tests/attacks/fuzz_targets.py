@@ -24,7 +24,7 @@ from cluster.requirements import plain_requirement
 from cluster.spec import parse_fleet
 from orchestrator import env_file, resources
 from orchestrator.ignoring import FILE, GIT_FILE, ignored
-from orchestrator.runtime.logs import line
+from orchestrator.log_lines import parsed
 from orchestrator.server import record as server_record
 from orchestrator.spec import parse_job
 from workers.attempt.attempt import Attempt
@@ -301,7 +301,7 @@ def _outcome(data: bytes, folder: Path) -> object:
 
 
 def _log_line(data: bytes, folder: Path) -> object:
-    return [line(text, 1, 0) for text in data.decode("utf-8", "replace").split("\n")]
+    return [parsed(text, 1, 0) for text in data.decode("utf-8", "replace").split("\n")]
 
 
 def _fleet_records() -> list[bytes]:

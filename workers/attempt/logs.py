@@ -1,5 +1,6 @@
 """A rank's output, line by line into its log: time-stamped, named out or err, without secrets."""
 
+import math
 import re
 import time
 from pathlib import Path
@@ -12,12 +13,17 @@ LIMIT_BYTES = 1 << 30
 LONGEST_LINE_BYTES = 64 << 10
 LONGEST_TEXT = 128 << 10
 """Characters, of up to four bytes: with its stamp a line is shorter than log_files.LONGEST_READ_BYTES."""
+SILENT_S = 2.0
+"""After so long what stands of an unfinished line is written: what a program says before it hangs matters most."""
+MARK = "+"
 # A progress bar's carriage return ends a line too.
 END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 
 
 class RankLog:
     """Writes `2026-11-20T23:14:53.123456Z out TEXT`. A full disk costs lines, which are counted, never the attempt.
+
+    A line that is written before its end has `out+` for `out`, its rest `+out`, or `+out+` where that has no end yet.
 
     Nothing but a line feed ends a line of the log, and none is in a TEXT: what a rank prints is never taken for another
     time or stream.
@@ -27,6 +33,8 @@ class RankLog:
         self._log = Writer(path, limit_bytes)
         self._redact = redact
         self._rest = {"out": bytearray(), "err": bytearray()}
+        self._unfinished: dict[str, str] = {}  # by stream: what is written of a line that has not ended
+        self._fed_s = {"out": 0.0, "err": 0.0}
         self._lost = 0
         self.errors = StderrTail()
         if redact.too_short:
@@ -38,6 +46,7 @@ class RankLog:
         rest = self._rest[stream]
         searched = max(len(rest) - 1, 0)
         rest += data
+        self._fed_s[stream] = time.monotonic()
         # A carriage return at the end may be the first half of \r\n.
         whole = max(rest.rfind(b"\n", searched), rest.rfind(b"\r", searched, len(rest) - 1)) + 1
         if whole:
@@ -48,6 +57,21 @@ class RankLog:
             self._write(stream, self._texts(block[:whole]))
         if len(rest) > LONGEST_LINE_BYTES + self._redact.longest:
             self._cut(stream)
+
+    def flush(self) -> None:
+        """Write what stands of the line of a stream that has been silent for SILENT_S, but for what may be the start of
+        a secret, of a character or of `\\r\\n`.
+        """
+        until_s = time.monotonic() - SILENT_S
+        for stream, rest in self._rest.items():
+            if rest and self._fed_s[stream] <= until_s:
+                self._fed_s[stream] = math.inf
+                clean = self._redact.clean(bytes(rest))
+                at = _whole_characters(clean, len(clean) - self._redact.started(clean))
+                at -= clean[:at].endswith(b"\r")
+                self._rest[stream] = bytearray(clean[at:])
+                *whole, last = END_OF_LINE.split(clean[:at])
+                self._write(stream, _decoded([*whole, last] if last else whole), unfinished=bool(last))
 
     def _cut(self, stream: str) -> None:
         """A line without end is written in pieces; what could be the start of a secret stays for the next one."""
@@ -60,17 +84,24 @@ class RankLog:
         lines = END_OF_LINE.split(self._redact.clean(data))
         if not lines[-1]:
             lines.pop()
-        return [piece for line in lines for piece in _pieces(line.decode("utf-8", "backslashreplace"))]
+        return _decoded(lines)
 
-    def _write(self, stream: str, texts: list[str]) -> None:
+    def _write(self, stream: str, texts: list[str], unfinished: bool = False) -> None:
         if not texts:
             return
+        before = self._unfinished.pop(stream, None)
+        marks = [stream] * len(texts)
+        marks[0] = marks[0] if before is None else f"{MARK}{marks[0]}"
         if stream == "err":
-            self.errors.add(texts)
+            self.errors.add([(before or "") + texts[0], *texts[1:]], continues=before is not None)
+        if unfinished:
+            marks[-1] += MARK
+            self._unfinished[stream] = (((before or "") if len(texts) == 1 else "") + texts[-1])[:LONGEST_TEXT]
         stamp = _stamp()
+        lines = [f"{stamp} {mark} {text}\n" for mark, text in zip(marks, texts, strict=True)]
         if self._lost:
-            texts = [f"[polyfleet: {self._lost} lines lost, the disk was full]", *texts]
-        data = "".join(f"{stamp} {stream} {text}\n" for text in texts).encode()
+            lines = [f"{stamp} {stream} [polyfleet: {self._lost} lines lost, the disk was full]\n", *lines]
+        data = "".join(lines).encode()
         written = self._log.append(data)
         lost = data.count(b"\n", written)
         self._lost = self._lost + lost - 1 if self._lost and not written else lost
@@ -78,13 +109,17 @@ class RankLog:
     def end(self, stream: str) -> None:
         """The stream has ended: write what came after its last line break."""
         rest, self._rest[stream] = bytes(self._rest[stream]).rstrip(b"\r"), bytearray()
-        if rest:
-            self._write(stream, self._texts(rest))
+        if rest or stream in self._unfinished:
+            self._write(stream, self._texts(rest) or [""])
 
     def close(self) -> None:
         self.end("out")
         self.end("err")
         self._log.close()
+
+
+def _decoded(lines: list[bytes]) -> list[str]:
+    return [piece for line in lines for piece in _pieces(line.decode("utf-8", "backslashreplace"))]
 
 
 def _pieces(text: str) -> list[str]:
@@ -99,6 +134,16 @@ def _between_characters(data: bytes, at: int) -> int:
     while 0 < start < len(data) and at - start < 4 and data[start] & 0xC0 == 0x80:
         start -= 1
     return start if at - start < 4 else at
+
+
+def _whole_characters(data: bytes, at: int) -> int:
+    """`at`, or the start of a UTF-8 character before it whose rest has not come yet."""
+    for back in range(1, min(at, 3) + 1):
+        byte = data[at - back]
+        if byte & 0xC0 != 0x80:
+            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return at - back if back < needed else at
+    return at
 
 
 def _stamp() -> str:

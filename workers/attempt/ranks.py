@@ -98,6 +98,11 @@ class Ranks:
                 self._close(key.fd)
                 self.logs[number].end(stream)
 
+    def flush(self) -> None:
+        """Unfinished lines of streams that are silent go to the logs."""
+        for log in self.logs.values():
+            log.flush()
+
     def _close(self, descriptor: int) -> None:
         self.selector.unregister(descriptor)
         os.close(descriptor)

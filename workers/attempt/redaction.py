@@ -28,6 +28,7 @@ class Redactor:
         given = [s for s in secrets if s]
         found = _forms(s for s in given if len(s) >= SHORTEST) if given else []
         self.too_short = sum(len(s) < SHORTEST for s in given)
+        self._all = found
         self.longest = max(map(len, found), default=0)
         self._short = [form for form in found if len(form) < WINDOW_BYTES]
         self._by_gram: dict[int, list[bytes]] = defaultdict(list)
@@ -65,6 +66,11 @@ class Redactor:
         aligned = memoryview(data)[: len(data) // GRAM_BYTES * GRAM_BYTES].cast("I")
         likely = {form for gram in self._grams.intersection(aligned) for form in self._by_gram[gram]}
         return sorted(span for form in (*likely, *self._short) for span in _occurrences(data, form))
+
+    def started(self, data: bytes) -> int:
+        """How many bytes at the end of `data` may be the first of a secret."""
+        tail = data[-self.longest :] if self.longest else b""
+        return max((n for n in range(1, len(tail) + 1) if any(f.startswith(tail[-n:]) for f in self._all)), default=0)
 
     def begun(self, lines: bytes) -> int:
         """How many bytes at the end of these whole lines may be the first lines of a secret that has more of them."""

@@ -45,11 +45,21 @@ class StderrTail:
         self._root_line = 0
         self._in_root_cause = False
 
-    def add(self, texts: list[str]) -> None:
+    def add(self, texts: list[str], continues: bool = False) -> None:
+        """`continues`: the first text is the newest line once more, with what was missing of it."""
+        if continues:
+            self._forget_newest()
         for text in texts:
             self._count += 1
             self._add(COLOUR.sub("", text[:MAX_CHARACTERS]))
         self._lines.extend(texts[-LAST_LINES:])
+
+    def _forget_newest(self) -> None:
+        if self._lines:
+            self._lines.pop()
+        if self._errors and self._errors[-1].line == self._count:
+            self._errors.pop()
+        self._count -= 1
 
     def _add(self, line: str) -> None:
         of_rank = OF_RANK.fullmatch(line)

@@ -80,6 +80,7 @@ class Supervisor:
         while self.ranks.running or self._lingers():
             self.ranks.turn(LOOK_EVERY_S)
             self._reap()
+            self.ranks.flush()
             if lease.now_s() - self.looked_s >= LOOK_EVERY_S:
                 self._look()
             if not self.ranks.running:

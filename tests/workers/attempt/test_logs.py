@@ -3,6 +3,7 @@ import resource
 
 import pytest
 
+from workers.attempt import logs
 from workers.attempt.logs import LONGEST_LINE_BYTES, RankLog
 from workers.attempt.redaction import Redactor
 
@@ -74,3 +75,69 @@ def test_the_error_on_stderr_is_remembered(tmp_path):
     log.feed("out", b"unrelated\n")
     assert log.errors.reason == "ValueError: boom"
     log.close()
+
+
+@pytest.fixture
+def silent(tmp_path, monkeypatch):
+    """silent([pieces], secrets) -> lines of the log with their streams, where stdout was silent after each piece."""
+
+    def write(pieces, *secrets):
+        monkeypatch.setattr(logs, "SILENT_S", 0.0)
+        log, seen = RankLog(tmp_path / "rank-0.log", Redactor(secrets)), []
+        for piece in pieces:
+            log.feed("out", piece)
+            log.flush()
+            seen.append(lines())
+        log.close()
+        return [*seen, lines()]
+
+    def lines():
+        return [line.partition(" ")[2] for line in (tmp_path / "rank-0.log").read_text().split("\n")[:-1]]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("pieces", "first", "last"),
+    [
+        ([b"shard 7 ... "], ["out+ shard 7 ... "], ["out+ shard 7 ... ", "+out "]),
+        ([b"shard 7 ... ", b"done\n"], ["out+ shard 7 ... "], ["out+ shard 7 ... ", "+out done"]),
+        ([b"a", b"b", b"c\nd\n"], ["out+ a"], ["out+ a", "+out+ b", "+out c", "out d"]),
+        ([b"10%\r50%\r", b"60%\r"], ["out 10%", "out+ 50%"], ["out 10%", "out+ 50%", "+out ", "out+ 60%", "+out "]),
+        ([b"dos\r", b"\nnext\r\n"], ["out+ dos"], ["out+ dos", "+out ", "out next"]),
+        ([b"caf\xc3", b"\xa9\n"], ["out+ caf"], ["out+ caf", "+out \u00e9"]),
+        ([b"\xe2\x98", b"\x83"], [], ["out+ \u2603", "+out "]),
+        ([b"whole\n"], ["out whole"], ["out whole"]),
+    ],
+    ids=["never ended", "ended", "in three", "a progress bar", "CR LF", "half a character", "a third of one", "whole"],
+)
+def test_the_unfinished_line_of_a_silent_stream_is_written_and_then_completed(silent, pieces, first, last):
+    seen = silent(pieces)
+    assert (seen[0], seen[-1]) == (first, last)
+
+
+def test_the_start_of_a_secret_is_not_written_before_the_rest_of_it_has_come(silent):
+    seen = silent([b"token=s3c", b"r3t; again s3cr3t and s", b"o on\n"], "s3cr3t")
+    assert seen[0] == ["out+ token="]
+    assert seen[-1] == ["out+ token=", "+out+ ***; again *** and ", "+out so on"]
+    lines = "-----BEGIN\nabcdef\n-----END"
+    assert "abcdef" not in str(silent([b"key: -----BEGIN\nabc", b"def\n-----END", b"!\n"], lines))
+
+
+def test_a_stream_that_goes_on_printing_is_written_by_lines(tmp_path):
+    log = RankLog(tmp_path / "log", Redactor([]))
+    log.feed("out", b"not yet")
+    log.flush()
+    assert (tmp_path / "log").read_text() == ""
+    log.close()
+
+
+def test_the_last_line_of_stderr_is_whole_though_it_was_written_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "SILENT_S", 0.0)
+    log = RankLog(tmp_path / "log", Redactor([]))
+    for piece in (b"OSError: No space ", b"left on ", b"device"):
+        log.feed("err", piece)
+        log.flush()
+    assert log.errors.reason == "OSError: No space left on device" and log.errors.says_full
+    log.close()
+    assert log.errors.reason == "OSError: No space left on device"
