@@ -65,10 +65,15 @@ def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    mode = 0o755 if info.external_attr >> 16 & stat.S_IXUSR else 0o644
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as to:
         shutil.copyfileobj(content, to, archives.COPY_BYTES)
+        os.fchmod(descriptor, _mode(info))  # whatever the umask here is
+
+
+def _mode(info: zipfile.ZipInfo) -> int:
+    """Its owner may read it always. No setuid, and nobody else may write."""
+    return info.external_attr >> 16 & 0o755 | stat.S_IRUSR if info.external_attr >> 16 else 0o644
 
 
 def _exhaust(content: IO[bytes]) -> None:

@@ -1,7 +1,8 @@
 """A working folder as one zip archive: the same folder gives the same bytes, so that its SHA-256 names it.
 
-Left out: version control, caches, environments, compiled files, what `.polyfleetignore` names, and, told to the user,
-what .gitignore names and what looks like credentials. Links are followed inside the folder, refused outside.
+Left out: what `.polyfleetignore` names, and, told to the user, version control, caches, environments, compiled files,
+what .gitignore names, what looks like credentials, and what has no content. Links are followed inside the folder,
+refused outside.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from pathlib import Path
 from cluster import archives
 from cluster.errors import SpecError, UserError
 from orchestrator import ignoring
-from orchestrator.submitted_folder import LeftOut, Walk
+from orchestrator.submitted_folder import LeftOut, Walk, leave_out, send_as_data
 
 SCRATCH = "polyfleet-sending-"
 OUR_NAMES = ("workers", "cluster", "orchestrator")
@@ -65,7 +66,7 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
     """Write `folder` to the file `archive`. Raises SpecError or UserError, with nothing left behind."""
     _refuse_unless_folder(folder)
     rules = ignoring.ignored(folder)
-    walk = Walk(folder.resolve(), [], [])
+    walk = Walk(folder.resolve())
     files = sorted(_within_limits(folder, walk.files(folder, rules)))
     refuse_our_names((name for name, _ in files), task)
     try:
@@ -82,7 +83,8 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
         raise
     with archive.open("rb") as f:
         sha = hashlib.file_digest(f, "sha256").hexdigest()
-    return Package(sha, archive, len(files), size, walk.left_out())
+    count = sum(not name.endswith("/") for name, _ in files)
+    return Package(sha, archive, count, size, walk.left_out())
 
 
 def _refuse_unless_folder(folder: Path) -> None:
@@ -119,20 +121,26 @@ def _within_limits(folder: Path, files: Iterator[tuple[str, Path]]) -> Iterator[
     total = count = 0
     by_top: dict[str, int] = {}
     for name, path in files:
-        size = path.stat().st_size
+        size = 0 if name.endswith("/") else path.stat().st_size
         total, count = total + size, count + 1
         top = name.partition("/")[0]
         by_top[top] = by_top.get(top, 0) + size
         if total > LIMIT_BYTES or count > LIMIT_FILES:
-            largest = ", ".join(
-                f"{t} ({by_top[t] / 2**20:.0f} MiB)" for t in sorted(by_top, key=by_top.__getitem__)[:-4:-1]
-            )
+            tops = sorted(by_top, key=by_top.__getitem__)[:-4:-1]
+            largest = ", ".join(f"{t} ({by_top[t] / 2**20:.0f} MiB)" for t in tops)
             raise SpecError(
                 "working_dir",
                 f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files; the largest so far: {largest}",
-                "keep code in it and data elsewhere: jobs reach data by path or by name",
+                f"{leave_out(tops[0])}; {send_as_data(folder / tops[0], tops[0])}",
             )
         yield name, path
+
+
+def _mode(path: Path) -> int:
+    """The owner's rights. Others have the same but for writing, or none: not what this user's umask happens to be."""
+    mode = path.stat().st_mode
+    owner = (mode & stat.S_IRWXU) >> 6
+    return owner << 6 | (owner & 0o5) * 0o11 if mode & stat.S_IRWXO else owner << 6
 
 
 def _write(files: list[tuple[str, Path]], archive: Path) -> int:
@@ -142,8 +150,10 @@ def _write(files: list[tuple[str, Path]], archive: Path) -> int:
             info = zipfile.ZipInfo(name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3
-            executable = path.stat().st_mode & stat.S_IXUSR
-            info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+            info.external_attr = (stat.S_IFDIR if name.endswith("/") else stat.S_IFREG | _mode(path)) << 16
+            if name.endswith("/"):
+                zipped.writestr(info, b"")
+                continue
             with path.open("rb") as source, zipped.open(info, "w") as target:
                 while piece := source.read(PIECE_BYTES):
                     target.write(piece)

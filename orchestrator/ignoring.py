@@ -1,7 +1,8 @@
 """Which files of a submitted folder stay behind: those that .gitignore names, those that look like credentials, and
 those that `.polyfleetignore` names, whose lines come last and can take anything back with `!`.
 
-.gitignore counts as for git: in every folder, deeper ones first, and from the folders above up to the repository's own.
+.gitignore counts as for git: within a repository only, there in every folder, deeper ones first, and from the folders
+above up to the repository's own.
 What only this user has told git (core.excludesFile, .git/info/exclude) does not count: the same commit gives the same
 archive, whoever submits it. As with git, nothing below a folder that is left out can be taken back.
 """
@@ -39,11 +40,12 @@ class Why(Enum):
 class Ignored:
     """The rules that hold in one folder: `own` is the user's file; `git` has each .gitignore with the path of its
     folder, the deepest first. That path ends in a slash and is relative to the submitted folder; one above it is told
-    by what is to be put before a name instead, as `../sub/` is.
+    by what is to be put before a name instead, as `../sub/` is. `in_repository`: the folder lies in one.
     """
 
     own: Rules
     git: tuple[tuple[str, Rules], ...] = ()
+    in_repository: bool = False
 
     def why(self, name: str, is_folder: bool, is_link: bool = False) -> Why | None:
         """What leaves `name`, relative to the submitted folder, out; None: it is sent."""
@@ -58,15 +60,19 @@ class Ignored:
 
     def inside(self, folder: Path, prefix: str) -> "Ignored":
         """The rules in `folder`, which lies at `prefix` (`a/b/`) of the submitted one. Raises SpecError."""
-        rules = _git_file(folder)
-        return Ignored(self.own, ((prefix, rules), *self.git)) if rules.rules else self
+        in_repository = self.in_repository or (folder / ".git").exists()
+        rules = _git_file(folder) if in_repository else Rules()
+        git = ((prefix, rules), *self.git) if rules.rules else self.git
+        return Ignored(self.own, git, in_repository)
 
 
 def ignored(folder: Path) -> Ignored:
     """Before the submitted folder is entered: its own file, and what folders above say. Raises SpecError for a file
     that cannot be read.
     """
-    return Ignored(_own_file(folder), tuple(_above(folder.resolve())))
+    here = folder.resolve()
+    in_repository = any((one / ".git").exists() for one in (here, *here.parents))
+    return Ignored(_own_file(folder), tuple(_above(here)), in_repository)
 
 
 def _seen_from(where: str, name: str) -> str:

@@ -154,7 +154,7 @@ def pack(folder):
 
 def names(package):
     with zipfile.ZipFile(package.path) as z:
-        return z.namelist()
+        return [name for name in z.namelist() if not name.endswith("/")]
 
 
 def test_very_many_nested_folders_are_refused_with_a_sentence(folder):

@@ -1,10 +1,13 @@
 """A folder becomes one archive, always the same; what must not travel is left out or refused with a sentence."""
 
+import contextlib
 import os
+import socket
 import zipfile
 
 import pytest
 
+from cluster import unpacking
 from cluster.errors import SpecError, UserError
 from orchestrator import bundle
 
@@ -47,7 +50,7 @@ def test_files_arrive_whole_with_their_executable_bit(folder):
     with zipfile.ZipFile(package.path) as zipped:
         assert zipped.read("lib/model.py") == b"x = 1"
         modes = {info.filename: info.external_attr >> 16 & 0o777 for info in zipped.infolist()}
-    assert modes == {"lib/model.py": 0o644, "run.sh": 0o755, "train.py": 0o644}
+    assert modes == {"lib/model.py": 0o644, "run.sh": 0o700, "train.py": 0o644}
     assert (package.files, package.bytes) == (3, len("#!/bin/sh\n") + len("x = 1") + len("def train(ctx): ..."))
 
 
@@ -90,11 +93,7 @@ def test_a_folder_linked_from_outside_is_refused_as_a_whole(folder, tmp_path):
         pack(folder)
 
 
-def test_a_link_to_nothing_and_a_circle_of_links_are_refused(folder):
-    (folder / "gone").symlink_to("absent")
-    with pytest.raises(SpecError, match="link to nothing"):
-        pack(folder)
-    (folder / "gone").unlink()
+def test_a_circle_of_links_is_refused(folder):
     (folder / "lib" / "up").symlink_to("..")
     with pytest.raises(SpecError, match="link to a folder it is in"):
         pack(folder)
@@ -105,10 +104,122 @@ def test_the_working_folder_itself_may_be_a_link(folder, tmp_path):
     assert names(bundle.pack(tmp_path / "link", "run", tmp_path / "a.zip")) == ["lib/model.py", "train.py"]
 
 
-def test_a_pipe_is_refused_and_not_read(folder):
-    os.mkfifo(folder / "pipe")
-    with pytest.raises(SpecError, match="neither a file nor a folder"):
+def bound_socket(path):
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
+        made.bind(path.name)
+
+
+NO_FILES = {
+    "link to nothing": lambda path: path.symlink_to("me@host.12345:1700000000"),
+    "link to nothing outside": lambda path: path.symlink_to("/absent/data"),
+    "link through a file": lambda path: path.symlink_to("train.py/x"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "socket": bound_socket,
+    "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize("name", [".#train.py", "lib/odd [1].x"])
+def test_what_has_no_content_stays_behind_and_is_named_with_its_pattern(folder, what, name):
+    NO_FILES[what](folder / name)
+    package = pack(folder)
+    assert names(package) == ["lib/model.py", "train.py"]
+    (told,) = package.left_out.told
+    assert f"{name} ({what.partition(' outside')[0].replace('through a file', 'to nothing')}" in told
+    pattern = told.partition("write ")[2].partition(" into .polyfleetignore")[0]
+    (folder / ".polyfleetignore").write_text(f"{pattern}\n")
+    package = pack(folder)
+    assert (names(package), package.left_out.told) == ([".polyfleetignore", "lib/model.py", "train.py"], ())
+    (folder / ".polyfleetignore").write_text(f"!{pattern}\n")
+    with pytest.raises(SpecError, match=r"no content to send.*\.polyfleetignore"):
         pack(folder)
+
+
+GENERATED = {
+    "__pycache__/x.cpython-311.pyc": "__pycache__/",
+    "lib/.ipynb_checkpoints/a.ipynb": "lib/.ipynb_checkpoints/",
+    ".mypy_cache/3.11/a.json": ".mypy_cache/",
+    "my-env/pyvenv.cfg": "my-env/",
+    "conda/conda-meta/history": "conda/",
+    "old.pyc": "old.pyc",
+    ".train.py.swp": ".train.py.swp",
+    "core.4711": "core.4711",
+}
+DUMP = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x04\0" + bytes(100)
+
+
+@pytest.mark.parametrize("file", GENERATED)
+def test_what_tools_make_anew_stays_behind_is_named_and_can_be_kept(folder, file):
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_bytes(DUMP)
+    package = pack(folder)
+    assert names(package) == ["lib/model.py", "train.py"]
+    (told,) = package.left_out.told
+    assert GENERATED[file] in told
+    (folder / ".polyfleetignore").write_text(told.partition("write ")[2].partition(" into .polyfleetignore")[0])
+    package = pack(folder)
+    assert file in names(package) or file.endswith(".pyc")
+    assert [line for line in package.left_out.told if not file.endswith(".pyc")] == []
+
+
+def test_core_is_a_folder_of_code_or_a_text_too(folder):
+    (folder / "core").mkdir()
+    (folder / "core" / "a.py").write_text("")
+    (folder / "core.txt").write_bytes(DUMP[:16] + b"\x02\0")  # a program
+    assert names(pack(folder))[:2] == ["core.txt", "core/a.py"]
+
+
+def test_history_is_named_and_never_sent(folder):
+    (folder / ".git").mkdir()
+    (folder / ".polyfleetignore").write_text("!.git\n")
+    package = pack(folder)
+    assert names(package) == [".polyfleetignore", "lib/model.py", "train.py"]
+    (told,) = package.left_out.told
+    assert ".git/" in told and "clones the repository" in told
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_link_to_data_outside_is_refused_with_two_ways_out(folder, tmp_path, kind):
+    data = tmp_path / "data"
+    data.mkdir() if kind == "folder" else data.write_text("x")
+    (folder / "lib" / "data").symlink_to(data)
+    with pytest.raises(SpecError) as caught:
+        pack(folder)
+    remedy = caught.value.remedy
+    assert "/lib/data into .polyfleetignore" in remedy
+    assert f"uri: {data}, mount: lib/data{'/' * (kind == 'folder')}}}" in remedy
+    (folder / ".polyfleetignore").write_text("/lib/data\n")
+    assert names(pack(folder)) == [".polyfleetignore", "lib/model.py", "train.py"]
+
+
+def test_empty_folders_are_sent_also_those_whose_files_stay_behind(folder):
+    (folder / "outputs" / "logs").mkdir(parents=True)
+    (folder / "runs").mkdir()
+    (folder / "runs" / "old.log").write_text("")
+    (folder / ".gitignore").write_text("*.log\n/gone/\n")
+    (folder / "gone").mkdir()
+    (folder / ".git").mkdir()
+    package = pack(folder)
+    assert names(package) == [".gitignore", "lib/model.py", "outputs/logs/", "runs/", "train.py"]
+    assert package.files == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "sent"),
+    [(0o644, 0o644), (0o664, 0o644), (0o755, 0o755), (0o775, 0o755), (0o700, 0o700), (0o600, 0o600), (0o444, 0o444),
+     (0o555, 0o555), (0o4755, 0o755)],
+)  # fmt: skip
+def test_modes_arrive_whatever_the_umask_of_the_other_side_is(folder, tmp_path, mode, sent):
+    (folder / "train.py").chmod(mode)
+    package = pack(folder)
+    (tmp_path / "there").mkdir()
+    before = os.umask(0o077)
+    try:
+        unpacking.read_apart(package.path, tmp_path / "there")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "there" / "train.py").stat().st_mode & 0o7777 == sent
 
 
 def test_a_name_that_is_not_utf8_is_refused(folder):
@@ -150,8 +261,10 @@ def test_a_huge_folder_is_refused_by_what_makes_it_huge(folder, monkeypatch):
     monkeypatch.setattr(bundle, "LIMIT_BYTES", 2 << 20)
     (folder / "data").mkdir()
     (folder / "data" / "a.bin").write_bytes(bytes(3 << 20))
-    with pytest.raises(SpecError, match=r"over 2 MiB.*largest so far: data \(3 MiB\)"):
+    with pytest.raises(SpecError, match=r"over 2 MiB.*largest so far: data \(3 MiB\)") as caught:
         pack(folder)
+    assert "write /data into .polyfleetignore" in caught.value.remedy
+    assert f"uri: {folder / 'data'}, mount: data/}}" in caught.value.remedy
 
 
 def test_too_many_files_are_refused_before_all_are_counted(folder, monkeypatch):

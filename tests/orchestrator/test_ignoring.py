@@ -85,7 +85,7 @@ def write(folder, files):
 @pytest.fixture
 def folder(tmp_path):
     made = tmp_path / "project"
-    made.mkdir()
+    (made / ".git").mkdir(parents=True)
     return write(made, {"train.py": "def train(ctx): ..."})
 
 
@@ -95,7 +95,12 @@ def pack(folder):
 
 def names(package):
     with zipfile.ZipFile(package.path) as z:
-        return z.namelist()
+        return [name for name in z.namelist() if not name.endswith("/")]
+
+
+def told_beside_history(package):
+    """The lines for the user but for that about `.git`."""
+    return [line for line in package.left_out.told if "they are no part of the code: .git/" not in line]
 
 
 def git(folder, *words, **options):
@@ -103,7 +108,7 @@ def git(folder, *words, **options):
 
 
 def kept_by_git(folder):
-    if not (folder / ".git").exists():
+    if not (folder / ".git" / "HEAD").exists():
         git(folder, "init", "-q")
         git(folder, "config", "core.excludesFile", "/dev/null")
     listed = git(folder, "ls-files", "--others", "--exclude-standard", "-z").decode()
@@ -218,7 +223,7 @@ def test_the_users_own_file_comes_last_and_brings_files_back(folder):
 
 def test_what_git_leaves_out_is_counted_named_and_said_how_to_bring_along(folder):
     write(folder, {".gitignore": "data/\n*.[oa]\n", **dict.fromkeys(("data/1", "data/x/2", "data/x/3", "m [1].o"), "")})
-    (told,) = pack(folder).left_out.told
+    (told,) = told_beside_history(pack(folder))
     assert told == (
         "left out of the submitted folder, because .gitignore names them: 4 files (data/, m [1].o)."
         " To send data/ all the same, write !/data/ into .polyfleetignore"
@@ -226,13 +231,13 @@ def test_what_git_leaves_out_is_counted_named_and_said_how_to_bring_along(folder
     (folder / ".polyfleetignore").write_text(f"!/data/\n!{quoted('m [1].o')}\n")
     package = pack(folder)
     assert {"data/x/3", "m [1].o"} <= set(names(package))
-    assert package.left_out.told == ()
+    assert told_beside_history(package) == []
 
 
 def test_a_data_set_that_stays_behind_is_not_counted_to_its_end(folder, monkeypatch):
     monkeypatch.setattr(submitted_folder, "MOST_COUNTED", 3)
     write(folder, {".gitignore": "data/\n", **dict.fromkeys((f"data/{n}/x" for n in range(5)), "")})
-    (told,) = pack(folder).left_out.told
+    (told,) = told_beside_history(pack(folder))
     assert "at least 3 files (data/)" in told
 
 
@@ -241,6 +246,16 @@ def test_gitignore_can_name_credentials_but_not_have_them_sent(folder):
     package = pack(folder)
     assert names(package) == [".gitignore", "train.py"]
     assert (package.left_out.credentials, package.left_out.by_git) == ((".env",), ("a.key",))
+
+
+def test_outside_of_a_repository_gitignore_leaves_out_nothing_as_for_git(folder):
+    write(folder, {".gitignore": "*.ckpt\n", "keep.ckpt": "", "module/.gitignore": "*.log\n", "module/a.log": ""})
+    assert names(pack(folder)) == [".gitignore", "module/.gitignore", "train.py"]
+    (folder / ".git").rmdir()
+    everything = [".gitignore", "keep.ckpt", "module/.gitignore", "module/a.log", "train.py"]
+    assert (names(pack(folder)), pack(folder).left_out.told) == (everything, ())
+    (folder / "module" / ".git").mkdir()  # a repository inside of a folder that is none
+    assert names(pack(folder)) == [name for name in everything if name != "module/a.log"]
 
 
 def test_git_itself_is_never_sent_be_it_a_folder_or_a_file(folder):

@@ -77,12 +77,15 @@ def test_variables_of_a_file_win_over_the_job_file_and_those_typed_over_both(her
 
 def test_what_git_ignores_stays_behind_and_is_told_in_one_line(here, live, file, tmp_path):
     (tmp_path / "code" / ".gitignore").write_text("*.npy\n")
+    (tmp_path / "code" / ".git").mkdir()
     (tmp_path / "code" / "data.npy").write_text("")
     done = here("submit", str(file))
     assert done.returncode == 0
     assert done.stderr == (
         "left out of the submitted folder, because .gitignore names them: 1 file (data.npy)."
         " To send data.npy all the same, write !/data.npy into .polyfleetignore\n"
+        "left out of the submitted folder, because they are no part of the code: .git/."
+        " .git is never sent: a job that needs it clones the repository\n"
     )
 
 
