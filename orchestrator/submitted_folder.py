@@ -15,8 +15,9 @@ from orchestrator.ignore_patterns import quoted
 
 GIT = ".git"
 """A folder, or in a worktree or a submodule a file that names one: no part of the code, and it may hold credentials."""
+PYCACHE = "__pycache__"
 GENERATED_FOLDERS = frozenset({
-    "__pycache__", ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".tox",
+    PYCACHE, ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".tox",
     ".nox", ".eggs", ".ipynb_checkpoints",
 })  # fmt: skip
 GENERATED_SUFFIXES = (".pyc", ".swp")
@@ -197,6 +198,8 @@ def _is_generated(entry: "os.DirEntry[str]", is_folder: bool) -> bool:
     """Version control, caches, compiled files, environments, editors' and systems' own files, core dumps."""
     if entry.name == GIT:
         return True
+    if PYCACHE in Path(entry.path).parent.parts[-1:]:  # its user takes it back, with what is in it
+        return False
     if is_folder:
         return entry.name in GENERATED_FOLDERS or any(Path(entry.path, mark).exists() for mark in ENVIRONMENT_MARKS)
     return entry.name.endswith(GENERATED_SUFFIXES) or entry.name in GENERATED_FILES or _is_core_dump(entry)
