@@ -21,6 +21,8 @@ from cluster import sandbox
 from cluster.errors import NotFound, UserError
 from workers.checkpoint import export_checkpoint, import_checkpoint, load, open_checkpoint, save, verify
 from workers.checkpoint.exchange import symbols
+from workers.checkpoint.exchange.archive import Archive
+from workers.checkpoint.exchange.values import Plain
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -329,3 +331,16 @@ def test_an_imported_file_is_looked_into_like_any_other(weights, tmp_path):
     with open_checkpoint(told["path"]) as opened:
         assert torch.equal(opened.tensor("model/a.weight", slice(3, 9)), weights["a.weight"][3:9])
         assert torch.equal(opened.tensor("model/a.bias"), weights["a.bias"])
+
+
+def test_files_that_are_read_together_keep_their_own_tensors(tmp_path):
+    """What one file's pickle made is freed before the next is read: its place in memory must stand for nothing."""
+    plain = Plain()
+    for i in range(30):
+        path = tmp_path / f"{i}.pkl"
+        torch.save({j: {"step": torch.ones(2), "average": torch.ones(3, i + 1)} for j in range(i % 5 + 1)}, path)
+        archive = Archive(path)
+        plain.allow(str(path), archive.pickle_bytes)
+        found = plain.value(archive.value, path.name)
+        del archive
+        assert {tensor.storage.file for slots in found.values() for tensor in slots.values()} == {str(path)}
