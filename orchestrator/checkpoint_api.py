@@ -83,8 +83,9 @@ class Checkpoints:
         drop: bool = False,
         progress: Bytes | None = None,
     ) -> Facts:
-        """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP or Accelerate, in a pool or here. A
-        file of this machine is sent to the pool of `target`. Nothing in it is run.
+        """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP, Accelerate or the Trainer, in a
+        pool or here. A file of this machine is sent to the pool of `target`. Nothing in it is run. `left_out` of the
+        answer has name and reason of each part that was not taken.
         """
         options = _given(format=format or None, step=step, drop=drop or None)
         if target and is_local(source) and between_here_and_a_pool(source, target):
@@ -103,7 +104,7 @@ class Checkpoints:
         entry: str = "",
         progress: Bytes | None = None,
     ) -> Facts:
-        """Write a checkpoint as other tools have them: safetensors, torch, dcp or accelerate."""
+        """Write a checkpoint as other tools have them: safetensors, torch, dcp, accelerate or trainer."""
         options = _given(format=format, entry=entry or None)
         return Facts(self._run("export", {"source": source, "target": target}, progress, options), show.exported)
 

@@ -240,7 +240,7 @@ class CheckpointSpec(Model):
     ckpt.pt. `keep` and `resume_from` are of `train` jobs."""
 
     format: f.ScriptFormat = "auto"
-    """What lies at `path`: torch (torch.save, Lightning), safetensors, dcp or accelerate; `auto` looks."""
+    """What lies at `path`: torch (torch.save, Lightning), safetensors, dcp, accelerate or trainer; `auto` looks."""
 
     replicas: Annotated[StrictInt, Field(ge=0, le=3)] = 0
     """Copies of the newest checkpoint that are kept on other machines, the last one too, for when its own is lost."""

@@ -34,7 +34,7 @@ LAUNCHES = ("node", "ranks")
 
 OWN_FOLDER = ".polyfleet"
 """Of a job's folder of files: what we keep there."""
-CHECKPOINT_FORMATS = ("auto", "torch", "safetensors", "dcp", "accelerate")
+CHECKPOINT_FORMATS = ("auto", "torch", "safetensors", "dcp", "accelerate", "trainer")
 """What the checkpoint of a script may be; `auto`: what it looks like."""
 
 FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang")

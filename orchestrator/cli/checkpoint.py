@@ -205,15 +205,16 @@ def import_(
     target: Annotated[
         str, typer.Argument(help="Folder of checkpoints to import into; none: safetensors stay where they are.")
     ] = "",
-    format: Annotated[str, typer.Option(help="safetensors, torch, dcp or accelerate; recognised by default.")] = "",  # noqa: A002
-    step: Annotated[int | None, typer.Option(help="The step it counts as.", min=0)] = None,
+    format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate, trainer; none: found.")] = "",  # noqa: A002
+    step: Annotated[int | None, typer.Option(help="Its step (default: as the source tells it).", min=0)] = None,
     drop: Annotated[
         bool, typer.Option(help="Leave out objects that are no plain values, and broken states of optimizers.")
     ] = False,
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP or Accelerate. Nothing in it is run."""
+    """Make a checkpoint of safetensors, a file of torch.save, or a folder of DCP, Accelerate or the Trainer. Nothing in
+    it is run. Each part of a folder is imported, or named with the reason why it is left out."""
     from orchestrator.show.checkpoints import imported
 
     places, what = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
@@ -234,12 +235,12 @@ def import_(
 def export(
     source: Place,
     target: Annotated[str, typer.Argument(help="What to write; it must not exist.", metavar="POOL:PATH|PATH")],
-    format: Annotated[str, typer.Option(help="safetensors, torch, dcp or accelerate.")] = "safetensors",  # noqa: A002
+    format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate or trainer.")] = "safetensors",  # noqa: A002
     entry: Annotated[str, typer.Option(help="Which module, where there are several.")] = "",
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Write a checkpoint as other tools have them."""
+    """Write a checkpoint as other tools have them. What was imported comes back as it was, in the same format."""
     from orchestrator.show.checkpoints import exported
 
     places = {"source": source, "target": target}

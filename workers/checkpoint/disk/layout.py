@@ -8,8 +8,9 @@ write them: it neither hashes nor fsyncs, and leaves mode 0600. Its own reader o
 import json
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from workers.checkpoint.disk.files import rounded_up
 from workers.checkpoint.disk.passes import Digest
@@ -77,9 +78,16 @@ class Layout:
         return stop - start
 
 
-def lay_out(pieces: Iterable[Piece], limit_bytes: int, name: str = "shard-{:05d}.safetensors") -> list[Layout]:
-    """Shards of at most `limit_bytes` of data, in order; a piece larger than that is alone. `name` takes a number."""
-    return [_layout(name.format(number), shard) for number, shard in enumerate(_split(pieces, limit_bytes), start=1)]
+def lay_out(
+    pieces: Iterable[Piece],
+    limit_bytes: int,
+    name: str = "shard-{:05d}.safetensors",
+    metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
+) -> list[Layout]:
+    """Shards of at most `limit_bytes` of data, in order; a piece larger than that is alone. `name` takes a number,
+    `metadata` are the texts in each header."""
+    shards = enumerate(_split(pieces, limit_bytes), start=1)
+    return [_layout(name.format(number), shard, metadata) for number, shard in shards]
 
 
 def _split(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
@@ -95,9 +103,9 @@ def _split(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
         yield shard
 
 
-def _layout(file: str, pieces: list[Piece]) -> Layout:
+def _layout(file: str, pieces: list[Piece], metadata: Mapping[str, str]) -> Layout:
     ordered = tuple(sorted(pieces, key=lambda piece: -piece.item_bytes))
-    header, offsets = _header(ordered), []
+    header, offsets = _header(ordered, metadata), []
     end = len(header)
     for piece in ordered:
         offsets.append(end)
@@ -105,8 +113,8 @@ def _layout(file: str, pieces: list[Piece]) -> Layout:
     return Layout(file, header, ordered, tuple(offsets), end)
 
 
-def _header(pieces: tuple[Piece, ...]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(pieces: tuple[Piece, ...], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for piece in pieces:
         start, end = end, end + piece.bytes

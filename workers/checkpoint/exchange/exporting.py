@@ -1,24 +1,24 @@
 """Checkpoints of ours as others write theirs. Tensors are mapped from the shards, so nothing is read twice or held."""
 
 import json
+import shutil
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cluster.errors import UserError, nearest
 from workers.checkpoint.disk.files import Files, write_file
 from workers.checkpoint.disk.layout import Layout, Piece, lay_out
 from workers.checkpoint.disk.writer import write_shards
+from workers.checkpoint.exchange.library_folders import Written, made_folder, saved
 from workers.checkpoint.exchange.reading import FORMATS
-from workers.checkpoint.format import tree
+from workers.checkpoint.exchange.restoring import Values
 from workers.checkpoint.format.dtypes import DTYPES
-from workers.checkpoint.format.optimizer_tree import as_torch, read_optimizer
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.opening import OpenCheckpoint, open_checkpoint
 from workers.checkpoint.state import bits
@@ -28,14 +28,6 @@ from workers.errors import CheckpointError
 SHARD_BYTES = 5_000_000_000
 """As Hugging Face's libraries cut their files."""
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """`tensors` counts those that the files hold: what is tied counts once where it is written once."""
-
-    tensors: int
-    notes: list[str]
 
 
 def export_checkpoint(
@@ -49,11 +41,13 @@ def export_checkpoint(
     """Write checkpoint `source` to `target`, which must not exist: {"path", "format", "tensors", "files", "notes"}.
     "tensors" counts what was written.
 
-    "safetensors": a folder with one module's tensors and an index, as Hugging Face lays them out; `entry` chooses the
-    module where there are several. "torch": one file for torch.load. "dcp": a folder for torch.distributed.checkpoint.
-    "accelerate": model, optimizer, scheduler and values as save_state writes them. Every byte is verified first.
+    "safetensors": a folder with one module's tensors and an index, as Hugging Face lays them out, or a file where
+    `target` ends in .safetensors; `entry` chooses the module where there are several. "torch": one file for torch.load.
+    "dcp": a folder for torch.distributed.checkpoint. "accelerate", "trainer": a folder as save_state or the Trainer
+    writes it. What was imported comes back as it was: keys, their order, types. Every byte is verified first.
     """
-    known = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp, "accelerate": _accelerate}
+    known = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}
+    known |= {name: partial(_folder, format=name) for name in ("accelerate", "trainer")}
     if format not in known:
         raise UserError(f"format is {format!r}", nearest(format, FORMATS))
     to = Path(target)
@@ -81,12 +75,10 @@ def export_checkpoint(
 
 def _remove(to: Path) -> None:
     with suppress(OSError):
-        if not to.is_dir():
+        if to.is_dir():
+            shutil.rmtree(to)
+        else:
             to.unlink()
-            return
-        for path in to.iterdir():
-            path.unlink()
-        to.rmdir()
 
 
 def _module_of(opened: OpenCheckpoint, entry: str) -> str:
@@ -103,31 +95,53 @@ def _module_of(opened: OpenCheckpoint, entry: str) -> str:
 
 
 def _safetensors(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
+    """A folder; one file where `to` is called like one."""
     module = _module_of(opened, entry)
+    file, metadata = _safetensors_form(opened, module)
+    single = to.suffix == ".safetensors"
+    if not single:
+        to.mkdir()
+    written = _weights(opened, to.parent if single else to, module, to.name if single else file, metadata, single)
+    others = sorted(set(opened.manifest.entries) - {module})
+    return Written(written.tensors, written.notes + ([f"left out: {', '.join(others)}"] if others else []))
+
+
+def _safetensors_form(opened: OpenCheckpoint, module: str) -> tuple[str, dict[str, str]]:
+    """What the file that the module came from was called, and the texts in its header."""
+    values = Values(opened)
+    for name in values.names() if values.origin and values.origin.format == "safetensors" else ():
+        entry, texts = values.header(name)
+        if entry == module:
+            return name, texts
+    return "model.safetensors", {"format": "pt"}
+
+
+def _weights(
+    opened: OpenCheckpoint, to: Path, module: str, file: str, metadata: dict[str, str], single: bool = False
+) -> Written:
+    """A module's tensors in `to`, as `file` or, unless `single`, as several with an index where they are large."""
     names = opened.manifest.own(module)
     stored = {name: opened.manifest.tensors[name].alias_of or name for name in names}
     left_out = [name for name, own in stored.items() if own != name and not opened.manifest.tensors[name].view]
-    layouts = lay_out((_piece(opened, module, name) for name in names if name not in left_out), SHARD_BYTES)
+    pieces = (_piece(opened, module, name) for name in names if name not in left_out)
+    layouts = lay_out(pieces, sys.maxsize if single else SHARD_BYTES, metadata=metadata)
     count = len(layouts)
-    renamed = [_renamed(layout, i, count) for i, layout in enumerate(layouts, start=1)]
-    to.mkdir()
+    renamed = [_renamed(layout, file, i, count) for i, layout in enumerate(layouts, start=1)]
     files = Files()
     write_shards(files, to, renamed)
     if count > 1:
         index = {piece.key: layout.file for layout in renamed for piece in layout.pieces}
         total = sum(piece.bytes for layout in renamed for piece in layout.pieces)
         told = {"metadata": {"total_size": total}, "weight_map": index}
-        write_file(files, to / "model.safetensors.index.json", json.dumps(told, indent=2).encode())
+        write_file(files, to / f"{file}.index.json", json.dumps(told, indent=2).encode())
     files.sync_folder(to)
     ties = [f"{name} is tied to {stored[name]} and not written twice" for name in left_out]
-    others = sorted(set(opened.manifest.entries) - {module})
-    notes = ties + ([f"left out: {', '.join(others)}"] if others else [])
-    return Written(sum(len(layout.pieces) for layout in renamed), notes)
+    return Written(sum(len(layout.pieces) for layout in renamed), ties)
 
 
-def _renamed(layout: Layout, number: int, count: int) -> Layout:
-    file = "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-    return replace(layout, file=file)
+def _renamed(layout: Layout, file: str, number: int, count: int) -> Layout:
+    stem = file.removesuffix(".safetensors")
+    return replace(layout, file=file if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors")
 
 
 def _piece(opened: OpenCheckpoint, module: str, name: str) -> Piece:
@@ -146,93 +160,43 @@ def _read(opened: OpenCheckpoint, name: str, start: int, stop: int, out: memoryv
     out[:] = bits.byte_view(bits.movable(read_elements(opened, name, start // size, stop // size)))
 
 
-def values(opened: OpenCheckpoint) -> dict[str, Any]:
-    """All entries as torch's users have them: a module as {name: tensor}, an optimizer as its state_dict."""
-    tensors: dict[str, torch.Tensor] = {}
-
-    def tensor(name: str) -> torch.Tensor:
-        own = opened.manifest.resolve(name)
-        if own not in tensors:
-            tensors[own] = opened.tensor(own)
-        return tensors[own]
-
-    def leaf(name: str, tag: str) -> Any:
-        return tensor(name).numpy() if tag == "$array" else tensor(name)
-
-    state: dict[str, Any] = {}
-    for entry, told in opened.manifest.entries.items():
-        if told.kind == "module":
-            state[entry] = {n.removeprefix(f"{entry}/"): tensor(n) for n in opened.manifest.own(entry)}
-        elif told.kind == "optimizer":
-            state[entry] = as_torch(read_optimizer(entry, told), partial(tree.decode, leaf=leaf))
-        else:
-            state[entry] = tree.decode(told.tree, leaf)
-    return state
-
-
 def _torch(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
-    state = values(opened)
-    return Written(_saved(state[_module_of(opened, entry)] if entry else state, to), [])
-
-
-def _saved(value: Any, to: Path) -> int:
-    """How many tensors torch.save put into its file: one that occurs twice is written once."""
-    torch.save(value, to)
-    return len({id(tensor) for tensor in _tensors_in(value)})
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple | set | frozenset):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(item)
+    values = Values(opened)
+    return Written(saved(values.entry(_module_of(opened, entry)) if entry else values.whole(), to), [])
 
 
 def _dcp(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
+    values = Values(opened)
+    whole = {entry: values.entry(entry)} if entry else values.whole()
+    return Written(_saved_by_dcp(whole if isinstance(whole, dict) else values.entries(), to), [])
+
+
+def _saved_by_dcp(value: dict[str, Any], to: Path) -> int:
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    state = values(opened)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it is done in one process is meant
-        wanted = {entry: state[entry]} if entry else state
-        metadata: Any = state_dict_saver.save(wanted, checkpoint_id=to, no_dist=True)
-    tensors = [m for m in metadata.state_dict_metadata.values() if isinstance(m, TensorStorageMetadata)]
-    return Written(len(tensors), [])
+        metadata: Any = state_dict_saver.save(value, checkpoint_id=to, no_dist=True)
+    return sum(isinstance(m, TensorStorageMetadata) for m in metadata.state_dict_metadata.values())
 
 
-def _accelerate(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
-    model = _safetensors(opened, to, entry)
-    count = model.tensors
-    state, kinds = values(opened), {name: told.kind for name, told in opened.manifest.entries.items()}
-    numbers: dict[str, int] = {}
-    for name, value in state.items():
-        stem = {"optimizer": "optimizer", "stateful": "scheduler"}.get(kinds[name], "")
-        if not stem:
-            continue
-        n = numbers[stem] = numbers.get(stem, -1) + 1
-        count += _saved(value, to / (f"{stem}.bin" if n == 0 else f"{stem}_{n}.bin"))
-    random = next((state[name] for name, kind in kinds.items() if kind == "rng"), None)
-    if random is not None:
-        count += _saved(_random_states(opened.manifest.step, random), to / "random_states_0.pkl")
-    kept = [note for note in model.notes if not note.startswith("left out")]
-    plain = [name for name, kind in kinds.items() if kind == "tree"]
-    left_out = [f"left out: {', '.join(plain)}: save_state has no place for plain values"] if plain else []
-    return Written(count, kept + left_out)
-
-
-def _random_states(step: int, saved: dict[str, Any]) -> dict[str, Any]:
-    """As accelerate's own files name them; numpy's state is its plain tuple."""
-    python, numpy = saved["python"], saved["numpy"]
-    told = {
-        "step": step,
-        "random_state": (python["version"], tuple(int(w) for w in python["words"]), python["gauss"]),
-        "numpy_random_seed": (
-            numpy["bit_generator"], numpy["state"]["key"], numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"],
-        ),
-        "torch_manual_seed": saved["torch"]["cpu"],
-    }  # fmt: skip
-    if "cuda" in saved["torch"]:
-        told["torch_cuda_manual_seed"] = [saved["torch"]["cuda"]]
-    return told
+def _folder(opened: OpenCheckpoint, to: Path, entry: str, *, format: str) -> Written:  # noqa: A002
+    """A folder of a training library: the one that was imported, or one made of what the checkpoint has."""
+    origin = opened.manifest.origin
+    to.mkdir()
+    if origin is None or origin.format != format or entry:
+        return made_folder(opened, to, _module_of(opened, entry), format, partial(_weights, opened))
+    values, count = Values(opened), 0
+    notes: list[str] = []
+    for name in values.names():
+        path = to / name
+        if path.suffix == ".safetensors":
+            module, texts = values.header(name)
+            written = _weights(opened, to, _module_of(opened, module), name, texts)
+            count, notes = count + written.tensors, notes + written.notes
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(values.file(name), indent=2) + "\n")
+        else:
+            count += (saved if path.suffix else _saved_by_dcp)(values.file(name), path)
+    return Written(count, notes)

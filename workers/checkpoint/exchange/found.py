@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.disk.layout import Piece
+from workers.checkpoint.exchange.forms import EntryOf, encode_form, renders, state_dict, with_entries
 from workers.checkpoint.exchange.optimizers import NoOptimizerError, Told, read_state_dict, why_plain
 from workers.checkpoint.exchange.strided import Source, count_of, in_order, last_of
+from workers.checkpoint.exchange.typed import Typed
 from workers.checkpoint.exchange.values import Parts, Reference
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.format.manifest import ENTRY, Entry, Stored, TensorEntry, View
+from workers.checkpoint.format.manifest import ENTRY, Entry, Origin, Stored, TensorEntry, View
 from workers.checkpoint.format.optimizer_tree import Key
 from workers.errors import CheckpointError
 
@@ -28,30 +30,75 @@ are at most 16 times as large, and this much more."""
 @dataclass(slots=True)
 class Found:
     """`tensors` are described without a place. `references` say where their bytes are now. `unfit` says of entries
-    that look like an optimizer's state why they are none. `ordered`: tensors come in the order their model has."""
+    that look like an optimizer's state why they are none. `ordered`: tensors come in the order their model has.
+    `step` is None where the source tells none. `left_out` says of each part of the source that is not taken why."""
 
-    step: int = 0
+    step: int | None = None
     ordered: bool = True
     entries: dict[str, Entry] = field(default_factory=dict)
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     references: dict[str, "Reference | Parts | np.ndarray[Any, Any]"] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
     optimizers: dict[str, Told] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)
+    origin: Origin | None = None
+    _files: dict[str, Any] = field(default_factory=dict)
+    _entry_of: dict[int, str] = field(default_factory=dict)
     _named: dict[int, str] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
+    def file(self, name: str, value: Any) -> None:
+        """What file `name` held, of which parts have become entries: its form is remembered."""
+        self._files[name] = value
+
+    def safetensors_file(self, name: str, entry: str, metadata: dict[str, str]) -> None:
+        """What is remembered of one, or of several with an index: its header's texts and whose tensors it has."""
+        self._files[name] = {"entry": entry, "metadata": metadata}
+
+    def forms(self) -> dict[str, Any]:
+        """The form of each file. To be called once all entries are made."""
+        entry_of = {key: name if name in self.entries else "" for key, name in self._entry_of.items()}
+        return {
+            name: encode_form(with_entries(value, entry_of), name, self._named_leaf, self._form)
+            for name, value in self._files.items()
+        }
+
+    def _named_leaf(self, value: Any, where: str) -> Any:
+        """Tensors and arrays under the names that the entries gave them."""
+        if name := self._named.get(id(value)):
+            return {"$array" if isinstance(value, np.ndarray) else "$tensor": name}
+        return self._leaf(value, where)
+
+    def _form(self, found: EntryOf, leaf: tree.Leaf) -> Any:
+        """An entry's name where an export of the entry gives the value as it was; else the value."""
+        name, entry = found.name, self.entries[found.name]
+        if entry.kind == "module":
+            return state_dict(name, found.value)
+        if entry.kind == "optimizer" and renders(found.value, self.optimizers[name]):
+            return {"$entry": name}
+        spelled = tree.encode(found.value, name, leaf)
+        return {"$entry": name} if entry.kind == "tree" and spelled == entry.tree else spelled
+
     def module(self, entry: str, tensors: dict[str, Any]) -> None:
         """A state dict: names and tensors only."""
+        self._becomes(entry, tensors)
         for name, tensor in tensors.items():
             self._tensor(f"{entry}/{name}", tensor, "parameter" if _is_float(tensor) else "buffer")
         self.entries[entry] = Entry("module", "", {"extra_state": {}})
 
+    def _becomes(self, entry: str, value: Any) -> None:
+        if isinstance(value, dict | list):  # a number or a tuple may be one object in several places
+            self._entry_of[id(value)] = entry
+            self._kept.append(value)
+
     def plain(self, entry: str, value: Any) -> None:
+        self._becomes(entry, value)
         self.entries[entry] = Entry("tree", "", tree.encode(value, entry, self._leaf))
 
     def optimizer(self, entry: str, value: dict[str, Any]) -> None:
         """A state dict of torch.optim, put aside until the models are known that its parameters may belong to."""
+        self._becomes(entry, value)
         if why := why_plain(value):
             self.notes.append(f"{entry}: an optimizer's state that {why}; it stays plain values")
             self.plain(entry, value)
@@ -112,8 +159,13 @@ class Found:
     def _leaf(self, value: Any, where: str, role: str = "tensor") -> Any:
         if isinstance(value, Reference | Parts):
             return {"$tensor": self._tensor(where, value, role)}
+        if isinstance(value, Typed):
+            return tree.encode(value.content(), where, lambda leaf, there: self._leaf(leaf, there, role))
         if isinstance(value, np.ndarray) and tree.portable(value.dtype):
-            where = self._free(where)
+            if id(value) in self._named:
+                return {"$array": self._named[id(value)]}
+            where = self._named[id(value)] = self._free(where)
+            self._kept.append(value)
             native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
             self.references[where] = native.reshape(value.shape)
             self.tensors[where] = TensorEntry("array", str(native.dtype), value.shape)

@@ -57,12 +57,13 @@ def import_checkpoint(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Make a checkpoint below `root` of what lies at `source`: safetensors (a file, or a folder with an index), a file
-    of torch.save or Lightning, a folder of DCP, or one of Accelerate. The format is recognised; `format` says it.
+    of torch.save or Lightning, a folder of DCP, Accelerate or the Trainer. The format is recognised; `format` says it.
 
     safetensors files are linked, so nothing is copied where both lie on one file system; without `root` a manifest is
     put beside them. Symbolic links are followed. State dicts of optimizers become optimizers. `drop` leaves out objects
     that are no plain values, and states that no optimizer can have. {"path", "format", "step", "tensors", "bytes",
-    "copied_bytes", "entries", "notes"}. Raises CheckpointError, NotFound; then nothing was made.
+    "copied_bytes", "entries", "notes", "left_out": [{"name", "reason"}]}: the last are the parts that were not taken.
+    Raises CheckpointError, NotFound; then nothing was made.
     """
     arguments = {"source": str(source), "root": root and str(root), "format": format, "step": step, "drop": drop}
     told: dict[str, Any] = run_in_child("import", arguments, progress, follow_links=True)
@@ -111,7 +112,9 @@ def _imported(
         raise UserError(f"{there} cannot become a checkpoint where it is", ELSEWHERE)
     found = read(there, kind, drop)
     found.check_expanded(source)
-    number = found.step if step is None else step
+    number = (found.step or 0) if step is None else step
+    if step is None and found.step is None:
+        found.notes.append(f"no step was found in {there.name}: it counts as step 0. Give one with `--step N`")
     name = f"step-{number:08d}-{os.urandom(4).hex()}"
     if root is None:
         folder = there if there.is_dir() else there.parent
@@ -128,6 +131,7 @@ def _imported(
         "copied_bytes": copied_bytes,
         "entries": {entry: told.kind for entry, told in described.entries.items()},
         "notes": found.notes,
+        "left_out": [{"name": name, "reason": why} for name, why in found.left_out.items()],
     }
 
 
@@ -251,4 +255,6 @@ def _written(files: Files, aside: Path, found: Found, step: int, progress: Progr
 def _manifest(found: Found, step: int, files: dict[str, FileEntry], places: dict[str, tuple[str, int]]) -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     producer, version = Producer(polyfleet=POLYFLEET), versions.needed(found.entries)
-    return Manifest(step, created, producer, files, found.placed(places), found.entries, version=version)
+    return Manifest(
+        step, created, producer, files, found.placed(places), found.entries, origin=found.origin, version=version
+    )

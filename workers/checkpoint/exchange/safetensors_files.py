@@ -4,6 +4,7 @@ import json
 import math
 import os
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cluster.untrusted import Unreadable, read_json
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.links import real
+from workers.checkpoint.format.words import few
 from workers.errors import CheckpointError
 
 LARGEST_HEADER_BYTES = 100_000_000
@@ -89,21 +91,37 @@ def _no_constant(word: str) -> Any:
     raise ValueError(f"{word[:20]} is no whole number")
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts that a file's header has beside its tensors. `read_header` has checked the file."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    told = header.get("__metadata__")
+    return {key: value for key, value in told.items() if type(value) is str} if type(told) is dict else {}
+
+
 def files_of(source: Path) -> list[Path]:
     """The file itself, or those of a folder: as its index lists them, else all there are. Names never leave it."""
     if source.is_file():
         return [source]
-    indices = sorted(source.glob("*.safetensors.index.json"))
-    if len(indices) == 1:
-        names = _listed(indices[0])
-        if bad := [name for name in names if Path(name).name != name]:
-            raise CheckpointError(f"{indices[0]} names {bad[0]!r}", "an index names files beside it")
-        return [source / name for name in names]
-    return sorted(source.glob("*.safetensors"))
+    index = index_of(source, "*.safetensors.index.json")
+    return files_in(index) if index else sorted(source.glob("*.safetensors"))
 
 
-def _listed(index: Path) -> list[str]:
+def index_of(folder: Path, pattern: str) -> Path | None:
+    indices = sorted(folder.glob(pattern))
+    return indices[0] if len(indices) == 1 else None
+
+
+def files_in(index: Path) -> list[Path]:
     """The files that an index names, each once. Raises CheckpointError."""
+    names = sorted(set(weight_map(index).values()))
+    if bad := [name for name in names if Path(name).name != name]:
+        raise CheckpointError(f"{index} names {bad[0]!r}", "an index names files beside it")
+    return [index.parent / name for name in names]
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Name of a tensor -> the file that holds it, as an index says. Raises CheckpointError."""
     os.close(open_regular(index))
     sandbox.expect(metadata_bytes=min(index.stat().st_size, LARGEST_INDEX_BYTES))
     try:
@@ -113,4 +131,18 @@ def _listed(index: Path) -> list[str]:
     places = told.get("weight_map") if isinstance(told, dict) else None
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise CheckpointError(f"{index} is no index: it has no weight_map", "it maps names of tensors to files")
-    return sorted(set(places.values()))
+    return places
+
+
+def check_index(index: Path, tensors: Collection[str]) -> list[str]:
+    """Tensors of the files that the index does not name. Raises CheckpointError where it names some that no file holds:
+    the files are of another revision than the index."""
+    places = weight_map(index)
+    if missing := [name for name in places if name not in tensors]:
+        files = sorted({places[name] for name in missing})
+        raise CheckpointError(
+            f"{index.name} names {len(missing)} of {len(places)} tensors that no file holds: {few(missing)}"
+            f" (expected in {few(files)})",
+            "copy the folder again from its source: index and files are of different revisions",
+        )
+    return [name for name in tensors if name not in places]

@@ -1,6 +1,6 @@
 """What a pickle meant, as plain values: tensors by reference, numpy's arrays, a few containers; the rest refused."""
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.exchange.symbols import Call, name_of
+from workers.checkpoint.exchange.typed import DeviceName, DtypeName, ModuleState, Namespace, PathText, TorchSize, Typed
 from workers.checkpoint.format import tree
+from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.tree import portable
 from workers.checkpoint.format.words import text_of
 from workers.errors import CheckpointError
@@ -84,7 +86,10 @@ class Plain:
         if isinstance(value, dict | list | tuple | set | frozenset):
             return self._container(value, where)
         if name := name_of(value):
-            return name.removeprefix("torch.") if name.startswith("torch.") else self._refuse(where, name)
+            short = name.removeprefix("torch.")
+            if short in DTYPES:
+                return DtypeName(short)
+            return short if short != name else self._refuse(where, name)
         return value
 
     def _count(self, more: int) -> None:
@@ -119,8 +124,18 @@ class Plain:
         return made
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
-        items = {self.value(k, where): self.value(v, f"{where}/{text_of(k)}") for k, v in dict.items(value)}
-        return OrderedDict(items) if isinstance(value, OrderedDict) and not isinstance(value, defaultdict) else items
+        items = {self._key(k, where): self.value(v, f"{where}/{text_of(k)}") for k, v in dict.items(value)}
+        if not isinstance(value, OrderedDict):
+            return items
+        if not isinstance(versions := getattr(value, "_metadata", None), dict):
+            return OrderedDict(items)
+        made = ModuleState(items)
+        made.versions = self.value(versions, f"{where}/_metadata")
+        return made
+
+    def _key(self, key: Any, where: str) -> Any:
+        made = self.value(key, where)
+        return made.content() if isinstance(made, Typed) else made
 
     def _call(self, call: Call, where: str) -> Any:
         make = _KNOWN.get(call.what)
@@ -194,6 +209,13 @@ def _data(plain: Plain, value: Any) -> bytes:
     return bytes(value)
 
 
+def _no_bytes(plain: Plain, call: Call, where: str) -> bytes:
+    """What protocol 2 writes for b"": a call without arguments."""
+    if call.arguments:
+        raise ValueError("bytes of something")
+    return b""
+
+
 def _state(plain: Plain, call: Call, where: str) -> Any:
     return plain.value(call.state, where)
 
@@ -204,8 +226,13 @@ def _words(call: Call) -> list[str]:
     return [text_of(item) for item in call.arguments]
 
 
+def _namespace(plain: Plain, call: Call, where: str) -> Any:
+    state = plain.value(call.state, where)
+    return Namespace(state) if type(state) is dict and all(type(key) is str for key in state) else state
+
+
 def _path(plain: Plain, call: Call, where: str) -> str:
-    return "/".join(_words(call)).replace("//", "/")
+    return PathText("/".join(_words(call)).replace("//", "/"))
 
 
 _KNOWN: dict[str, Callable[[Plain, Call, str], Any]] = {
@@ -215,10 +242,11 @@ _KNOWN: dict[str, Callable[[Plain, Call, str], Any]] = {
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _parameter,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch.Size": lambda plain, call, where: tuple(plain.value(call.arguments[0], where)),
-    "torch.device": lambda plain, call, where: ":".join(_words(call)),
-    "argparse.Namespace": _state,
+    "torch.Size": lambda plain, call, where: TorchSize(plain.value(call.arguments[0], where)),
+    "torch.device": lambda plain, call, where: DeviceName(":".join(_words(call))),
+    "argparse.Namespace": _namespace,
     "types.SimpleNamespace": _state,
+    **dict.fromkeys(("builtins.bytes", "__builtin__.bytes"), _no_bytes),
     "_codecs.encode": lambda plain, call, where: _data(plain, call),
     **dict.fromkeys((f"pathlib.{name}Path" for name in ("", "Posix", "Windows", "PurePosix")), _path),
     **dict.fromkeys((f"pathlib._local.{name}Path" for name in ("", "Posix", "Windows")), _path),

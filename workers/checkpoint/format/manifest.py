@@ -148,6 +148,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The form of what was imported, so that an export gives the same back: `files` has what each file held, by its
+    name in the source, as a tree with the leaves that exchange/forms.py lists. Loading needs none of it."""
+
+    format: str
+    files: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """`created` is UTC, ISO 8601 with microseconds, so that it sorts as text."""
 
@@ -158,6 +167,7 @@ class Manifest:
     tensors: dict[str, TensorEntry]
     entries: dict[str, Entry]
     world: World = World()
+    origin: Origin | None = None
     format: str = FORMAT
     version: int = VERSION
     digest: str = field(default="", compare=False)
@@ -190,6 +200,8 @@ def digest_of(data: dict[str, Any]) -> str:
 def dump(manifest: Manifest) -> bytes:
     """The text of MANIFEST.json, digest included. Fields of a tensor that say nothing are left out."""
     data = to_plain(manifest)
+    if manifest.origin is None:
+        del data["origin"]
     data["tensors"] = {name: _telling(tensor) for name, tensor in data["tensors"].items()}
     data["digest"] = digest_of(data)
     return json.dumps(data, indent=1, allow_nan=False).encode("ascii")

@@ -31,6 +31,8 @@ _MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered_dict", Count
 
 Leaf = Callable[[Any, str], Any]
 """For what the tree does not know. To JSON: (value, where it is). From JSON: (name of the tensor, tag)."""
+More = Callable[[str, Any, int], Any]
+"""Decodes leaves of other trees than an entry's: (tag, content, depth). Raises LookupError for an unknown tag."""
 
 
 def encode(value: Any, where: str, leaf: Leaf, depth: int = 0) -> Any:
@@ -46,19 +48,19 @@ def encode(value: Any, where: str, leaf: Leaf, depth: int = 0) -> Any:
     return _encode_scalar(value, where, leaf)
 
 
-def decode(tree: Any, leaf: Leaf, depth: int = 0) -> Any:
+def decode(tree: Any, leaf: Leaf, depth: int = 0, more: More | None = None) -> Any:
     """The value `encode` was given. Raises DamagedCheckpoint for a leaf of an unknown or malformed type."""
     if depth > DEEPEST:
         raise DamagedCheckpoint(f"the manifest has values nested deeper than {DEEPEST}")
     if isinstance(tree, list):
-        return [decode(item, leaf, depth + 1) for item in tree]
+        return [decode(item, leaf, depth + 1, more) for item in tree]
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree), "")
     if not tag.startswith("$"):
-        return {key: decode(value, leaf, depth + 1) for key, value in tree.items()}
+        return {key: decode(value, leaf, depth + 1, more) for key, value in tree.items()}
     try:
-        return _decode_tagged(tag, tree[tag], leaf, depth + 1)
+        return _decode_tagged(tag, tree[tag], leaf, depth + 1, more)
     except (LookupError, TypeError, ValueError, ArithmeticError) as e:
         raise DamagedCheckpoint(f"the manifest has a malformed {tag} leaf: {e}") from None
 
@@ -108,18 +110,20 @@ def portable(dtype: "np.dtype[Any]") -> bool:
     )
 
 
-def _decode_tagged(tag: str, content: Any, leaf: Leaf, depth: int) -> Any:
+def _decode_tagged(tag: str, content: Any, leaf: Leaf, depth: int, more: More | None) -> Any:
     if tag in ("$tensor", "$array"):
         return leaf(content, tag)
     for kind, name in _SEQUENCES.items():
         if tag == name:
-            return kind(decode(item, leaf, depth) for item in content)
+            return kind(decode(item, leaf, depth, more) for item in content)
     for kind, name in _MAPPINGS.items():
         if tag == name:
-            return kind({decode(key, leaf, depth): decode(item, leaf, depth) for key, item in content})
-    if tag not in _SCALARS:
+            return kind({decode(key, leaf, depth, more): decode(item, leaf, depth, more) for key, item in content})
+    if tag in _SCALARS:
+        return _SCALARS[tag](content)
+    if more is None:
         raise ValueError("unknown here")
-    return _SCALARS[tag](content)
+    return more(tag, content, depth)
 
 
 def _scalar(content: Any) -> Any:

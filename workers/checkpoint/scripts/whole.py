@@ -6,6 +6,7 @@ What tells, format by format:
     safetensors   its header says how long the file is
     dcp           `.metadata` is written last: it is there, and no file of data is newer
     accelerate    `random_states_0.pkl` is written after model and optimizer, objects of the user's after that
+    trainer       `trainer_state.json` is written after model and optimizer
 
 A folder is whole when each of its files is, too. What has none of these forms cannot be told, and is `unread`.
 """
@@ -21,7 +22,8 @@ from typing import IO, NamedTuple
 from cluster import sandbox
 from cluster.untrusted import Unreadable, parse_json
 from workers.checkpoint.exchange.archive import UNREADABLE
-from workers.checkpoint.exchange.reading import RANDOM_STATES, SUFFIXES, format_of
+from workers.checkpoint.exchange.folders import RANDOM_STATES, TRAINER_STATE
+from workers.checkpoint.exchange.reading import SUFFIXES, format_of
 from workers.checkpoint.exchange.safetensors_files import LARGEST_HEADER_BYTES
 from workers.checkpoint.format.checks import open_regular
 from workers.errors import CheckpointError
@@ -109,8 +111,10 @@ def _cut_safetensors(file: IO[bytes]) -> str:
 def _folder(path: Path, format: str) -> Seen:  # noqa: A002
     known = _known(path) if format == "auto" else format
     if not known or known == "torch":
-        return Seen("unread", "", "torch.save writes files, and it is a folder" if known else "its format is not known")
-    if why := {"dcp": _cut_dcp, "accelerate": _cut_accelerate, "safetensors": _cut_index}[known](path):
+        why = "torch.save writes files, and it is a folder" if known else "its format is not known"
+        return Seen("unread", "", why)
+    cut = {"dcp": _cut_dcp, "accelerate": _cut_accelerate, "trainer": _cut_trainer, "safetensors": _cut_index}
+    if why := cut[known](path):
         return Seen("torn", known, why)
     for below in files_below(path):
         if (one := archive_or_safetensors(below)) and (seen := _file(below, one)).state == "torn":
@@ -139,6 +143,10 @@ def _cut_accelerate(path: Path) -> str:
     own = [*path.glob("custom_checkpoint_*")]
     saved = (*path.glob("*.safetensors"), *path.glob("*.bin"))
     return _older(last, saved) or next(filter(None, (_older(one, [last]) for one in own)), "")
+
+
+def _cut_trainer(path: Path) -> str:
+    return _older(path / TRAINER_STATE, (*path.glob("*.safetensors"), *path.glob("optimizer.*")))
 
 
 def _cut_index(path: Path) -> str:

@@ -1,0 +1,369 @@
+"""What is imported and exported again is the same file to the program that wrote it: also from another folder, and
+after a conversion. What is not taken is named."""
+
+import argparse
+import json
+import math
+import pathlib
+import random
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from workers.checkpoint import export_checkpoint, load
+from workers.checkpoint.converting import convert
+from workers.checkpoint.exchange.importing import import_here
+from workers.checkpoint.format.checks import read_manifest
+from workers.checkpoint.format.manifest import DamagedCheckpoint, digest_of
+from workers.checkpoint.transfer.copying import copy
+from workers.errors import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def differences(a, b, at="", dtype=None):
+    """Where two values differ in type, keys, their order, or bits. Floating tensors of `b` may have `dtype`."""
+    if type(a) is not type(b):
+        return [f"{at}: {type(a).__name__} became {type(b).__name__}"]
+    if isinstance(a, dict):
+        if [*map(repr, a)] != [*map(repr, b)]:
+            return [f"{at}: keys {[*a]} became {[*b]}"]
+        metadata = differences(getattr(a, "_metadata", None), getattr(b, "_metadata", None), f"{at}._metadata")
+        return metadata + [d for key in a for d in differences(a[key], b[key], f"{at}/{key}", dtype)]
+    if isinstance(a, list | tuple):
+        if len(a) != len(b):
+            return [f"{at}: {len(a)} items became {len(b)}"]
+        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in differences(x, y, f"{at}/{i}", dtype)]
+    if isinstance(a, torch.Tensor):
+        a = a.to(b.dtype if not a.dim() else dtype) if dtype is not None and a.dtype == torch.float32 else a
+        return [] if a.dtype == b.dtype and torch.equal(a, b) else [f"{at}: {a} became {b}"]
+    if isinstance(a, np.ndarray | np.generic):
+        return [] if a.dtype == b.dtype and np.array_equal(a, b) else [f"{at}: {a} became {b}"]
+    if isinstance(a, argparse.Namespace):
+        return differences(vars(a), vars(b), at, dtype)
+    return [] if repr(a) == repr(b) else [f"{at}: {a!r} became {b!r}"]
+
+
+def trained():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in model.parameters() if p.dim() > 1]},
+         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.95),
+    )  # fmt: skip
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def by_names(model, optimizer):
+    """As torch.distributed.checkpoint.state_dict has an optimizer: names in place of numbers."""
+    names = [name for name, _ in model.named_parameters()]
+    held = optimizer.state_dict()
+    groups = [{**group, "params": [names[i] for i in group["params"]]} for group in held["param_groups"]]
+    return {"state": {names[i]: slots for i, slots in held["state"].items()}, "param_groups": groups}
+
+
+def scripts():
+    """Files as well-known scripts write them, and the step that each tells."""
+    model, optimizer = trained()
+    weights, state = model.state_dict(), optimizer.state_dict()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10).state_dict()
+    compiled = OrderedDict((f"_orig_mod.{name}", tensor) for name, tensor in weights.items())
+    best = torch.tensor(1.5)
+    return {
+        "gpt": ({"model": compiled, "optimizer": state, "model_args": {"n_layer": 2, "bias": False, "dropout": 0.0},
+                 "iter_num": 40, "best_val_loss": best, "config": {"betas": (0.9, 0.95), "o": "o", "seed": None}}, 40),
+        "tutorial": ({"epoch": 7, "model_state_dict": weights, "optimizer_state_dict": state, "loss": 0.25}, 7),
+        "lightning": ({"epoch": 1, "global_step": 12, "pytorch-lightning_version": "2.6.6", "state_dict": weights,
+                       "loops": {"fit_loop": {"state_dict": {}}}, "callbacks": {}, "optimizer_states": [state],
+                       "lr_schedulers": [scheduler], "hparams_name": "kwargs"}, 12),
+        "imagenet": ({"epoch": 3, "arch": "resnet18", "state_dict": weights, "best_acc1": best, "optimizer": state,
+                      "scheduler": scheduler, "args": argparse.Namespace(lr=0.1, out=pathlib.Path("a/b"))}, 3),
+        "gan": ({"nets": {"g": weights, "d": weights}, "optimizers": {"g": state, "d": state}, "steps": 5}, 5),
+        "named": ({"model": weights, "optim": by_names(model, optimizer), "train_state": {"step": torch.tensor(9)}}, 9),
+        "weights": (weights, None),
+        "optimizer": (state, None),
+        "odd": ({"iteration": np.int64(8), 3: "three", None: 0, "t": (1, 2.0, True), "none": None, "empty": {},
+                 "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cuda:1"),
+                 "rng": [np.arange(4), torch.get_rng_state()], "shared": [best, best]}, 8),
+        "list": ([1, (2, best)], None),
+    }  # fmt: skip
+
+
+def saved(value, path):
+    torch.save(value, path)
+    return path
+
+
+def returned(path):
+    target = path.parent / f"{path.name}.pt"
+    export_checkpoint(path, target, format="torch")
+    return torch.load(target, weights_only=False)
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_a_script_gets_its_own_file_back_and_the_import_knows_its_step(name, tmp_path):
+    value, step = scripts()[name]
+    told = import_here(str(saved(value, tmp_path / "file.pt")), str(tmp_path / "in"))
+    assert told["step"] == (step or 0)
+    assert any("no step was found" in note for note in told["notes"]) == (step is None)
+    moved = copy(told["path"], str(tmp_path / "pool"))["target"]
+    for path in (pathlib.Path(told["path"]), pathlib.Path(moved)):
+        back = returned(path)
+        assert differences(value, back) == []
+    if name == "odd":
+        assert back["shared"][0] is back["shared"][1]
+
+
+@pytest.mark.parametrize("name", ["gpt", "gan", "named"])
+def test_a_converted_copy_keeps_the_form(name, tmp_path):
+    value, _ = scripts()[name]
+    told = import_here(str(saved(value, tmp_path / "file.pt")), str(tmp_path / "in"))
+    told = convert(told["path"], tmp_path / "half", dtype={"float32": "bfloat16"}, on_lossy="allow")
+    assert differences(value, returned(pathlib.Path(told["path"])), dtype=torch.bfloat16) == []
+
+
+def test_a_dcp_folder_comes_back_as_one_and_as_a_file(tmp_path):
+    model, optimizer = trained()
+    value = {"app": {"model": dict(model.state_dict()), "optim": by_names(model, optimizer), "train": {"step": 30}}}
+    dcp.save(value, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    (tmp_path / "dcp" / "notes.txt").write_text("mine")
+    told = import_here(str(tmp_path / "dcp"), str(tmp_path / "in"))
+    assert told["left_out"] == [{"name": "notes.txt", "reason": "it is no part of the checkpoint"}]
+    export_checkpoint(told["path"], tmp_path / "file.pt", format="torch")
+    assert differences(value["app"]["model"], torch.load(tmp_path / "file.pt")["app"]["model"]) == []
+    export_checkpoint(told["path"], tmp_path / "out", format="dcp")
+    blank = {"app": {"model": {k: torch.zeros_like(v) for k, v in value["app"]["model"].items()}}}
+    dcp.load(blank, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert differences(value["app"]["model"], blank["app"]["model"]) == []
+
+
+NUMBERS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=6),
+    st.binary(max_size=4),
+    st.complex_numbers(),
+)
+TENSORS = st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16]).flatmap(
+    lambda dtype: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: torch.randn(shape).to(dtype))
+)
+KEYS = st.one_of(st.text(max_size=6), st.integers(-3, 3), st.none(), st.tuples(st.integers(0, 1), st.text(max_size=1)))
+MODULES = st.dictionaries(st.text(min_size=1, max_size=4), TENSORS, min_size=1, max_size=3)
+OPTIMIZERS = st.just(None).map(lambda _: trained()[1].state_dict())
+TREES = st.recursive(
+    st.one_of(NUMBERS, TENSORS, MODULES, MODULES.map(OrderedDict), OPTIMIZERS),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=4), st.dictionaries(KEYS, inner, max_size=4).map(OrderedDict),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=TREES)
+def test_any_tree_of_plain_values_and_tensors_comes_back_the_same(value, tmp_path_factory):
+    assume(not isinstance(value, dict) or len(value))  # one without anything is refused
+    folder = tmp_path_factory.mktemp("tree")
+    told = import_here(str(saved(value, folder / "file.pt")), str(folder / "in"))
+    assert differences(value, returned(pathlib.Path(told["path"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "step"),
+    [
+        ("step", 3, 3), ("global_step", 4, 4), ("iter_num", 5, 5), ("iteration", torch.tensor(6), 6),
+        ("epoch", 7, 7), ("num_updates", np.int64(8), 8), ("step", 9.0, 9), ("meta", {"epoch": 2, "iter": 10}, 10),
+        ("step", -1, None), ("step", "12", None), ("step", True, None), ("step", 2**70, None), ("steps_per_s", 3, None),
+        ("step", torch.arange(2), None),
+    ],
+)  # fmt: skip
+def test_the_step_is_read_from_the_names_people_use(key, value, step, tmp_path):
+    saved({"model": nn.Linear(1, 1).state_dict(), key: value}, tmp_path / "mine.pt")
+    told = import_here(str(tmp_path / "mine.pt"), str(tmp_path / "in"))
+    assert told["step"] == (step or 0)
+    missing = "no step was found in mine.pt: it counts as step 0. Give one with `--step N`"
+    assert (missing in told["notes"]) == (step is None)
+    assert ("step 7 is epoch of mine.pt, which tells no step" in told["notes"]) == (key == "epoch")
+
+
+def test_the_step_of_a_name_is_taken_where_no_value_tells_one(tmp_path):
+    saved({"model": nn.Linear(1, 1).state_dict()}, tmp_path / "ckpt-000250.pt")
+    told = import_here(str(tmp_path / "ckpt-000250.pt"), str(tmp_path / "in"))
+    assert (told["step"], told["notes"]) == (
+        250, ["step 250 is from the name ckpt-000250.pt: no value in it tells a step"],
+    )  # fmt: skip
+    assert import_here(str(tmp_path / "ckpt-000250.pt"), str(tmp_path / "in"), step=7)["step"] == 7
+
+
+def trainer_folder(folder):
+    model, optimizer = trained()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    saved(optimizer.state_dict(), folder / "optimizer.pt")
+    saved(scheduler.state_dict(), folder / "scheduler.pt")
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
+    for rank in range(2):
+        saved(state, folder / f"rng_state_{rank}.pth")
+    history = {"epoch": 1.0, "global_step": 500, "log_history": [{"loss": math.nan, "step": 1}], "is_hyper": None}
+    (folder / "trainer_state.json").write_text(json.dumps(history, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 3, "rope": {"theta": 1e4}}, indent=2) + "\n")
+    (folder / "training_args.bin").write_bytes(b"PK, of a class of theirs")
+    (folder / "vocab.txt").write_text("a\nb\n")
+    return folder
+
+
+def accelerate_folder(folder):
+    model, optimizer = trained()
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(nn.Linear(2, 2).state_dict(), folder / "model_1.safetensors", metadata={"format": "pt"})
+    saved(optimizer.state_dict(), folder / "optimizer.bin")
+    saved(optimizer.state_dict(), folder / "optimizer_1.bin")
+    saved({"last_epoch": 3, "_last_lr": [0.1]}, folder / "scheduler.bin")
+    saved({"scale": 65536.0, "_growth_tracker": 0}, folder / "scaler.pt")
+    saved({"seen": 40, "step": 20}, folder / "custom_checkpoint_0.pkl")
+    saved({"step": 0, "random_state": random.getstate(), "torch_manual_seed": torch.get_rng_state()},
+          folder / "random_states_0.pkl")  # fmt: skip
+    return folder
+
+
+def test_a_trainer_folder_is_taken_whole_or_told_and_comes_back(tmp_path):
+    there = trainer_folder(tmp_path / "checkpoint-500")
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert (told["format"], told["step"]) == ("trainer", 500)
+    assert set(told["entries"]) == {
+        *("model", "optimizer", "scheduler", "rng_state_0", "rng_state_1", "trainer_state", "config")
+    }  # fmt: skip
+    assert {part["name"] for part in told["left_out"]} == {"training_args.bin", "vocab.txt"}
+    assert any(note.startswith("left out training_args.bin: ") for note in told["notes"])
+    export_checkpoint(told["path"], tmp_path / "back", format="trainer")
+    check_same_folder(there, tmp_path / "back", {"training_args.bin", "vocab.txt"})
+    for name in ("trainer_state.json", "config.json"):
+        assert (tmp_path / "back" / name).read_text() == (there / name).read_text()
+
+
+def test_an_accelerate_folder_with_all_its_parts_comes_back(tmp_path):
+    there = accelerate_folder(tmp_path / "state")
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert (told["format"], told["step"], told["left_out"]) == ("accelerate", 20, [])
+    assert {n for n, kind in told["entries"].items() if kind == "module"} == {"model", "model_1"}
+    export_checkpoint(told["path"], tmp_path / "back", format="accelerate")
+    check_same_folder(there, tmp_path / "back", set())
+
+
+def check_same_folder(there, back, left_out):
+    assert {p.name for p in back.iterdir()} == {p.name for p in there.iterdir()} - left_out
+    for path in back.iterdir():
+        if path.suffix == ".safetensors":
+            assert differences(load_file(there / path.name), load_file(path)) == []
+        elif path.suffix != ".json":
+            one, other = (torch.load(folder / path.name, weights_only=False) for folder in (there, back))
+            assert differences(one, other) == [], path.name
+
+
+def test_a_trainer_folder_without_an_optimizer_says_so(tmp_path):
+    there = trainer_folder(tmp_path / "checkpoint-500")
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (there / name).unlink()
+    notes = import_here(str(there), str(tmp_path / "in"))["notes"]
+    assert {"the folder has no optimizer", "the folder has no scheduler"} <= set(notes)
+
+
+def test_what_fsdp_shards_in_a_folder_of_accelerate_is_taken(tmp_path):
+    there = tmp_path / "step_60"
+    there.mkdir()
+    model, optimizer = trained()
+    dcp.save({"model": dict(model.state_dict())}, checkpoint_id=there / "pytorch_model_fsdp_0", no_dist=True)
+    dcp.save({"optimizer": by_names(model, optimizer)}, checkpoint_id=there / "optimizer_0", no_dist=True)
+    saved({"last_epoch": 3}, there / "scheduler.bin")
+    saved({"step": 0, "torch_manual_seed": torch.get_rng_state()}, there / "random_states_0.pkl")
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert (told["step"], told["format"]) == (60, "accelerate")
+    assert told["entries"] == {
+        "model": "module", "optimizer": "optimizer", "scheduler": "tree", "random_states_0": "tree",
+    }  # fmt: skip
+    assert differences(dict(model.state_dict()), load(told["path"]).state["model"]) == []
+    export_checkpoint(told["path"], tmp_path / "back", format="accelerate")
+    blank = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
+    dcp.load(blank, checkpoint_id=tmp_path / "back" / "pytorch_model_fsdp_0", no_dist=True)
+    assert differences(dict(model.state_dict()), blank["model"]) == []
+
+
+def test_a_safetensors_file_keeps_its_name_and_its_texts(tmp_path):
+    there = tmp_path / "lora"
+    there.mkdir()
+    save_file({"b": torch.ones(2), "a": torch.zeros(3)}, there / "adapter.safetensors", metadata={"rank": "8"})
+    (there / "README.md").write_text("mine")
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert [part["name"] for part in told["left_out"]] == ["README.md"]
+    export_checkpoint(told["path"], tmp_path / "back")
+    export_checkpoint(told["path"], tmp_path / "one.safetensors")
+    for path in (tmp_path / "back" / "adapter.safetensors", tmp_path / "one.safetensors"):
+        with safe_open(path, "pt") as file:
+            assert file.metadata() == {"rank": "8"}
+        assert differences(load_file(there / "adapter.safetensors"), load_file(path)) == []
+
+
+def indexed(folder, places, files, suffix="safetensors"):
+    folder.mkdir()
+    for name, tensors in files.items():
+        save_file(tensors, folder / name) if suffix == "safetensors" else saved(tensors, folder / name)
+    (folder / f"model.{suffix}.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_an_index_that_names_what_no_file_holds_is_refused_with_the_names(suffix, tmp_path):
+    one, two = (f"model-0000{i}-of-00002.{suffix}" for i in (1, 2))
+    files = {one: {"a": torch.ones(2), "old": torch.ones(1)}, two: {"c": torch.ones(2)}}
+    there = indexed(tmp_path / "m", {"a": one, "b": one, "c": two, "d": two}, files, suffix)
+    with pytest.raises(CheckpointError, match="names 2 of 4 tensors that no file holds: b, d"):
+        import_here(str(there), str(tmp_path / "in"))
+    assert not (tmp_path / "in").exists()
+    there = indexed(tmp_path / "n", {"a": one, "c": two}, files, suffix)
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert f"model.{suffix}.index.json does not name 1 tensors that its files hold: old" in told["notes"]
+
+
+def test_a_form_that_a_stranger_wrote_writes_nothing_outside_the_target(tmp_path):
+    there = trainer_folder(tmp_path / "checkpoint-500")
+    path = pathlib.Path(import_here(str(there), str(tmp_path / "in"))["path"])
+    text = json.loads((path / "MANIFEST.json").read_text())
+    forms = [
+        {"../x.pt": 1}, {"a/b.json": {}}, {".": {}}, {"x.pt": {"$entry": "none"}}, {"x.pt": {"$entry": ["model"]}},
+        {"x.pt": {"$state_dict": 3}}, {"x.pt": {"$dtype": "save"}}, {"x.pt": {"$eval": "1"}},
+        {"x.pt": {"$tensor": "none"}}, {"x.safetensors": {}}, {"x.pt": {"$namespace": [1]}}, {"": 1},
+    ]  # fmt: skip
+    for form in forms:
+        text["origin"]["files"] = form
+        text["digest"] = digest_of(text)
+        (path / "MANIFEST.json").write_text(json.dumps(text))
+        with pytest.raises(DamagedCheckpoint):
+            export_checkpoint(path, tmp_path / "out", format="trainer")
+        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "x.pt").exists()
+
+
+def test_a_manifest_without_a_form_is_read_and_exported_as_before(tmp_path):
+    value, _ = scripts()["gpt"]
+    path = pathlib.Path(import_here(str(saved(value, tmp_path / "f.pt")), str(tmp_path / "in"))["path"])
+    text = json.loads((path / "MANIFEST.json").read_text())
+    assert "iter_num" in text.pop("origin")["files"]["f.pt"]
+    text["digest"] = digest_of(text)
+    (path / "MANIFEST.json").write_text(json.dumps(text))
+    assert read_manifest(path).origin is None
+    assert returned(path)["extra"]["iter_num"] == 40

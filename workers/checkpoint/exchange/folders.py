@@ -1,0 +1,165 @@
+"""Folders that a training library saves: Accelerate's `save_state` and the Trainer's `checkpoint-500`.
+
+Each file of such a folder is a part that is taken, or is named with the reason why it is left out:
+
+    weights         model.safetensors, pytorch_model.bin, adapter_model.…, one file or several with an index
+    sharded (FSDP)  pytorch_model_fsdp_0/, optimizer_0/: folders of torch.distributed.checkpoint
+    state           optimizer.bin|.pt, scheduler.bin|.pt, scaler.pt, random_states_R.pkl, rng_state_R.pth, …
+    values          trainer_state.json, config.json, …
+
+Source: accelerate/checkpointing.py and utils/fsdp_utils.py, transformers/trainer.py.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from cluster.untrusted import depth, read_bytes
+from workers.checkpoint.exchange.dcp_folders import read_dcp
+from workers.checkpoint.exchange.found import Found
+from workers.checkpoint.exchange.steps import step_in, step_in_name
+from workers.checkpoint.exchange.taking import read_value, take, take_optimizers
+from workers.checkpoint.exchange.values import Plain
+from workers.checkpoint.exchange.weights import SAFETENSORS_INDEX, TORCH_INDEX, take_safetensors, take_torch
+from workers.checkpoint.format.checks import open_regular
+from workers.checkpoint.format.links import real
+from workers.checkpoint.format.tree import DEEPEST
+from workers.errors import CheckpointError
+
+TRAINER_STATE = "trainer_state.json"
+RANDOM_STATES = "random_states_0.pkl"
+LARGEST_JSON_BYTES = 64 << 20
+PICKLED = (".bin", ".pt", ".pth", ".pkl")
+VALUES = (TRAINER_STATE, "config.json", "generation_config.json", "adapter_config.json")
+OBJECTS = {
+    "training_args.bin": "a pickled object; the script makes its arguments again",
+    "sampler": "a pickled object; the order of the data begins anew",
+}
+"""By name, or name without suffix and number: what no program but its own can read."""
+_MODEL = re.compile(r"(?:(?:adapter_|pytorch_)?model|pytorch_model_fsdp)(_\d+)?\.(?:safetensors|bin)")
+_SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
+_EXPECTED = {
+    "trainer": {"optimizer": r"optimizer(\.|_\d+$)", "scheduler": r"scheduler\.", "random states": r"rng_state"},
+    "accelerate": {"optimizer": r"optimizer[._]", "random states": r"random_states_"},
+}
+"""Parts that a folder may be without: the import says so."""
+
+
+def folder_format(source: Path) -> str:
+    """ "trainer", "accelerate" or ""."""
+    if os.path.lexists(source / TRAINER_STATE):
+        return "trainer"
+    if any(os.path.lexists(source / name) for name in ("optimizer.bin", RANDOM_STATES)):
+        return "accelerate"
+    sharded = (path for path in source.iterdir() if _SHARDED.fullmatch(path.name))
+    return "accelerate" if any((path / ".metadata").is_file() for path in sharded) else ""
+
+
+def read_folder(source: Path, format: str) -> tuple[Found, Plain]:  # noqa: A002
+    found, plain = Found(), Plain()
+    taken = _take_weights(found, source, plain)
+    names = {path.name for path in source.iterdir()}
+    if format == "accelerate":
+        _check_whole(source, names, bool(taken))
+    values: dict[str, Any] = {}
+    for name in sorted(names - taken):
+        if name.startswith("."):
+            continue
+        if (value := _take_part(found, source / name, plain)) is not None:
+            values[name] = value
+    absent = [part for part, form in _EXPECTED[format].items() if not any(re.match(form, name) for name in names)]
+    found.notes += [f"the folder has no {part}" for part in absent]
+    _find_step(found, source, values)
+    return found, plain
+
+
+def _check_whole(source: Path, names: set[str], has_model: bool) -> None:
+    optimizer = any(name == "optimizer.bin" or re.fullmatch(r"optimizer_\d+", name) for name in names)
+    has = {"optimizer.bin": optimizer, RANDOM_STATES: RANDOM_STATES in names}
+    has["the model"] = has_model or any(name.startswith("pytorch_model_fsdp_") for name in names)
+    if missing := [name for name, there in has.items() if not there]:
+        raise CheckpointError(
+            f"{source} is half a state: {', '.join(missing)} is missing",
+            "import the model's file alone, or copy the folder again from its source",
+        )
+
+
+def _take_weights(found: Found, source: Path, plain: Plain) -> set[str]:
+    """The names of the files that hold models. Of several formats of one model the first is taken."""
+    if [*source.glob(SAFETENSORS_INDEX)]:
+        return set(take_safetensors(found, source))
+    if index := next(iter(source.glob(TORCH_INDEX)), None):
+        return set(take_torch(found, index, plain))
+    taken: dict[str, str] = {}
+    for path in sorted(source.iterdir(), key=lambda path: (path.suffix != ".safetensors", path.name)):
+        if not (match := _MODEL.fullmatch(path.name)):
+            continue
+        entry = f"model{match[1] or ''}"
+        if entry in taken.values():
+            found.left_out[path.name] = "another copy of the same model"
+        elif path.suffix == ".safetensors":
+            take_safetensors(found, path, entry)
+        else:
+            take_torch(found, path, plain, entry)
+        taken[path.name] = entry
+    if taken or not (others := sorted(source.glob("*.safetensors"))):
+        return set(taken)
+    return set(take_safetensors(found, source)) if len(others) > 1 else set(take_safetensors(found, others[0]))
+
+
+def _take_part(found: Found, path: Path, plain: Plain) -> Any:
+    """The value of a file that is taken, else None and its reason in `found.left_out`."""
+    stem = re.sub(r"_\d+$", "", path.stem)
+    if path.is_dir():
+        if (path / ".metadata").is_file():
+            found.ordered = False
+            value = read_dcp(path, plain)
+            found.file(path.name, value)
+            take(found, value)
+            return value
+        found.left_out[path.name] = "a folder of no known form"
+    elif why := OBJECTS.get(path.name) or OBJECTS.get(stem):
+        found.left_out[path.name] = why
+    elif path.suffix in PICKLED:
+        value = read_value(path, plain)
+        found.file(path.name, value)
+        if not take_optimizers(found, path.stem, value):
+            found.plain(found.name_free(path.stem), value)
+        return value
+    elif path.name in VALUES:
+        value = _read_values(path)
+        found.file(path.name, value)
+        found.plain(found.name_free(path.stem), value)
+        return value
+    else:
+        found.left_out[path.name] = "it holds no state of the training"
+    return None
+
+
+def _read_values(path: Path) -> Any:
+    """JSON as Python's own writer writes it: with NaN, where a loss was none."""
+    os.close(open_regular(path))  # which says what is wrong with it, if anything is
+    data = read_bytes(real(path), LARGEST_JSON_BYTES)
+    if depth(data) >= DEEPEST:
+        raise CheckpointError(f"{path} is nested deeper than {DEEPEST}", "is it what it claims to be?")
+    return json.loads(data)
+
+
+def _find_step(found: Found, source: Path, values: dict[str, Any]) -> None:
+    """The Trainer's; of Accelerate what the script registered, the folder's name, or its count of batches."""
+    if told := step_in(values.pop(TRAINER_STATE, None)):
+        found.step = told[0]
+        return
+    own = [(name, told) for name, value in values.items() if "custom" in name and (told := step_in(value))]
+    counted = step_in(values.get(RANDOM_STATES))
+    if own:
+        (name, (found.step, key)), *_ = own
+        found.notes.append(f"step {found.step} is {key} of {name}")
+    elif (number := step_in_name(source.name)) is not None:
+        found.step = number
+        found.notes.append(f"step {number} is from the folder's name {source.name}")
+    elif counted and counted[0]:
+        found.step = counted[0]
+        found.notes.append(f"step {found.step} is from {RANDOM_STATES}, which counts batches")

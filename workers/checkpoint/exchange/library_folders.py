@@ -1,0 +1,99 @@
+"""Folders as Accelerate and the Trainer save them, made of a checkpoint that did not come from one."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.checkpoint.exchange.restoring import Values
+from workers.checkpoint.format.manifest import Entry
+from workers.checkpoint.opening import OpenCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`tensors` counts those that the files hold: what is tied counts once where it is written once."""
+
+    tensors: int
+    notes: list[str]
+
+
+WriteWeights = Callable[[Path, str, str, dict[str, str]], Written]
+"""Of a folder, a module, the file's name and the texts of its header."""
+SUFFIXES = {"accelerate": ".bin", "trainer": ".pt"}
+
+
+def made_folder(opened: OpenCheckpoint, to: Path, module: str, format: str, write: WriteWeights) -> Written:  # noqa: A002
+    """Model, optimizers, schedulers, random states and step in the files that `format` has for them."""
+    model = write(to, module, "model.safetensors", {"format": "pt"})
+    count, values, suffix = model.tensors, Values(opened), SUFFIXES[format]
+    entries = opened.manifest.entries
+    stems = {name: stem for name, entry in entries.items() if (stem := _stem(name, entry))}
+    numbers: dict[str, int] = {}
+    for name, stem in stems.items():
+        n = numbers[stem] = numbers.get(stem, -1) + 1
+        count += saved(values.entry(name), to / (f"{stem}{suffix}" if n == 0 else f"{stem}_{n}{suffix}"))
+    random = next((values.entry(name) for name, entry in entries.items() if entry.kind == "rng"), None)
+    if random is not None and format == "accelerate":
+        count += saved(_random_states(opened.manifest.step, random), to / "random_states_0.pkl")
+    elif random is not None:
+        count += saved(_rng_state(random), to / "rng_state.pth")
+    if format == "trainer":
+        state: dict[str, Any] = {"epoch": None, "global_step": opened.manifest.step, "log_history": []}
+        (to / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
+    rest = [name for name, entry in entries.items() if name not in (*stems, module) and entry.kind != "rng"]
+    left_out = [f"left out: {', '.join(rest)}: such a folder has no place for it"] if rest else []
+    return Written(count, model.notes + left_out)
+
+
+def _stem(name: str, entry: Entry) -> str:
+    if entry.kind in ("stateful", "tree") and (entry.kind == "stateful" or name.startswith(("scheduler", "lr_sched"))):
+        return "scheduler"
+    return "optimizer" if entry.kind == "optimizer" else ""
+
+
+def saved(value: Any, to: Path) -> int:
+    """How many tensors torch.save put into its file: one that occurs twice is written once."""
+    torch.save(value, to)
+    return len({id(tensor) for tensor in _tensors_in(value)})
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
+
+
+def _random_states(step: int, random: dict[str, Any]) -> dict[str, Any]:
+    """As accelerate's own files name them."""
+    told = {
+        "step": step,
+        "random_state": _python_state(random),
+        "numpy_random_seed": _numpy_state(random),
+        "torch_manual_seed": random["torch"]["cpu"],
+    }
+    if "cuda" in random["torch"]:
+        told["torch_cuda_manual_seed"] = [random["torch"]["cuda"]]
+    return told
+
+
+def _rng_state(random: dict[str, Any]) -> dict[str, Any]:
+    """As the Trainer names them: those of `torch.cuda` are a list where it had several devices."""
+    told = {"python": _python_state(random), "numpy": _numpy_state(random), "cpu": random["torch"]["cpu"]}
+    return told | ({"cuda": random["torch"]["cuda"]} if "cuda" in random["torch"] else {})
+
+
+def _python_state(random: dict[str, Any]) -> tuple[Any, ...]:
+    python = random["python"]
+    return python["version"], tuple(int(w) for w in python["words"]), python["gauss"]
+
+
+def _numpy_state(random: dict[str, Any]) -> tuple[Any, ...]:
+    """Its plain tuple."""
+    numpy = random["numpy"]
+    return numpy["bit_generator"], numpy["state"]["key"], numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]

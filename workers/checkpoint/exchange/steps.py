@@ -1,0 +1,67 @@
+"""The step of a source, read from the names that training scripts use."""
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from workers.checkpoint.exchange.strided import Source, count_of
+from workers.checkpoint.exchange.values import Reference
+from workers.checkpoint.format.dtypes import DTYPES
+
+NAMES = (
+    *("global_step", "step", "iter_num", "iteration", "iter", "global_iter", "current_iter"),
+    *("num_steps", "steps", "steps_taken", "train_step", "training_step", "current_step", "completed_steps"),
+    *("num_updates", "total_steps_taken", "n_iter", "iterations"),
+)
+"""Lightning and the Trainer; tutorials; nanoGPT; Megatron and detectron2; MMEngine; the rest in order of frequency."""
+EPOCHS = ("epoch", "epochs", "current_epoch", "epochs_trained")
+WITHIN = ("trainer_state", "train_state", "training_state", "state", "meta", "extra", "extra_state", "progress", "info")
+"""Dicts that hold such a name: torchtitan, MMEngine, fairseq."""
+LARGEST = 2**63 - 1
+_IN_NAME = re.compile(r"(?:^|[-_.])(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d{1,18})(?=$|[-_.])")
+_CODES = {"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b", "uint8": "<B", "float32": "<f", "float64": "<d"}
+
+
+def step_in(value: Any) -> tuple[int, str] | None:
+    """The step that the value of a file tells, and the key it stands under; an epoch where there is no step."""
+    places = [*_dicts(value)]
+    for names in (NAMES, EPOCHS):
+        for where, found in places:
+            for name in names:
+                if (number := _number(found.get(name))) is not None:
+                    return number, f"{where}{name}"
+    return None
+
+
+def step_in_name(name: str) -> int | None:
+    """As in checkpoint-500, step_500, ckpt-500.pt."""
+    found = _IN_NAME.search(name.lower())
+    return int(found[1]) if found else None
+
+
+def _dicts(value: Any) -> Iterator[tuple[str, dict[Any, Any]]]:
+    if isinstance(value, dict):
+        yield "", value
+        yield from ((f"{name}.", value[name]) for name in WITHIN if isinstance(value.get(name), dict))
+
+
+def _number(value: Any) -> int | None:
+    """A whole number from 0 on, also as a float or as a tensor or an array of one element."""
+    if isinstance(value, Reference):
+        value = _element(value)
+    elif isinstance(value, np.ndarray | np.generic) and value.size == 1:
+        value = value.item()
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= LARGEST else None
+
+
+def _element(tensor: Reference) -> Any:
+    if count_of(tensor) != 1 or tensor.dtype not in _CODES:
+        return None
+    data = bytearray(DTYPES[tensor.dtype].bytes)
+    Source(tensor).read(0, len(data), memoryview(data))
+    return struct.unpack(_CODES[tensor.dtype], data)[0]

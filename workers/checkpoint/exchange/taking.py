@@ -1,0 +1,66 @@
+"""Values of others' files become entries: a state dict is a module, that of an optimizer an optimizer."""
+
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoint.exchange.archive import Archive
+from workers.checkpoint.exchange.found import Found
+from workers.checkpoint.exchange.optimizers import is_optimizer, optimizers_in
+from workers.checkpoint.exchange.values import Parts, Plain, Reference
+
+_SHORT = {
+    "state_dict": "model", "model_state_dict": "model",
+    "optimizer_state_dict": "optimizer", "optimizer_states": "optimizer",
+}  # fmt: skip
+"""What Lightning and torch's own tutorials call them."""
+
+
+def read_value(path: Path, plain: Plain) -> Any:
+    """Of a file of torch.save."""
+    archive = Archive(path)
+    plain.allow(str(path), archive.pickle_bytes)
+    return plain.value(archive.value, path.name)
+
+
+def take(found: Found, value: Any) -> None:
+    """A state dict is a module, that of an optimizer an optimizer; of a dict of such things each is an entry."""
+    if is_state_dict(value):
+        found.module("model", value)
+        return
+    if is_optimizer(value):
+        found.optimizer("optimizer", value)
+        return
+    if not isinstance(value, dict):
+        found.plain("value", value)
+        return
+    rest = {}
+    for key, item in value.items():
+        if isinstance(key, str) and is_state_dict(item):
+            found.module(found.name_free(_SHORT.get(key, key)), item)
+        elif isinstance(key, str) and take_optimizers(found, _SHORT.get(key, key), item):
+            continue
+        elif isinstance(key, str) and isinstance(item, dict | list):
+            found.plain(found.name_free(key), item)
+        else:
+            rest[key] = item
+    if rest:
+        found.plain(found.name_free("extra"), rest)
+
+
+def take_optimizers(found: Found, name: str, value: Any) -> bool:
+    """Whether `value` was one, or several and nothing else; the latter become `name.0`, `name.1`, …"""
+    if is_optimizer(value):
+        found.optimizer(found.name_free(name), value)
+        return True
+    several = optimizers_in(value)
+    for key, one in several.items():
+        found.optimizer(found.name_free(name if len(several) == 1 else f"{name}.{key}"), one)
+    return bool(several)
+
+
+def is_state_dict(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(k, str) and isinstance(v, Reference | Parts) for k, v in value.items())
+    )
