@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from workers.checkpoint import export_checkpoint, load
+from workers.checkpoint import export_checkpoint, load, save
 from workers.checkpoint.converting import convert
 from workers.checkpoint.exchange.importing import import_here
 from workers.checkpoint.format.checks import read_manifest
@@ -367,3 +367,22 @@ def test_a_manifest_without_a_form_is_read_and_exported_as_before(tmp_path):
     (path / "MANIFEST.json").write_text(json.dumps(text))
     assert read_manifest(path).origin is None
     assert returned(path)["extra"]["iter_num"] == 40
+
+
+def test_a_checkpoint_of_ours_becomes_a_folder_that_the_trainer_resumes_from(tmp_path):
+    from transformers.trainer_callback import TrainerState
+
+    model, optimizer = trained()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "rng": True, "extra": {"seed": 1}}
+    told = export_checkpoint(save(tmp_path / "own", 9, state).path, tmp_path / "checkpoint-9", format="trainer")
+    assert told["notes"] == ["left out: extra: such a folder has no place for it"]
+    assert TrainerState.load_from_json(tmp_path / "checkpoint-9" / "trainer_state.json").global_step == 9
+    torch.optim.AdamW(optimizer.param_groups).load_state_dict(torch.load(tmp_path / "checkpoint-9" / "optimizer.pt"))
+    scheduler.load_state_dict(torch.load(tmp_path / "checkpoint-9" / "scheduler.pt"))
+    random_states = torch.load(tmp_path / "checkpoint-9" / "rng_state.pth", weights_only=False)
+    random.setstate(random_states["python"])
+    np.random.set_state(random_states["numpy"])
+    torch.set_rng_state(random_states["cpu"])
+    again = import_here(str(tmp_path / "checkpoint-9"), str(tmp_path / "in"))
+    assert (again["format"], again["step"], again["left_out"]) == ("trainer", 9, [])
