@@ -19,6 +19,7 @@ from workers.checkpoint.exchange.library_folders import Written, made_folder, sa
 from workers.checkpoint.exchange.reading import FORMATS
 from workers.checkpoint.exchange.restoring import Values
 from workers.checkpoint.format.dtypes import DTYPES
+from workers.checkpoint.format.manifest import DamagedCheckpoint
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.opening import OpenCheckpoint, open_checkpoint
 from workers.checkpoint.state import bits
@@ -195,8 +196,21 @@ def _folder(opened: OpenCheckpoint, to: Path, entry: str, *, format: str) -> Wri
             module, texts = values.header(name)
             written = _weights(opened, to, _module_of(opened, module), name, texts)
             count, notes = count + written.tensors, notes + written.notes
-        elif path.suffix == ".json":
-            path.write_text(json.dumps(values.file(name), indent=2) + "\n")
         else:
-            count += (saved if path.suffix else _saved_by_dcp)(values.file(name), path)
+            count += _write_value(values.file(name), path)
     return Written(count, notes)
+
+
+def _write_value(value: Any, path: Path) -> int:
+    """As JSON, as a folder of DCP where the name has no suffix, else by torch.save: the number of tensors in it."""
+    if path.suffix == ".json":
+        try:
+            path.write_text(json.dumps(value, indent=2) + "\n")
+        except TypeError as e:
+            raise DamagedCheckpoint(f"the manifest's form of {path.name} is no JSON: {e!s:.200}") from None
+        return 0
+    if path.suffix:
+        return saved(value, path)
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise DamagedCheckpoint(f"the manifest's form of {path.name} is no state dict")
+    return _saved_by_dcp(value, path)

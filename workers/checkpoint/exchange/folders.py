@@ -41,7 +41,12 @@ OBJECTS = {
 _MODEL = re.compile(r"(?:(?:adapter_|pytorch_)?model|pytorch_model_fsdp)(_\d+)?\.(?:safetensors|bin)")
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 _EXPECTED = {
-    "trainer": {"optimizer": r"optimizer(\.|_\d+$)", "scheduler": r"scheduler\.", "random states": r"rng_state"},
+    "trainer": {
+        "weights": r"(adapter_|pytorch_)?model[._-]",
+        "optimizer": r"optimizer(\.|_\d+$)",
+        "scheduler": r"scheduler\.",
+        "random states": r"rng_state",
+    },
     "accelerate": {"optimizer": r"optimizer[._]", "random states": r"random_states_"},
 }
 """Parts that a folder may be without: the import says so."""

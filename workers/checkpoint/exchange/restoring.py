@@ -26,6 +26,7 @@ class Values:
 
     def __init__(self, opened: OpenCheckpoint):
         self._opened, self._tensors = opened, dict[str, torch.Tensor]()
+        self._used: set[str] = set()
         self.origin = opened.manifest.origin
 
     def entries(self) -> dict[str, Any]:
@@ -50,6 +51,7 @@ class Values:
     def file(self, name: str) -> Any:
         """What file `name` of the source held. Raises DamagedCheckpoint where its form in the manifest is malformed."""
         assert self.origin is not None
+        self._used.clear()
         try:
             return tree.decode(self.origin.files[name], self._leaf, ROOT_DEPTH, self._more)
         except (KeyError, AttributeError) as e:
@@ -73,12 +75,19 @@ class Values:
 
     def _more(self, tag: str, content: Any, depth: int) -> Any:
         if tag == "$entry":
-            return self.entry(content)
+            return self._entry_once(content)
         if tag == "$state_dict":
             name, versions = content
-            return _module_state(self.entry(name), tree.decode(versions, self._leaf, depth, self._more))
+            return _module_state(self._entry_once(name), tree.decode(versions, self._leaf, depth, self._more))
         value = tree.decode(content, self._leaf, depth, self._more)
         return _module_state(*value) if tag == "$module_state" else _rebuilt(tag, value)
+
+    def _entry_once(self, name: str) -> Any:
+        """A small form could else ask for a large entry a million times."""
+        if name in self._used:
+            raise ValueError(f"{name!r:.200} stands in it twice")
+        self._used.add(name)
+        return self.entry(name)
 
     def _leaf(self, name: str, tag: str) -> Any:
         return self._tensor(name).numpy() if tag == "$array" else self._tensor(name)
