@@ -22,6 +22,7 @@ from cluster.errors import NotFound, UserError
 from workers.checkpoint import export_checkpoint, import_checkpoint, load, open_checkpoint, save, verify
 from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.archive import Archive
+from workers.checkpoint.exchange.reading import read
 from workers.checkpoint.exchange.values import Plain
 from workers.errors import CheckpointError
 
@@ -248,6 +249,14 @@ def test_dcp_folders_come_in_with_what_ranks_cut_and_what_is_no_tensor(tmp_path)
     (tmp_path / "dcp" / ".metadata").write_bytes(b"garbage")
     with pytest.raises(CheckpointError, match="is not a pickle"):
         import_checkpoint(tmp_path / "dcp", tmp_path / "root")
+
+
+def test_every_tensor_of_a_dcp_folder_has_its_own_place(tmp_path):
+    """Each lies in a pickle of its own: one that was read and forgotten must not stand for the next."""
+    state = {"model": {f"w{i}": torch.full((3,), float(i)) for i in range(400)}}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    found = read(tmp_path / "dcp", "dcp", drop=False)
+    assert len({reference.storage.key for reference in found.references.values()}) == 400
 
 
 @pytest.fixture

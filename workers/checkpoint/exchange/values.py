@@ -66,7 +66,7 @@ class Plain:
     """
 
     refused: dict[str, str] = field(default_factory=dict)
-    _seen: dict[int, tuple[Call, Any]] = field(default_factory=dict)  # held: the next file's would get its id
+    _seen: dict[Call, Any] = field(default_factory=dict)
     _left: int = MOST_VALUES
     _deep: int = 0
     _of: str = ""
@@ -113,14 +113,14 @@ class Plain:
             self._deep -= 1
 
     def _once(self, call: Call, where: str) -> Any:
-        """One tensor held twice stays one."""
-        if id(call) in self._seen:
-            return self._seen[id(call)][1]
+        """One tensor held twice stays one. The key holds the Call: the next file's may else get its place in memory."""
+        if call in self._seen:
+            return self._seen[call]
         made = self._call(call, where)
         if isinstance(made, np.ndarray):
             self._count(made.nbytes // COUNTED_BYTES)
         if not isinstance(made, dict | list | tuple | set | frozenset | str | bytes):
-            self._seen[id(call)] = call, made
+            self._seen[call] = made
         return made
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
