@@ -16,6 +16,7 @@ from cluster.catalogue.lookup import (
     model,
     relatives,
     tier,
+    unified_memory,
 )
 from cluster.catalogue.naming import (
     EMULATED,
@@ -82,6 +83,7 @@ __all__ = [
     "spelled",
     "tier",
     "tiers",
+    "unified_memory",
     "vendor",
     "vendors",
     "words",

@@ -51,6 +51,15 @@ def architecture(backend: str, name: str = "") -> Architecture | None:
     return architectures().get((backend, name)) or architectures().get((backend, ""))
 
 
+def unified_memory(kind: str, name: str = "") -> bool:
+    """Whether a device has no memory but its machine's: by its model, else by its architecture."""
+    row = model(kind)
+    if row is not None and row.unified_memory is not None:
+        return row.unified_memory
+    known = architecture(kind.partition(":")[0], name or (row.architecture if row else ""))
+    return known is not None and known.unified_memory
+
+
 def lost(torch_device: str, backend: str = "") -> dict[str, str]:
     """Dtypes that devices of a torch device type cannot hold, with the reason; with a back end also what its own
     devices cannot, which does not hold where another device emulates them.

@@ -76,6 +76,7 @@ class ArchitectureRow:
     matrix_units: bool | None = None
     shared_memory_per_block_kib: float | None = None
     integrated: bool | None = None
+    unified_memory: bool | None = None
     notes: str = ""
     sources: tuple[str, ...] = ()
 
@@ -84,7 +85,8 @@ class ArchitectureRow:
 class Architecture:
     """Of the `FLOATS`, what is neither in `native` nor `emulated` is absent: it may be stored, not computed with.
 
-    `integrated` graphics are part of a CPU, and torch's wheels hold no code for them.
+    `integrated` graphics are part of a CPU, and torch's wheels hold no code for them. Devices with `unified_memory`
+    have none but their machine's.
     """
 
     backend: str
@@ -96,6 +98,7 @@ class Architecture:
     matrix_units: bool | None
     shared_memory_per_block_bytes: int | None
     integrated: bool
+    unified_memory: bool
     notes: str
     sources: tuple[str, ...]
 
@@ -104,7 +107,8 @@ class Architecture:
 class Model:
     """A kind and its published figures of one card, dense. `memory_gib` stands where discovery cannot ask the device.
 
-    `unavailable` is why nothing computes on it yet. A source is a key of the whole row, or `column=key`.
+    `unified_memory` stands where a model differs in that from others of its architecture. `unavailable` is why nothing
+    computes on it yet. A source is a key of the whole row, or `column=key`.
     """
 
     kind: str
@@ -118,6 +122,7 @@ class Model:
     cores_per_card: int | None = None
     memory_gb: float | None = None
     memory_gib: float | None = None
+    unified_memory: bool | None = None
     memory_bandwidth_gbs: float | None = None
     bf16_tflops: float | None = None
     fp16_tflops: float | None = None
@@ -261,6 +266,7 @@ def _architecture(row: ArchitectureRow) -> Architecture:
         matrix_units=row.matrix_units,
         shared_memory_per_block_bytes=int(shared_kib * 1024) if shared_kib else None,
         integrated=bool(row.integrated),
+        unified_memory=bool(row.unified_memory),
         notes=row.notes,
         sources=row.sources,
     )

@@ -243,7 +243,7 @@ def _group(
         kind=first.kind,
         free=tuple(d.index for d in devices if d.index not in taken),
         total=len(devices),
-        memory_bytes=min(d.total_memory_bytes or 0 for d in devices),
+        memory_bytes=min((d.total_memory_bytes for d in devices if d.total_memory_bytes), default=0),
         emulated=first.emulated,
         schedulable=not reason,
         reason=reason,

@@ -9,7 +9,10 @@ from pathlib import Path
 from cluster import catalogue
 from cluster.vocabulary import Device, Finding, Scalar
 from workers.discovery import amd_smi
+from workers.discovery.answer import Answer
+from workers.discovery.answer import findings as unread
 from workers.discovery.machine import Machine
+from workers.discovery.memory import device_memory
 
 VENDOR = 0x1002
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -24,11 +27,12 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     gpus = [
         node for node in machine.glob(f"{NODES}/*") if machine.number(f"{node}/gpu_id") and _properties(machine, node)
     ]
-    devices = [_device(machine, node, index) for index, node in enumerate(gpus)]
+    answers = [Answer(f"GPU {index}", "KFD", _properties(machine, node)) for index, node in enumerate(gpus)]
+    devices = [_device(machine, node, index, answers[index]) for index, node in enumerate(gpus)]
     visible = machine.visible("HIP_VISIBLE_DEVICES")
     if visible is not None:
         devices = [d for d in devices if str(d.index) in visible or d.uuid in visible]
-    findings = _findings(machine, devices)
+    findings = _findings(machine, devices) + unread("amd", answers, "look into dmesg; update the amdgpu driver")
     if devices and machine.root == Path("/") and amd_smi.installed():
         devices, said = amd_smi.tell(devices, amd_smi.ask())
         findings += [f for f in said if f not in findings]
@@ -73,28 +77,32 @@ def _heat(machine: Machine, address: str) -> list[Finding]:
     return hot
 
 
-def _device(machine: Machine, node: str, index: int) -> Device:
-    properties = _properties(machine, node)
-    gfx = architecture(int(properties.get("gfx_target_version", 0)))
-    pci_id = int(properties.get("device_id", 0))
-    drm = f"sys/class/drm/renderD{properties.get('drm_render_minor', '')}/device"
+def _device(machine: Machine, node: str, index: int, properties: Answer) -> Device:
+    version, pci_id = properties.number("gfx_target_version", needed=True), properties.number("device_id") or 0
+    gfx = architecture(version) if version else ""
+    minor = properties.number("drm_render_minor")
+    drm = f"sys/class/drm/renderD{'' if minor is None else minor}/device"
     total, free = _memory(machine, node, drm)
-    unique = int(properties.get("unique_id", 0))
+    unique = properties.number("unique_id")
     product = machine.text(f"{drm}/product_name")
-    model = _model(product, pci_id, machine.number(f"{drm}/revision") or 0, total) or gfx
+    model = _model(product, pci_id, machine.number(f"{drm}/revision") or 0, total)
+    kind = f"amd:{model or gfx or (f'{pci_id:#06x}' if pci_id else 'GPU')}"
+    if not model and catalogue.unified_memory(kind, gfx):
+        total = max(filter(None, (total, machine.number(f"{drm}/mem_info_gtt_total"))), default=None)
+    memory = device_memory(kind, gfx, machine, total, free)
     return Device(
         backend="amd",
-        kind=f"amd:{model}",
+        kind=kind,
         index=index,
-        name=product or f"AMD {model}",
+        name=product or f"AMD {kind.partition(':')[2]}",
         uuid=f"GPU-{unique:016x}" if unique else "",
-        total_memory_bytes=total,
-        free_memory_bytes=free,
+        total_memory_bytes=memory.total_bytes,
+        free_memory_bytes=memory.free_bytes,
         driver_version=machine.text("sys/module/amdgpu/version"),
         architecture=gfx,
         unavailable_reason=_reason(machine, gfx),
         integrated=_integrated(gfx),
-        unified_memory=_integrated(gfx),
+        unified_memory=memory.unified,
         pci_address=(address := _pci_address(properties)),
         numa_node=machine.numa_node(address) if address else None,
         properties={
@@ -108,19 +116,17 @@ def _device(machine: Machine, node: str, index: int) -> Device:
 def _model(product: str, pci_id: int, revision: int, total_bytes: int | None) -> str:
     """Several cards share a PCI id: the driver's name of the product, the revision or the memory tells them apart.
 
-    "" for one nobody lists, which is called by its architecture.
+    "" for one nobody lists, which is called by its architecture, else by its PCI id.
     """
     by_id = f"{pci_id:04x}:{revision:02x}"
     card = catalogue.found("amd", name=product) or catalogue.found("amd", pci_id=by_id, memory_bytes=total_bytes)
     return card.kind.partition(":")[2] if card else ""
 
 
-def _pci_address(properties: dict[str, str]) -> str:
+def _pci_address(properties: Answer) -> str:
     """KFD's location_id is bus, device and function in 16 bits; the domain stands beside it."""
-    if "location_id" not in properties:
-        return ""
-    where, domain = int(properties["location_id"]), int(properties.get("domain", 0))
-    return f"{domain:04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 0x1F:02x}.{where & 7}"
+    where, domain = properties.number("location_id"), properties.number("domain") or 0
+    return "" if where is None else f"{domain:04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 0x1F:02x}.{where & 7}"
 
 
 def _properties(machine: Machine, node: str) -> dict[str, str]:
@@ -133,13 +139,13 @@ def architecture(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-def _compute_units(properties: dict[str, str]) -> int:
-    return int(properties.get("simd_count", 0)) // max(int(properties.get("simd_per_cu", 1)), 1)
+def _compute_units(properties: Answer) -> int:
+    return (properties.number("simd_count") or 0) // (properties.number("simd_per_cu") or 1)
 
 
-def _on_chip(machine: Machine, node: str, properties: dict[str, str]) -> dict[str, Scalar]:
+def _on_chip(machine: Machine, node: str, properties: Answer) -> dict[str, Scalar]:
     """LDS that one workgroup may have, and the largest L2 and L3 (KFD gives sizes in KiB); only what is told."""
-    lds = int(properties.get("lds_size_in_kb", 0))
+    lds = properties.number("lds_size_in_kb")
     found: dict[str, Scalar] = {"shared_memory_per_block_bytes": lds << 10} if lds else {}
     caches = [_properties(machine, cache) for cache in machine.glob(f"{node}/caches/*")]
     for level in ("2", "3"):
@@ -151,8 +157,9 @@ def _on_chip(machine: Machine, node: str, properties: dict[str, str]) -> dict[st
 
 def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | None]:
     """(total, free): a partition's total is KFD's; what is free is known only where the whole card is one device."""
-    banks = [_properties(machine, bank) for bank in machine.glob(f"{node}/mem_banks/*")]
-    local = sum(int(b.get("size_in_bytes", 0)) for b in banks if int(b.get("heap_type", SYSTEM_HEAP)) != SYSTEM_HEAP)
+    banks = [Answer("", "KFD", _properties(machine, bank)) for bank in machine.glob(f"{node}/mem_banks/*")]
+    on_card = [bank for bank in banks if (bank.number("heap_type") or SYSTEM_HEAP) != SYSTEM_HEAP]
+    local = sum(bank.number("size_in_bytes") or 0 for bank in on_card)
     whole, used = machine.number(f"{drm}/mem_info_vram_total"), machine.number(f"{drm}/mem_info_vram_used")
     total = local or whole
     undivided = total is not None and whole is not None and total * 2 > whole

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from cluster.vocabulary import Device, Finding
+from workers.discovery.answer import Answer
 from workers.discovery.machine import sysfs_address
 
 # Fields of amdsmi_get_violation_status that are 1 while something slows the clock.
@@ -35,28 +36,48 @@ def ask() -> dict[str, Any]:
     try:
         smi.amdsmi_init()
         try:
-            return {"cards": [_ask_card(smi, handle) for handle in smi.amdsmi_get_processor_handles()]}
+            handles = smi.amdsmi_get_processor_handles()
+            return {"cards": [ask_card(smi, handle, number) for number, handle in enumerate(handles)]}
         finally:
             smi.amdsmi_shut_down()
     except smi.AmdSmiException as e:
-        return {"error": str(e)}
+        return {"error": _words(e)}
 
 
-def _ask_card(smi: Any, handle: Any) -> dict[str, Any]:
-    def optional(read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def ask_card(smi: Any, handle: Any, number: int = 0) -> dict[str, Any]:
+    """`failed`: call -> why it did not answer; what it would have told is None. Not every card, driver or virtual
+    machine supports everything, which is no failure.
+    """
+    failed: dict[str, str] = {}
+
+    def call(name: str) -> Any:
+        if (function := getattr(smi, name, None)) is None:
+            return None  # of a newer AMD SMI
         try:
-            return read(handle)
-        except smi.AmdSmiException:  # not every card, driver or virtual machine tells everything
-            return {}
+            return function(handle)
+        except smi.AmdSmiException as e:
+            if "NOT_SUPPORTED" not in (words := _words(e)):
+                failed[name] = words
+        return None
 
-    slowed = optional(smi.amdsmi_get_violation_status) if hasattr(smi, "amdsmi_get_violation_status") else {}
+    def field(name: str, key: str) -> Any:
+        told = call(name)
+        return told.get(key) if isinstance(told, dict) else None
+
+    slowed = call("amdsmi_get_violation_status")
     return {
-        "pci": smi.amdsmi_get_gpu_device_bdf(handle),
-        "name": optional(smi.amdsmi_get_gpu_asic_info).get("market_name"),
-        "driver": optional(smi.amdsmi_get_gpu_driver_info).get("driver_version"),
-        "ecc_uncorrected": optional(smi.amdsmi_get_gpu_total_ecc_count).get("uncorrectable_count"),
-        "slowed": [field for field in SLOWED if slowed.get(field) in (1, True)],
+        "number": number,
+        "pci": call("amdsmi_get_gpu_device_bdf") or "",
+        "name": field("amdsmi_get_gpu_asic_info", "market_name"),
+        "driver": field("amdsmi_get_gpu_driver_info", "driver_version"),
+        "ecc_uncorrected": field("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"),
+        "slowed": [key for key in SLOWED if slowed.get(key) in (1, True)] if isinstance(slowed, dict) else [],
+        "failed": failed,
     }
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def energy_reader(address: str) -> tuple[str, Callable[[], float] | None]:
@@ -95,27 +116,30 @@ def tell(devices: Sequence[Device], said: dict[str, Any]) -> tuple[list[Device],
     """
     if error := said.get("error"):
         return list(devices), [Finding("info", "amd", f"told by sysfs only: AMD SMI: {error}", "update ROCm")]
-    cards = {sysfs_address(card["pci"]): card for card in said["cards"]}
+    placed = [(sysfs_address(Answer("", "AMD SMI", card).text("pci")), card) for card in said["cards"]]
+    cards = dict(placed)
     at = Counter(d.pci_address for d in devices)
     told = [_with(d, cards[d.pci_address]) if d.pci_address in cards and at[d.pci_address] == 1 else d for d in devices]
-    return told, [f for address, card in cards.items() if address in at for f in _faults(address, card)]
+    return told, [f for address, card in placed if address in at or not address for f in _faults(address, card)]
 
 
 def _with(device: Device, card: dict[str, Any]) -> Device:
-    name = card.get("name") if device.name.startswith("AMD gfx") else device.name
-    return replace(
-        device, name=name or device.name, driver_version=device.driver_version or str(card.get("driver") or "")
-    )
+    answer = Answer("", "AMD SMI", card)
+    name = answer.text("name", device.name) if device.name.startswith("AMD gfx") else device.name
+    return replace(device, name=name, driver_version=device.driver_version or answer.text("driver"))
 
 
 def _faults(address: str, card: dict[str, Any]) -> list[Finding]:
+    who = f"the card at {address}" if address else f"card {card.get('number', '')} of AMD SMI"
     found = []
-    if isinstance(errors := card.get("ecc_uncorrected"), int) and errors:
+    if address and isinstance(errors := card.get("ecc_uncorrected"), int) and errors:
         found.append(memory_errors(address, errors))
-    if card["slowed"]:
-        causes = " and ".join(SLOWED[field] for field in card["slowed"])
-        message = f"the card at {address} runs below its clock because of {causes}"
+    if causes := " and ".join(SLOWED[field] for field in card.get("slowed", [])):
+        message = f"{who} runs below its clock because of {causes}"
         found.append(Finding("warning", "amd", message, "check fans, inlet temperature and power"))
+    remedy = "run amd-smi by hand; a reset of the card, a reboot or another driver may be needed"
+    for name, why in card.get("failed", {}).items():
+        found.append(Finding("warning", "amd", f"{who}: {name} failed: {why}", remedy))
     return found
 
 

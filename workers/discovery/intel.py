@@ -9,6 +9,7 @@ from workers.discovery import intel_gaudi as gaudi
 from workers.discovery import intel_smi
 from workers.discovery.intel_gaudi import HABANA
 from workers.discovery.machine import Machine
+from workers.discovery.memory import host_memory
 
 VENDOR = 0x8086
 # Where the firmware puts the graphics inside a CPU, always.
@@ -68,9 +69,10 @@ def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
     pci_id = machine.number(f"{card}/device/device") or 0
     driver = machine.path(f"{card}/device/driver").resolve().name
     tiles = _tiles(machine, card, pci_id)
-    memory = _memory_bytes(machine, card)
+    vram_bytes, integrated = _memory_bytes(machine, card), address == INTEGRATED_ADDRESS
     card_model = _model(pci_id)
     title = card_model.kind.partition(":")[2] if card_model else f"{pci_id:#06x}"
+    shared = host_memory(machine) if integrated else None
     return [
         Device(
             backend="intel",
@@ -78,12 +80,13 @@ def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
             index=first + tile,
             name=f"Intel {title.replace('-', ' ')}",
             uuid=address if tiles == 1 else f"{address}.{tile}",
-            total_memory_bytes=memory // tiles if memory else None,
+            total_memory_bytes=shared.total_bytes if shared else vram_bytes and vram_bytes // tiles,
+            free_memory_bytes=shared.free_bytes if shared else None,
             driver_version=machine.text(f"sys/module/{driver}/version"),
             architecture=card_model.architecture if card_model else f"{pci_id:#06x}",
             unavailable_reason=_reason(machine, card, address),
-            integrated=address == INTEGRATED_ADDRESS,
-            unified_memory=address == INTEGRATED_ADDRESS,
+            integrated=integrated,
+            unified_memory=integrated,
             pci_address=address,
             numa_node=machine.numa_node(address),
             properties={"driver": driver, "tiles": tiles},

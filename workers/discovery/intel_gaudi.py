@@ -2,11 +2,14 @@
 
 from cluster import catalogue
 from cluster.vocabulary import Device, Finding
+from workers.discovery.answer import Answer
+from workers.discovery.answer import findings as unread
 from workers.discovery.machine import Machine, sysfs_address, tool_output
 
 HABANA = 0x1DA3
 FIELDS = ("index", "uuid", "bus_id", "name", "memory.total", "memory.free", "driver_version")
 COMMAND = ["hl-smi", "--query-aip=" + ",".join(FIELDS), "--format=csv,noheader,nounits"]
+MAX_CARDS = 64
 BOARD = len("HL-225")
 """Of a name such as HL-225B: what follows is the form of the card."""
 
@@ -18,29 +21,44 @@ def find(machine: Machine, first: int) -> tuple[list[Device], list[Finding]]:
         return [], []
     said, problem = tool_output(COMMAND, machine.environ)
     if problem:
-        told = f"{len(cards)} Gaudi cards on the PCI bus, but {problem}"
-        return [], [Finding("warning", "intel", told, "install Habana's driver and tools")]
-    return devices(said, first), []
+        message = f"{len(cards)} Gaudi cards on the PCI bus, but {problem}"
+        return [], [Finding("warning", "intel", message, "install Habana's driver and tools")]
+    told = answers(said)
+    return devices(told, first), unread("intel", told, "run hl-smi by hand; the driver may have lost the card")
 
 
-def devices(said: str, first: int) -> list[Device]:
-    """`said` is a line of FIELDS per card; memory in MiB."""
-    rows = [dict(zip(FIELDS, (v.strip() for v in line.split(",")), strict=True)) for line in said.splitlines() if line]
-    return [_device(row, first) for row in rows]
+def answers(said: str) -> list[Answer]:
+    """Of a line of FIELDS per card."""
+    found = []
+    for number, line in enumerate(filter(str.strip, said.splitlines())):
+        values = [value.strip() for value in line.split(",")]
+        fields = dict(zip(FIELDS, values, strict=True)) if len(values) == len(FIELDS) else line
+        found.append(Answer(f"Gaudi card {number}", "hl-smi", fields))
+    return found
 
 
-def _device(row: dict[str, str], first: int) -> Device:
-    known = catalogue.found("intel", name=row["name"]) or catalogue.found("intel", name=row["name"][:BOARD])
+def devices(told: list[Answer], first: int) -> list[Device]:
+    """Memory is told in MiB."""
+    return [_device(answer, number, first) for number, answer in enumerate(told)]
+
+
+def _device(answer: Answer, number: int, first: int) -> Device:
+    """A card whose line cannot be read keeps its place."""
+    name = answer.text("name", "Gaudi")
+    known = catalogue.found("intel", name=name) or catalogue.found("intel", name=name[:BOARD])
+    index = answer.number("index", at_most=MAX_CARDS)
+    total_mib, free_mib = answer.number("memory.total"), answer.number("memory.free")
+    kind = known.kind if known else f"intel:{name}"
     return Device(
         backend="intel",
-        kind=known.kind if known else f"intel:{row['name']}",
-        index=first + int(row["index"]),
-        name=f"Intel Gaudi {row['name']}",
-        uuid=row["uuid"],
-        total_memory_bytes=int(row["memory.total"]) << 20,
-        free_memory_bytes=int(row["memory.free"]) << 20,
-        driver_version=row["driver_version"],
+        kind=kind,
+        index=first + (number if index is None else index),
+        name=f"Intel Gaudi {name}" if answer.text("name") else "Intel Gaudi",
+        uuid=answer.text("uuid"),
+        total_memory_bytes=total_mib << 20 if total_mib else None,
+        free_memory_bytes=None if free_mib is None else free_mib << 20,
+        driver_version=answer.text("driver_version"),
         architecture=known.architecture if known else "gaudi",
         unavailable_reason=known.unavailable if known else "this Gaudi is in no list of ours",
-        pci_address=sysfs_address(row["bus_id"]),
+        pci_address=sysfs_address(answer.text("bus_id")),
     )

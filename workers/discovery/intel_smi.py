@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.vocabulary import Device, Finding
+from workers.discovery.answer import Answer
+from workers.discovery.answer import findings as unread
 from workers.discovery.machine import Machine, sysfs_address, tool_output
 
 TOOL = "xpu-smi"
@@ -18,21 +20,28 @@ TOOL = "xpu-smi"
 CALL_TIMEOUT_S = 4.0
 
 
-def ask(machine: Machine) -> tuple[list[dict[str, Any]], str]:
-    """(a row per card, why there are none). ([], "") without the tool. The list has addresses only; details are asked
-    card by card. Numbers are texts.
+def ask(machine: Machine) -> tuple[list[dict[str, Any]], list[str]]:
+    """(a row per card, why there are none of some). ([], []) without the tool. The list has addresses only; details are
+    asked card by card. Numbers are texts.
     """
     tool = shutil.which(TOOL, path=machine.environ.get("PATH", ""))
     if tool is None:
-        return [], ""
+        return [], []
     listed, problem = _json([tool, "discovery", "-j"], machine)
-    rows = []
-    for number in [] if problem else [card["device_id"] for card in listed["device_list"]]:
-        row, problem = _json([tool, "discovery", "-d", str(number), "-j"], machine)
-        if problem:
-            break
-        rows.append(row)
-    return rows, problem
+    cards = listed.get("device_list") if isinstance(listed, dict) else None
+    if not isinstance(cards, list):
+        return [], [problem or f"{TOOL} printed no list of cards"]
+    rows, problems = [], []
+    for place, card in enumerate(cards):
+        number = Answer(f"card {place}", TOOL, card).number("device_id")
+        row, problem = _json([tool, "discovery", "-d", str(place if number is None else number), "-j"], machine)
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            problems.append(f"card {place}: {problem or f'{TOOL} printed no details'}")
+            if problem.endswith(f"within {CALL_TIMEOUT_S:g} s"):  # nor would the others be told in time
+                break
+    return rows, problems
 
 
 def _json(command: list[str], machine: Machine) -> tuple[Any, str]:
@@ -46,25 +55,29 @@ def _json(command: list[str], machine: Machine) -> tuple[Any, str]:
 
 
 def tell(devices: Sequence[Device], machine: Machine) -> tuple[list[Device], list[Finding]]:
-    """Devices with what the tool says of the card at their address; a tile has an equal share of its memory."""
-    rows, problem = ask(machine)
-    cards = {sysfs_address(str(row.get("pci_bdf_address", ""))): row for row in rows if isinstance(row, dict)}
+    """Devices with what the tool says of the card at their address."""
+    return add(devices, *ask(machine))
+
+
+def add(
+    devices: Sequence[Device], rows: list[dict[str, Any]], problems: list[str]
+) -> tuple[list[Device], list[Finding]]:
+    """`rows` and `problems` are what `ask` returns. A tile has an equal share of its card's memory."""
+    answers = [Answer(f"the card at {row.get('pci_bdf_address')}", TOOL, row) for row in rows]
+    cards = {sysfs_address(answer.text("pci_bdf_address")): answer for answer in answers}
     told = [_with(d, cards[d.pci_address]) if d.pci_address in cards else d for d in devices]
     remedy = f"run {TOOL} by hand; its service or Level Zero may be missing"
-    return told, [Finding("info", "intel", f"told by sysfs only: {problem}", remedy)] if problem else []
+    findings = [Finding("info", "intel", f"told by sysfs only: {problem}", remedy) for problem in problems]
+    return told, findings + unread("intel", answers, remedy)
 
 
-def _with(device: Device, card: dict[str, Any]) -> Device:
+def _with(device: Device, answer: Answer) -> Device:
     tiles = int(device.properties.get("tiles") or 1)
-    total, free = (_number(card.get(f"memory_{which}_size_byte")) for which in ("physical", "free"))
+    total, free = (answer.number(f"memory_{which}_size_byte") for which in ("physical", "free"))
     return replace(
         device,
-        name=str(card.get("device_name") or device.name),
+        name=answer.text("device_name", device.name),
         total_memory_bytes=device.total_memory_bytes or (total and total // tiles),
-        free_memory_bytes=free and free // tiles,
-        driver_version=device.driver_version or str(card.get("driver_version") or ""),
+        free_memory_bytes=device.free_memory_bytes if free is None else free // tiles,
+        driver_version=device.driver_version or answer.text("driver_version"),
     )
-
-
-def _number(text: Any) -> int | None:
-    return int(text) if str(text).isdigit() else None

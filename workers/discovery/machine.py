@@ -98,9 +98,12 @@ class PciDevice:
 def sysfs_address(text: str) -> str:
     """`00000000:3B:00.0` (NVML) and `3b:00.0` (tools) as the kernel writes both, `0000:3b:00.0`; "" for neither."""
     parts = text.strip().lower().split(":")
-    if len(parts) not in (2, 3):
+    if len(parts) not in (2, 3) or not all(re.fullmatch(r"[0-9a-f.]+", part) for part in parts):
         return ""
-    domain = int(parts[0], 16) if len(parts) == 3 else 0
+    try:
+        domain = int(parts[0], 16) if len(parts) == 3 else 0
+    except ValueError:
+        return ""
     return f"{domain:04x}:{parts[-2]}:{parts[-1]}"
 
 

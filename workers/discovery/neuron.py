@@ -3,15 +3,21 @@ NEURON_RT_VISIBLE_CORES counts.
 """
 
 import json
+import re
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from cluster import catalogue
 from cluster.catalogue import Model
 from cluster.vocabulary import Device, Finding
+from workers.discovery.answer import Answer
+from workers.discovery.answer import findings as unread
 from workers.discovery.machine import Machine, PciDevice, sysfs_address, tool_output
 
 VENDOR = 0x1D0F
+MAX_CORES = 64
+"""Of a chip; the largest so far has 8."""
 TOOL = "/opt/aws/neuron/bin/neuron-ls"
 
 
@@ -27,13 +33,28 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         return [], [Finding("warning", "neuron", told, "install aws-neuronx-dkms, or give the container its devices")]
     findings = [] if any(machine.may_use(f) for f in files) else [_no_access()]
     tool = shutil.which("neuron-ls", path=machine.environ.get("PATH")) or str(machine.path(TOOL.lstrip("/")))
-    said, problem = tool_output([tool, "--json-output"], machine.environ)
+    listed, problem = _list(tool, machine)
     if problem:
         findings.append(Finding("info", "neuron", f"told by PCI ids only: {problem}", "install aws-neuronx-tools"))
-    chips_told = [_by_id(chip, model) for chip, model in chips] if problem else json.loads(said)
-    cores = devices(chips_told, chips[0][1].model if chips else "core", machine)
+        listed = [{"bdf": chip.address} for chip, _ in chips]
+    answers = [_answer(number, fields) for number, fields in enumerate(listed)]
+    cores = devices(answers, chips[0][1].model if chips else "core", machine)
     visible = machine.visible("NEURON_RT_VISIBLE_CORES")
-    return [d for d in cores if visible is None or d.index in _numbers(visible)], findings
+    remedy = "run neuron-ls by hand; update aws-neuronx-tools, or reboot if a chip does not answer"
+    shown = [d for d in cores if visible is None or d.index in _numbers(visible)]
+    return shown, findings + unread("neuron", answers, remedy)
+
+
+def _list(tool: str, machine: Machine) -> tuple[list[Any], str]:
+    """(what neuron-ls says of each chip, "") or ([], why there is nothing)."""
+    said, problem = tool_output([tool, "--json-output"], machine.environ)
+    if problem:
+        return [], problem
+    try:
+        listed = json.loads(said)
+    except ValueError:
+        return [], f"neuron-ls printed {said.strip()[:40]!r}, which is no JSON"
+    return (listed, "") if isinstance(listed, list) else ([], "neuron-ls printed no list of chips")
 
 
 def _chips(machine: Machine) -> list[tuple[PciDevice, Model]]:
@@ -41,42 +62,51 @@ def _chips(machine: Machine) -> list[tuple[PciDevice, Model]]:
     return [(chip, model) for chip, model in found if model is not None]
 
 
-def _by_id(chip: PciDevice, model: Model) -> dict[str, Any]:
-    memory_bytes = int((model.memory_gib or 0) * 2**30)
-    return {"nc_count": model.cores_per_card or 1, "memory_size": memory_bytes, "bdf": chip.address}
+def _answer(number: int, fields: Any) -> Answer:
+    return Answer.of(f"Neuron chip {number}", "neuron-ls", fields)
 
 
-def devices(told: list[dict[str, Any]], generation: str, machine: Machine) -> list[Device]:
-    """`told` is what neuron-ls prints: a chip with its cores and memory in bytes each; a core has an equal share."""
+def devices(told: Sequence[Any], generation: str, machine: Machine) -> list[Device]:
+    """`told` is what neuron-ls prints: a chip with its cores and memory in bytes each, of which a core has an equal
+    share. What it does not tell of a chip is that of its model.
+    """
+    model = catalogue.model(f"neuron:{generation}")
     found: list[Device] = []
-    known = catalogue.model(f"neuron:{generation}")
-    for chip in told:
-        cores, address = int(chip["nc_count"]), sysfs_address(str(chip.get("bdf", "")))
-        for _ in range(cores):
-            found.append(
-                Device(
-                    backend="neuron",
-                    kind=f"neuron:{generation}",
-                    index=len(found),
-                    name=f"AWS Neuron core of {generation}",
-                    uuid=f"{address}.{len(found)}",
-                    total_memory_bytes=int(chip["memory_size"]) // cores,
-                    driver_version=machine.text("sys/module/neuron/version"),
-                    architecture=known.architecture if known else generation,
-                    pci_address=address,
-                    numa_node=machine.numa_node(address) if address else None,
-                    properties={"cores_per_chip": cores},
-                )
-            )
+    for number, fields in enumerate(told):
+        found += _cores(_answer(number, fields), generation, model, len(found), machine)
     return found
 
 
+def _cores(answer: Answer, generation: str, model: Model | None, first: int, machine: Machine) -> list[Device]:
+    address = sysfs_address(answer.text("bdf"))
+    told = answer.number("nc_count", at_least=1, at_most=MAX_CORES)
+    count = told or (model and model.cores_per_card) or 1
+    listed_bytes = int(model.memory_gib * 2**30) if model and model.memory_gib else None
+    memory_bytes = answer.number("memory_size", at_least=1) or listed_bytes
+    return [
+        Device(
+            backend="neuron",
+            kind=f"neuron:{generation}",
+            index=index,
+            name=f"AWS Neuron core of {generation}",
+            uuid=f"{address}.{index}",
+            total_memory_bytes=memory_bytes and memory_bytes // count,
+            driver_version=machine.text("sys/module/neuron/version"),
+            architecture=model.architecture if model else generation,
+            pci_address=address,
+            numa_node=machine.numa_node(address) if address else None,
+            properties={"cores_per_chip": count},
+        )
+        for index in range(first, first + count)
+    ]
+
+
 def _numbers(visible: list[str]) -> set[int]:
-    """`0-3` and `5` as AWS's runtime reads them."""
+    """`0-3` and `5` as AWS's runtime reads them; words that are neither show nothing."""
     found: set[int] = set()
     for part in visible:
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
+        if match := re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part):
+            found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 
 

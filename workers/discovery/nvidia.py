@@ -1,17 +1,20 @@
 """NVIDIA GPUs through NVML (nvidia-ml-py), which opens no CUDA context. A MIG slice is a device of its own.
 
-`ask` is what NVML says as JSON-like data; `devices` makes our words of it. It runs in a child: NVML can hang.
+`nvidia_nvml.ask` is what NVML says as JSON-like data; `devices` makes our words of it. It runs in a child, for NVML can
+hang.
 """
 
 import math
 import re
-from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 from cluster import catalogue
-from cluster.vocabulary import Device, Finding
+from cluster.vocabulary import Device, Finding, Scalar
+from workers.discovery import nvidia_nvml as nvml
 from workers.discovery.machine import Machine, sysfs_address
+from workers.discovery.memory import device_memory
 
 VENDOR = 0x10DE
 DRIVER_MARKS = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
@@ -19,8 +22,11 @@ DRIVER_MARKS = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 # Of a card that the catalogue does not list: the next of these is what it is sold with, so that an A100 of 40 GB is not
 # one of 80.
 SOLD_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 94, 96, 141, 180, 192, 288)
-NOT_MODEL = re.compile(r"NVIDIA|Tesla|Quadro|GeForce|Generation|PCIe|PCIE|SXM\d*|HBM\d*e?|NVL\d*|OAM|\d+GB", re.ASCII)
-
+NOT_MODEL = re.compile(
+    r"NVIDIA|Tesla|Quadro|GeForce|Generation|PCIe|PCIE|SXM\d*|HBM\d*e?|NVL\d*|OAM|\d+GB|\(.*\)", re.ASCII
+)
+NO_NAMES = frozenset({"", "Graphics-Device", "Device"})
+"""What is left of the name that a driver gives a card that is newer than it."""
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean heat or power slow the clock. Source: nvml.h.
 SLOWED = {0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "the power supply"}
@@ -42,20 +48,53 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     return found, findings + _no_access(machine, found)
 
 
+def ask() -> dict[str, Any]:
+    """What NVML says, as `nvidia_nvml.ask` describes it."""
+    import pynvml
+
+    return nvml.ask(pynvml)
+
+
 def devices(
     said: dict[str, Any], visible: list[str] | None, machine: Machine | None = None
 ) -> tuple[list[Device], list[Finding]]:
     """`said` is what `ask` returns. Devices outside `visible` (numbers or UUID prefixes) belong to somebody else."""
     if error := said.get("error"):
-        return [], [Finding("error", "nvidia", f"NVML: {error}", "driver and NVML library must be of one version")]
+        return [], [Finding("error", "nvidia", f"NVML: {error}", nvml.remedy(said.get("code", 18)))]
+    # CUDA does not count a card that is lost, so the numbers of those behind it are not NVML's.
+    by_uuid = any(nvml.unusable_reason(card.get("failed", {})) for card in said["cards"])
     found: list[Device] = []
+    findings: list[Finding] = []
+    failed = {"this machine": said.get("failed", {})}
     for card in said["cards"]:
-        own = [_slice(card, number, part, said, machine) for number, part in enumerate(card.get("slices", []))]
-        found += own if card.get("mig") and own else [_device(card, said, machine)]
-    seen = [d for d in found if _is_visible(d, visible)]
-    uuids = {d.uuid for d in seen}
-    shown = [c for c in said["cards"] if c["uuid"] in uuids or uuids & {s["uuid"] for s in c.get("slices", [])}]
-    return seen, [finding for card in shown for finding in _health(card)]
+        shown = [d for d in _of_card(card, said, machine, by_uuid) if _is_visible(d, visible)]
+        if shown:
+            found += shown
+            findings += _health(card)
+            failed |= _failed(card, shown[0].unified_memory)
+    return found, [*findings, *nvml.findings(failed)]
+
+
+def _failed(card: dict[str, Any], unified: bool) -> dict[str, dict[str, tuple[int, str]]]:
+    """Calls without an answer by card and slice. Where memory is unified, NVML rightly supports none of the card's."""
+    own = {
+        name: why
+        for name, why in card.get("failed", {}).items()
+        if not (unified and name == nvml.MEMORY and why[0] == nvml.NOT_SUPPORTED)
+    }
+    parts = {f"{_who(card)}, slice {n}": part.get("failed", {}) for n, part in enumerate(card.get("slices", []))}
+    return {_who(card): own, **parts}
+
+
+def _of_card(card: dict[str, Any], said: dict[str, Any], machine: Machine | None, by_uuid: bool) -> list[Device]:
+    """Its slices where MIG is on, else the card."""
+    whole = _device(card, said, machine, by_uuid)
+    slices = card.get("slices", []) if card.get("mig") and not nvml.unusable_reason(card.get("failed", {})) else []
+    return [_slice(card, number, part, whole) for number, part in enumerate(slices)] or [whole]
+
+
+def _who(card: dict[str, Any]) -> str:
+    return f"GPU {card['index']}" + (f" ({card['name']})" if card.get("name") else "")
 
 
 def _is_visible(device: Device, visible: list[str] | None) -> bool:
@@ -64,50 +103,68 @@ def _is_visible(device: Device, visible: list[str] | None) -> bool:
     )
 
 
-def _device(card: dict[str, Any], said: dict[str, Any], machine: Machine | None) -> Device:
-    total, address = card.get("total_bytes"), sysfs_address(str(card.get("pci", "")))
+def _device(card: dict[str, Any], said: dict[str, Any], machine: Machine | None, by_uuid: bool) -> Device:
+    address = sysfs_address(str(card.get("pci", "")))
+    kind = f"nvidia:{model(card.get('name', ''), card.get('total_bytes'), _pci_device(card, machine, address))}"
+    architecture = f"sm_{card['capability'][0]}{card['capability'][1]}" if card.get("capability") else ""
+    memory = device_memory(kind, architecture, machine, card.get("total_bytes"), card.get("free_bytes"))
+    shown: dict[str, Scalar] = {"visible_as": card["uuid"]} if by_uuid and card.get("uuid") else {}
     return Device(
         backend="nvidia",
-        kind=f"nvidia:{model(card['name'], total)}",
+        kind=kind,
         index=card["index"],
-        name=card["name"],
-        uuid=card["uuid"],
-        total_memory_bytes=total,
-        free_memory_bytes=card.get("free_bytes"),
+        name=card.get("name") or f"NVIDIA GPU {card['index']}",
+        uuid=card.get("uuid", ""),
+        total_memory_bytes=memory.total_bytes,
+        free_memory_bytes=memory.free_bytes,
         driver_version=said.get("driver", ""),
-        architecture=f"sm_{card['capability'][0]}{card['capability'][1]}" if card.get("capability") else "",
-        unavailable_reason="MIG is on, and no slice has been made: nvidia-smi mig -cgi" if card.get("mig") else "",
+        architecture=architecture,
+        unavailable_reason=_unavailable(card),
+        unified_memory=memory.unified,
         pci_address=address,
         numa_node=machine.numa_node(address) if machine and address else None,
-        properties={"cuda_driver": said.get("cuda", ""), "power_limit_w": card.get("power_limit_w")},
+        properties={"cuda_driver": said.get("cuda", ""), "power_limit_w": card.get("power_limit_w"), **shown},
     )
 
 
-def _slice(
-    card: dict[str, Any], number: int, part: dict[str, Any], said: dict[str, Any], machine: Machine | None
-) -> Device:
+def _unavailable(card: dict[str, Any]) -> str:
+    failed = card.get("failed", {})
+    if reason := nvml.unusable_reason(failed):
+        return reason
+    if not card.get("mig"):
+        return ""
+    if nvml.SLICES in failed:
+        return f"MIG is on, and NVML does not tell its slices: {failed[nvml.SLICES][1]}"
+    return "MIG is on, and no slice has been made: nvidia-smi mig -cgi"
+
+
+def _pci_device(card: dict[str, Any], machine: Machine | None, address: str) -> int | None:
+    told: int | None = card.get("pci_device")
+    return told or (machine.number(f"sys/bus/pci/devices/{address}/device") if machine and address else None)
+
+
+def _slice(card: dict[str, Any], number: int, part: dict[str, Any], whole: Device) -> Device:
     """`NVIDIA H100 80GB HBM3 MIG 1g.10gb` is of kind `nvidia:H100-80GB-MIG-1g.10gb`; it is shown by its UUID."""
-    whole = _device({**card, "mig": False}, said, machine)
-    profile = catalogue.model_name(part["name"].rpartition("MIG ")[2])
-    return Device(
-        backend="nvidia",
-        kind=f"{whole.kind}-MIG-{profile}",
+    profile = part["name"].rpartition("MIG ")[2]
+    reason = nvml.unusable_reason(part.get("failed", {}))
+    if not (profile and part["uuid"]):
+        reason = reason or f"NVML does not tell the {'UUID' if profile else 'profile'} of this slice"
+    return replace(
+        whole,
+        kind=f"{whole.kind}-MIG-{catalogue.model_name(profile) if profile else 'unknown'}",
         index=SLICES_FROM * (card["index"] + 1) + number,
-        name=part["name"],
+        name=part["name"] or f"{whole.name} MIG",
         uuid=part["uuid"],
         total_memory_bytes=part.get("total_bytes"),
         free_memory_bytes=part.get("free_bytes"),
-        driver_version=whole.driver_version,
-        architecture=whole.architecture,
-        pci_address=whole.pci_address,
-        numa_node=whole.numa_node,
-        properties={**whole.properties, "visible_as": part["uuid"], "slice_of": card["uuid"]},
+        unavailable_reason=reason,
+        properties={**whole.properties, "visible_as": part["uuid"], "slice_of": card.get("uuid", "")},
     )
 
 
 def _health(card: dict[str, Any]) -> list[Finding]:
     """Memory errors that no code could correct, rows that could not be replaced, and clocks that heat slows."""
-    who, told = f"GPU {card['index']} ({card['name']})", []
+    who, told = _who(card), []
     if card.get("ecc_uncorrected"):
         message = f"{who} has had {card['ecc_uncorrected']} memory errors since boot that ECC could not correct"
         told.append(Finding("error", "nvidia", message, "reset the GPU or reboot; if they come back, have it replaced"))
@@ -127,16 +184,23 @@ def _no_access(machine: Machine, found: list[Device]) -> list[Finding]:
     return [Finding("error", "nvidia", "no access to /dev/nvidia*", "give this user or container the device files")]
 
 
-def model(name: str, total_bytes: int | None) -> str:
+def model(name: str, total_bytes: int | None, pci_device: int | None = None) -> str:
     """`NVIDIA A100-SXM4-40GB` -> `A100-40GB`. The size is NVML's: the 480GB in `GH200 480GB` is the CPU's memory.
 
-    A card that nobody lists is called by its name and size, `RTX-9999-24GB`.
+    A card without a name is known by its PCI id. One that nobody lists is called by its name and size, `RTX-9999-24GB`,
+    and by its PCI id, `0x2b99`, where its driver has no name for it.
     """
     words = [w for w in re.split(r"[\s-]+", name) if w and not NOT_MODEL.fullmatch(w)]
-    short = catalogue.model_name("-".join(words))
-    known = (catalogue.found("nvidia", name=n, memory_bytes=total_bytes) for n in (name, short))
+    short = catalogue.model_name("-".join(words)) if words else ""
+    pci_id = f"{pci_device:04x}" if pci_device else ""
+    known = (
+        *(catalogue.found("nvidia", name=n, memory_bytes=total_bytes) for n in (name, short)),
+        catalogue.found("nvidia", pci_id=pci_id, memory_bytes=total_bytes) if pci_id else None,
+    )
     if card := next(filter(None, known), None):
         return card.kind.partition(":")[2]
+    if short in NO_NAMES:
+        return f"0x{pci_id}" if pci_id else "GPU"
     if total_bytes is None:
         return short
     gib = total_bytes / 2**30
@@ -156,72 +220,3 @@ def _no_library() -> Finding:
         "NVIDIA's driver is loaded, but nvidia-ml-py is not in this environment",
         "install the 'nvidia' extra",
     )
-
-
-def ask() -> dict[str, Any]:
-    """Everything we want of NVML, as JSON-like data: {"driver", "cuda", "cards": […]} or {"error"}."""
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        cards = [_ask_card(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
-        return {
-            "driver": nvml.nvmlSystemGetDriverVersion(),
-            "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
-            "cards": cards,
-        }
-    except nvml.NVMLError as e:
-        return {"error": str(e)}
-
-
-def _optional(nvml: Any, read: Callable[..., Any], *given: Any) -> Any:
-    try:
-        return read(*given)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission, nvml.NVMLError_NotFound):
-        return None
-
-
-def _ask_card(nvml: Any, index: int) -> dict[str, Any]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
-    def optional(read: Callable[..., Any], *more: Any) -> Any:
-        return _optional(nvml, read, handle, *more)
-
-    memory = optional(nvml.nvmlDeviceGetMemoryInfo)
-    mig = optional(nvml.nvmlDeviceGetMigMode)
-    power_mw = optional(nvml.nvmlDeviceGetEnforcedPowerLimit)
-    remapped = optional(nvml.nvmlDeviceGetRemappedRows)
-    uncorrected, since_boot = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    return {
-        "index": index,
-        "name": nvml.nvmlDeviceGetName(handle),
-        "uuid": nvml.nvmlDeviceGetUUID(handle),
-        "total_bytes": memory and memory.total,
-        "free_bytes": memory and memory.free,
-        "pci": nvml.nvmlDeviceGetPciInfo(handle).busId,
-        "capability": optional(nvml.nvmlDeviceGetCudaComputeCapability),
-        "mig": bool(mig and mig[0]),
-        "slices": _ask_slices(nvml, handle) if mig and mig[0] else [],
-        "ecc_uncorrected": optional(nvml.nvmlDeviceGetTotalEccErrors, uncorrected, since_boot),
-        "row_remap_failed": bool(remapped and remapped[3]),
-        "slowed": optional(nvml.nvmlDeviceGetCurrentClocksThrottleReasons),
-        "power_limit_w": power_mw and power_mw / 1000,
-    }
-
-
-def _ask_slices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
-    found = []
-    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        part = _optional(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
-        if part is not None:
-            memory = _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, part)
-            found.append(
-                {
-                    "name": nvml.nvmlDeviceGetName(part),
-                    "uuid": nvml.nvmlDeviceGetUUID(part),
-                    "total_bytes": memory and memory.total,
-                    "free_bytes": memory and memory.free,
-                }
-            )
-    return found

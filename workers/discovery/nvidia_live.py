@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from workers.discovery.nvidia import SLOWED
+from workers.discovery.nvidia_nvml import Calls
 
 MISSING = "nvidia-ml-py is not in this environment"
 
@@ -48,14 +49,14 @@ def card_use(uuid: str) -> dict[str, Any]:
 
 
 def read_use(nvml: Any, card: Any) -> dict[str, Any]:
-    told = _asking(nvml, card)
-    busy, memory = told(nvml.nvmlDeviceGetUtilizationRates), told(nvml.nvmlDeviceGetMemoryInfo)
-    power_mw = told(nvml.nvmlDeviceGetPowerUsage)
+    call = Calls(nvml, card)
+    busy, memory = call("nvmlDeviceGetUtilizationRates"), call("nvmlDeviceGetMemoryInfo")
+    power_mw = call("nvmlDeviceGetPowerUsage")
     return {
         "busy_percent": busy and float(busy.gpu),
         "used_memory_bytes": memory and int(memory.used),
         "power_w": power_mw and power_mw / 1e3,
-        "temperature_c": told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        "temperature_c": call("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
     }
 
 
@@ -72,31 +73,19 @@ def _card(uuid: str) -> tuple[Any, Any]:
         return None, None
 
 
-def _asking(nvml: Any, card: Any) -> Callable[..., Any]:
-    """Asks the card, None being what it does not tell."""
-
-    def told(read: Callable[..., Any], *more: Any) -> Any:
-        try:
-            return read(card, *more)
-        except nvml.NVMLError:
-            return None
-
-    return told
-
-
 def _as_nvml(uuid: str) -> str:
     """torch tells a card's UUID without the prefix that NVML wants."""
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def read_card(nvml: Any, card: Any) -> dict[str, Any]:
-    told = _asking(nvml, card)
-    power_mw, slowed = told(nvml.nvmlDeviceGetPowerUsage), told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    call = Calls(nvml, card)
+    power_mw, slowed = call("nvmlDeviceGetPowerUsage"), call("nvmlDeviceGetCurrentClocksThrottleReasons")
     return {
-        "sm_mhz": told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-        "memory_mhz": told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-        "temperature_c": told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        "sm_mhz": call("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        "memory_mhz": call("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        "temperature_c": call("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         "power_w": power_mw and power_mw / 1e3,
         "slowed_by": [word for bit, word in SLOWED.items() if slowed and slowed & bit],
-        "pids": [process.pid for process in told(nvml.nvmlDeviceGetComputeRunningProcesses) or []],
+        "pids": [process.pid for process in call("nvmlDeviceGetComputeRunningProcesses") or []],
     }

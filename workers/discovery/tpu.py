@@ -14,6 +14,8 @@ from workers.discovery.machine import Machine, PciDevice
 from workers.interpreter import has
 
 VENDOR = 0x1AE0
+STORAGE, NETWORK = 0x01, 0x02
+"""PCI classes."""
 
 
 def present(machine: Machine) -> bool:
@@ -24,31 +26,70 @@ def present(machine: Machine) -> bool:
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     if machine.environ.get("PJRT_DEVICE", "").upper() == "CPU":
         return _emulated(machine), []
-    chips = _chips(machine)
-    files = _device_files(machine)
+    chips, files = _chips(machine), _device_files(machine)
     if not chips:
         return [], []
     if not files:
         return [], [Finding("error", "tpu", f"{len(chips)} TPU chips on the PCI bus, but no /dev/accel* or /dev/vfio/*",
                             "give this container access to the TPU's device files")]  # fmt: skip
     vm = tpu_vm.facts(machine.environ)
-    count = min(len(files), len(chips))
+    placed = _placed(machine, chips, files)
     visible = machine.visible("TPU_VISIBLE_CHIPS")
-    shown = [i for i in range(count) if visible is None or str(i) in visible]
-    return [_device(*chips[i], files[i], i, vm) for i in shown], _findings(machine, files[:count])
+    found = [
+        _device(chip, model, file, i, vm)
+        for i, (chip, model, file) in enumerate(placed)
+        if visible is None or str(i) in visible
+    ]
+    without = [chip.address for chip, _ in chips if chip.address not in {chip.address for chip, _, _ in placed}]
+    return found, _findings(machine, [file for _, _, file in placed]) + _without_file(without)
 
 
-def _chips(machine: Machine) -> list[tuple[PciDevice, Model]]:
-    """A v2 has the id of a v3, and a subsystem of its own."""
-    found = (
+def _chips(machine: Machine) -> list[tuple[PciDevice, Model | None]]:
+    """A v2 has the id of a v3, and a subsystem of its own. One that nobody lists (None) is told from Google's network
+    and storage devices by its device file.
+    """
+    files = {_address(machine, file) for file in _device_files(machine)}
+    found = [
         (chip, catalogue.found("tpu", pci_id=f"{chip.device:04x}:{chip.subsystem:04x}")) for chip in machine.pci(VENDOR)
-    )
-    return [(chip, model) for chip, model in found if model is not None]
+    ]
+    return [
+        (chip, model)
+        for chip, model in found
+        if model is not None or (chip.address in files and chip.pci_class >> 16 not in (STORAGE, NETWORK))
+    ]
+
+
+def _placed(
+    machine: Machine, chips: list[tuple[PciDevice, Model | None]], files: list[str]
+) -> list[tuple[PciDevice, Model | None, str]]:
+    """Chips with their device files, in the order of these. Where the kernel does not tell which is whose, in order."""
+    by_address = {chip.address: (chip, model) for chip, model in chips}
+    told = {file: address for file in files if (address := _address(machine, file)) in by_address}
+    others = iter([pair for address, pair in by_address.items() if address not in told.values()])
+    pairs = ((file, by_address[told[file]] if file in told else next(others, None)) for file in files)
+    return [(*pair, file) for file, pair in pairs if pair is not None]
+
+
+def _address(machine: Machine, file: str) -> str:
+    """The PCI address of the Google device behind a device file; "" where the kernel does not tell."""
+    name = file.rpartition("/")[2]
+    if file.startswith("dev/accel"):
+        device = machine.path(f"sys/class/accel/{name}/device")
+        return device.resolve().name if device.exists() else ""
+    folders = machine.glob(f"sys/kernel/iommu_groups/{name}/devices/*")
+    return next((f.rpartition("/")[2] for f in folders if machine.number(f"{f}/vendor") == VENDOR), "")
+
+
+def _without_file(addresses: list[str]) -> list[Finding]:
+    if not addresses:
+        return []
+    message = f"no device file in /dev for the TPU chips at {', '.join(addresses)}"
+    return [Finding("error", "tpu", message, "give this container all of /dev/accel* or /dev/vfio/*, or reboot")]
 
 
 def _findings(machine: Machine, files: list[str]) -> list[Finding]:
     told = []
-    if not any(machine.may_use(file) for file in files):
+    if files and not any(machine.may_use(file) for file in files):
         told.append(
             Finding("error", "tpu", f"no access to /{files[0]}", "run as root, or give this user the device files")
         )
@@ -73,30 +114,25 @@ def _emulated(machine: Machine) -> list[Device]:
 def _device_files(machine: Machine) -> list[str]:
     """/dev/accel0 … on older images; on newer ones /dev/vfio/GROUP of groups that hold a Google device."""
     accel = [f for f in machine.glob("dev/accel*") if re.fullmatch(r"dev/accel\d+", f)]
-    return accel or [f for f in machine.glob("dev/vfio/*") if f.rpartition("/")[2].isdigit() and _is_google(machine, f)]
+    return accel or [f for f in machine.glob("dev/vfio/*") if f.rpartition("/")[2].isdigit() and _address(machine, f)]
 
 
-def _is_google(machine: Machine, file: str) -> bool:
-    group = file.rpartition("/")[2]
-    vendors = machine.glob(f"sys/kernel/iommu_groups/{group}/devices/*/vendor")
-    return any(machine.number(vendor) == VENDOR for vendor in vendors)
-
-
-def _device(chip: PciDevice, model: Model, file: str, index: int, vm: dict[str, Scalar]) -> Device:
+def _device(chip: PciDevice, model: Model | None, file: str, index: int, vm: dict[str, Scalar]) -> Device:
+    title = model.model if model else f"{chip.device:#06x}"
     return Device(
         backend="tpu",
-        kind=model.kind,
+        kind=f"tpu:{title}",
         index=index,
-        name=f"Google TPU {model.model}",
+        name=f"Google TPU {title}",
         uuid=chip.address,
-        total_memory_bytes=int(model.memory_gib * 2**30) if model.memory_gib else None,
-        architecture=model.architecture,
+        total_memory_bytes=int(model.memory_gib * 2**30) if model and model.memory_gib else None,
+        architecture=model.architecture if model else "",
         pci_address=chip.address,
         numa_node=chip.numa_node,
         properties={
             "device_file": f"/{file}",
-            "tensor_cores": model.cores_per_card,
-            "torch_devices": model.devices_per_card,
+            "tensor_cores": model.cores_per_card if model else None,
+            "torch_devices": model.devices_per_card if model else None,
             **vm,
         },
     )

@@ -1,0 +1,60 @@
+"""One card's answer from a vendor's driver or tool, whose fields may be missing or wrong: each costs itself only."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cluster.vocabulary import Finding
+
+NOTHING = frozenset({"", "n/a", "none", "null", "unknown", "not supported", "[not supported]"})
+"""What tools write, in any case, where they know nothing."""
+
+
+class Answer:
+    """`fields` of `card` (the words of a finding) as `source` gave them; anything but a mapping has no fields.
+
+    `unread` has those that could not be read, with what stood there.
+    """
+
+    def __init__(self, card: str, source: str, fields: Any):
+        self.card, self.source = card, source
+        self._fields: Mapping[str, Any] = fields if isinstance(fields, Mapping) else {}
+        self.unread: dict[str, str] = {} if isinstance(fields, Mapping) else {"its line": _short(fields)}
+
+    @classmethod
+    def of(cls, card: str, source: str, fields: Any) -> "Answer":
+        """`fields` itself where it is an answer already."""
+        return fields if isinstance(fields, Answer) else cls(card, source, fields)
+
+    def number(self, name: str, *, needed: bool = False, at_least: int = 0, at_most: int = 1 << 63) -> int | None:
+        """A whole number within these bounds, also as text; else None. One that is left out is a finding only where it
+        is `needed`.
+        """
+        value = self._fields.get(name)
+        try:
+            read = int(value.strip()) if isinstance(value, str) else int(value)  # type: ignore[arg-type]
+        except (ValueError, TypeError, OverflowError):
+            read = at_least - 1
+        if at_least <= read <= at_most and not isinstance(value, bool):
+            return read
+        if value is not None or needed:
+            self.unread[name] = _short(value)
+        return None
+
+    def text(self, name: str, otherwise: str = "") -> str:
+        """`otherwise` where the tool knows nothing, which is no finding."""
+        value = self._fields.get(name)
+        known = isinstance(value, str | int | float) and str(value).strip().lower() not in NOTHING
+        return str(value).strip() if known else otherwise
+
+
+def findings(backend: str, answers: Iterable[Answer], remedy: str) -> list[Finding]:
+    """One for each card of which something could not be read."""
+    return [
+        Finding("warning", backend, f"{answer.card}: {answer.source} tells {fields}, which cannot be read", remedy)
+        for answer in answers
+        if (fields := ", ".join(f"{name} as {value}" for name, value in answer.unread.items()))
+    ]
+
+
+def _short(value: Any) -> str:
+    return "nothing" if value is None else repr(value)[:40]
