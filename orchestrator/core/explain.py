@@ -9,6 +9,7 @@ from orchestrator.core.durations import told_s
 from orchestrator.core.expected import expected
 from orchestrator.core.fit import EVER, enough_free, least, refusal, right_kind, right_pool
 from orchestrator.core.gang import islands, too_few_nodes
+from orchestrator.core.host_memory import nodes_together
 from orchestrator.core.model import Candidate, Devices, Job, Snapshot, Start
 from orchestrator.core.options import noted, refusals
 from orchestrator.core.plan import plan
@@ -150,8 +151,13 @@ def _named(jobs: list[str]) -> str:
 def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
     able = [have for have in devices if not refusal(want, have, EVER)]
     found = islands(want, able)
-    if any(len(nodes) >= want.nodes for nodes in found.values()):
+    if any(nodes_together(want, nodes) >= want.nodes for nodes in found.values()):
         return ""
+    if sharing := next((nodes for nodes in found.values() if len(nodes) >= want.nodes), None):
+        return (
+            f"{', '.join(have.id for have in sharing)} share the memory of their machines, "
+            f"which is too little for {want.nodes} nodes of the job"
+        )
     if able:
         return too_few_nodes(want, found)
     pools = sorted({have.pool for have in devices})

@@ -73,10 +73,18 @@ def right_node(want: Candidate, have: Devices) -> str:
 
 def enough_memory(want: Candidate, have: Devices) -> str:
     if have.memory_bytes >= want.memory_bytes:
-        return ""
+        return _enough_together(want, have)
     if not have.memory_bytes:
-        return f"memory per device is unknown, job needs {_gib(want.memory_bytes)} GiB{_estimated(want)}"
-    return f"{_gib(have.memory_bytes)} GiB per device, job needs {_gib(want.memory_bytes)}{_estimated(want)}"
+        return f"memory per device is unknown, job needs {gib(want.memory_bytes)} GiB{_estimated(want)}"
+    return f"{gib(have.memory_bytes)} GiB per device, job needs {gib(want.memory_bytes)}{_estimated(want)}"
+
+
+def _enough_together(want: Candidate, have: Devices) -> str:
+    """For devices that share the memory of their machine."""
+    needed_bytes = want.memory_bytes * min(least(want, have), have.total)
+    if not have.host or needed_bytes <= have.host_memory_bytes:
+        return ""
+    return f"its devices share {gib(have.host_memory_bytes)} GiB, job needs {gib(needed_bytes)}{_estimated(want)}"
 
 
 def _estimated(want: Candidate) -> str:
@@ -142,5 +150,5 @@ def needed(want: Candidate) -> str:
     return f"{want.min_count}" if want.min_count == want.count else f"at least {want.min_count}"
 
 
-def _gib(size_bytes: int) -> str:
+def gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f}".removesuffix(".0")

@@ -166,7 +166,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Devices:
     """The equal devices of one node. `free` holds the numbers nobody leases; memory and price are of one device, `data`
-    names what the node has cached (`Data.key`), `storage` the storage in which its checkpoints lie.
+    names what the node has cached (`Data.key`), `storage` the storage in which its checkpoints lie. `host` is the
+    machine (NAME/ADDRESS) whose memory they share with all its other devices, "" for memory of their own.
     """
 
     id: str
@@ -184,6 +185,8 @@ class Devices:
     price_per_hour: float = 0.0
     data: tuple[str, ...] = ()
     storage: str = ""
+    host: str = ""
+    host_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

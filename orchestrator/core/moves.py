@@ -54,12 +54,12 @@ def _asks_for(job: Job, place: Place) -> bool:
 def keep_for_those_that_stop(seen: Snapshot, reserved: Mapping[str, Reserved], room: Room) -> None:
     """A job that still saves before it moves is in no line: nobody else takes its next place meanwhile."""
     for attempt in seen.running:
-        if attempt.stopping and (kept := reserved.get(attempt.job)):
-            if attempt.asked is not None:
-                room.quota.keep_more(attempt.asked, kept.place.island.kind, kept.place.devices, attempt)
+        if attempt.stopping and attempt.asked and (kept := reserved.get(attempt.job)):
+            want = attempt.asked.candidates[kept.place.candidate]
+            room.quota.keep_more(attempt.asked, kept.place.island.kind, kept.place.devices, attempt)
             promised = {have.id: room.promised(have.id) for have in nodes_at(kept.place.island, room)}
             for devices_id in fullest(kept.place, promised):
-                room.keep(attempt.job, devices_id, kept.place.count)
+                room.keep(attempt.job, want, devices_id, kept.place.count)
 
 
 def nodes_at(island: Island, room: Room) -> Iterator[Devices]:

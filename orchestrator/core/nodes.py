@@ -250,4 +250,6 @@ def _group(
         price_per_hour=price_per_hour,
         data=facts.data,
         storage=facts.storage_id,
+        host=f"{facts.host}/{facts.address}" if first.unified_memory else "",
+        host_memory_bytes=max(facts.memory_total_bytes, *(d.total_memory_bytes or 0 for d in devices)),
     )

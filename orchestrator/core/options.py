@@ -23,7 +23,8 @@ def there(job: Job, place: Place, room: Room) -> Option | None:
     if room.quota.refusal(job, place.devices, place.island.kind):
         return None
     able = wait.nodes_of(job, place, room)
-    fits = [have for have in able if len(have.free) >= least(exact, have)]
+    need = least(exact, able[0]) if able else 0
+    fits = [have for have in room.memory.limited(exact, able, need) if len(have.free) >= need]
     return option(place.candidate, exact, fits, job)
 
 
@@ -46,7 +47,8 @@ def _fits(index: int, want: Candidate, job: Job, room: Room) -> dict[Island, lis
         first = room.devices[ids[0]]  # an island has one vendor; whole nodes of one are equally large
         if not other_vendor(job, first):
             need = least(want, first)
-            found[island] = [have for i in ids if len((have := room.devices[i]).free) >= need]
+            able = [have for i in ids if len((have := room.devices[i]).free) >= need]
+            found[island] = [have for have in room.memory.limited(want, able, need) if len(have.free) >= need]
     return {island: nodes for island, nodes in found.items() if nodes}
 
 
@@ -61,7 +63,8 @@ def refusals(job: Job, room: Room) -> Reasons:
             reasons |= dict.fromkeys([(index, devices_id) for devices_id in ids], why)
         for devices_id in (devices_id for ids in places.islands.values() for devices_id in ids):
             have = room.devices[devices_id]
-            if why := other_vendor(job, have) or room.quota.needs(job, want, have) or enough_free(want, have):
+            why = other_vendor(job, have) or room.quota.needs(job, want, have) or enough_free(want, have)
+            if why := why or room.memory.refusal(want, have, least(want, have)):
                 reasons[index, devices_id] = why + room.note(devices_id)
         fits = _fits(index, want, job, room)
         if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes(want, fits)):

@@ -176,7 +176,7 @@ class _Planning:
     def _begin(self, job: Job, best: Option, rates: Rates | None = None) -> None:
         rates = rates or Rates.of(job, [best], self.seen.throughput, self.seen.history)
         self.explored.began(job, best)
-        self.room.take(best)
+        self.room.take(job.candidates[best.candidate], best)
         self.room.quota.take(job, best)
         told, aged = reason(job, best, rates, self.seen.wall_s), tier(job, self.seen) - job.priority
         if self.room.quota.lent and (more := self.room.quota.beyond(job, best)):
@@ -235,7 +235,7 @@ class _Planning:
                 why = exchanges.makes_room(victim, move, self.seen)
                 self.preempt.append(Preempt(victim.attempt.job, job.id, why))
             for devices_id in move.nodes:
-                self.room.keep(job.id, devices_id, place.count)
+                self.room.keep(job.id, job.candidates[place.candidate], devices_id, place.count)
             self.preempt.append(Preempt(job.id, job.id, moves.sentence(move.leave, self.seen)))
             self._reserve(job.id, place)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.fit import LASTING, refusal
 from orchestrator.core.gang import Option, island_of
+from orchestrator.core.host_memory import HostMemory
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
 from orchestrator.core.places import Island
 from orchestrator.core.quota import Quota
@@ -30,6 +31,7 @@ class Room:
     def __init__(self, snapshot: Snapshot):
         self.devices: dict[str, Devices] = {d.id: d for d in sorted(snapshot.devices, key=lambda d: d.id)}
         self.running: dict[str, Running] = {r.job: r for r in sorted(snapshot.running, key=lambda r: r.job)}
+        self.memory = HostMemory(self.devices, self.running.values())
         self.soon: dict[str, Numbers] = {}
         self.kept: dict[str, dict[str, int]] = {}
         self.version = 0
@@ -67,7 +69,8 @@ class Room:
     def _groups(self, want: Candidate) -> Iterable[tuple[str, ...]]:
         return ((devices_id,) for devices_id in self.devices) if want.node else self._alike
 
-    def take(self, option: Option) -> None:
+    def take(self, want: Candidate, option: Option) -> None:
+        self.memory.take(want, option.leases)
         for devices_id, numbers in option.leases:
             self._without(devices_id, numbers)
 
@@ -75,6 +78,7 @@ class Room:
         """Its devices come free soon, and nobody else may count on stopping it."""
         self.version += 1
         self.quota.stops(attempt)
+        self.memory.stop(attempt)
         del self.running[attempt.job]
         self._below.clear()
         for devices_id, numbers in attempt.leases:
@@ -90,8 +94,9 @@ class Room:
         """Devices that are free, or will be without anything more being done."""
         return len(self.devices[devices_id].free) + len(self.soon.get(devices_id, ()))
 
-    def keep(self, job: str, devices_id: str, count: int) -> None:
+    def keep(self, job: str, want: Candidate, devices_id: str, count: int) -> None:
         """Set `count` devices aside for a job that waits, `soon` ones first, so that free ones are used meanwhile."""
+        self.memory.keep(want, devices_id, count)
         soon = self.soon.get(devices_id, ())
         if soon:
             self.version += 1
@@ -130,7 +135,8 @@ def _alike(have: Devices) -> tuple[object, ...]:
     """
     told = have.reason or have.node if not have.schedulable else ""
     where = (have.pool, have.kind, have.backend, have.environment)
-    return (*where, have.memory_bytes, have.total, have.emulated, have.price_per_hour, told)
+    memory = (have.memory_bytes, have.host_memory_bytes if have.host else 0)
+    return (*where, *memory, have.total, have.emulated, have.price_per_hour, told)
 
 
 def asked(want: Candidate) -> tuple[object, ...]:

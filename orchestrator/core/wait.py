@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.core.fit import least, other_vendor
+from orchestrator.core.host_memory import Promised, machine
 from orchestrator.core.model import Devices, Job, Preempt, Running
 from orchestrator.core.places import Place
 from orchestrator.core.room import Room
@@ -26,7 +27,8 @@ from orchestrator.core.score import rank
 class Claim:
     """`count` devices on each of `nodes` (devices ids) for candidate number `candidate`, once `victims` have stopped.
 
-    `missing` devices are neither free nor about to be, with the victims gone.
+    `missing` devices are neither free nor about to be, with the victims gone. `short_of` says which memory some of them
+    lack, `elsewhere` what victims on other nodes hold.
     """
 
     candidate: int
@@ -34,6 +36,8 @@ class Claim:
     nodes: tuple[str, ...]
     victims: tuple[Running, ...]
     missing: int
+    short_of: str = ""
+    elsewhere: str = ""
 
 
 def claim(job: Job, room: Room, own: bool = False) -> Claim | None:
@@ -84,7 +88,7 @@ def apply(job: Job, claimed: Claim, room: Room, equals: Mapping[str, str] | None
     for victim in claimed.victims:
         room.stop(victim)
     for devices_id in claimed.nodes:
-        room.keep(job.id, devices_id, claimed.count)
+        room.keep(job.id, job.candidates[claimed.candidate], devices_id, claimed.count)
         kind = room.devices[devices_id].kind
         room.quota.keep(job, kind, claimed.count)
     why = f"{job.id} (priority {job.priority}) needs {claimed.count} of {', '.join(claimed.nodes)}"
@@ -97,10 +101,12 @@ def sentence(claimed: Claim, equals: Collection[str] = ()) -> str:
     if claimed.victims:
         lower = "" if any(victim.job in equals for victim in claimed.victims) else " of lower priority"
         if not all(any(devices_id in claimed.nodes for devices_id, _ in v.leases) for v in claimed.victims):
-            lower += ", which hold the quota of its project,"
+            lower += f", which hold {claimed.elsewhere},"
         return f"waits for {', '.join(v.job for v in claimed.victims)}{lower} to save and stop on {where}"
     if not claimed.missing:
         return f"waits for attempts that are stopping on {where}"
+    if claimed.short_of:
+        return f"waits for {claimed.short_of} on {where}"
     needed = claimed.count * len(claimed.nodes)
     if claimed.missing == needed:
         return f"waits for {needed} device{'s' if needed > 1 else ''} on {where}"
@@ -132,14 +138,18 @@ def _claim_in(
     index: int, need: int, count: int, job: Job, nodes: list[Devices], room: Room, equals: frozenset[str] = frozenset()
 ) -> Claim:
     """`need` devices on each of `count` of these nodes."""
-    promised = {have.id: room.promised(have.id) for have in nodes}
+    counts = {have.id: room.promised(have.id) for have in nodes}
+    promised = Promised(job.candidates[index], nodes, counts, room.memory)
     kind = nodes[0].kind if nodes else ""
     victims = _Asked(job, need, count, kind, room).fewest_victims(promised, _may_stop(job, room, equals, kind))
     for victim in victims:
-        _count(promised, victim, 1)
-    fullest = sorted(nodes, key=lambda d: (-min(promised[d.id], need), d.total, d.id))[:count]
-    missing = sum(max(0, need - promised[have.id]) for have in fullest)
-    return Claim(index, need, tuple(have.id for have in fullest), tuple(victims), missing)
+        promised.add(victim, 1)
+    fullest = promised.fullest(nodes, need)[:count]
+    missing = sum(need - gets for _, gets in fullest)
+    short = [machine(have) for have, gets in fullest if promised.lacks_memory(have.id, need, gets)]
+    short_of = f"memory of machine {short[0]}" if short else ""
+    elsewhere = "memory of its machine" if all(map(promised.gains, victims)) else "the quota of its project"
+    return Claim(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
 
 
 def _may_stop(job: Job, room: Room, equals: frozenset[str], kind: str) -> list[Running]:
@@ -164,42 +174,34 @@ class _Asked:
     kind: str
     room: Room
 
-    def fewest_victims(self, promised: dict[str, int], lower: list[Running]) -> list[Running]:
+    def fewest_victims(self, promised: Promised, lower: list[Running]) -> list[Running]:
         """A set of which none can be spared, or nobody when stopping all would not help.
 
         Spared first: higher priority, then submitted earlier, then the name.
         """
         here = [r for r in lower if self._helps(r, promised)]
-        left, victims = dict(promised), list(here)
+        left, victims = promised.copy(), list(here)
         for attempt in here:
-            _count(left, attempt, 1)
+            left.add(attempt, 1)
         if not self._enough(left, victims):
             return []
         for attempt in sorted(here, key=lambda r: (-r.priority, r.order, r.job)):
-            _count(left, attempt, -1)
+            left.add(attempt, -1)
             victims.remove(attempt)
             if not self._enough(left, victims):
-                _count(left, attempt, 1)
+                left.add(attempt, 1)
                 victims.append(attempt)
         return victims
 
-    def _helps(self, attempt: Running, promised: dict[str, int]) -> bool:
-        """By its devices, or by the quota that it holds."""
-        here = any(devices_id in promised for devices_id, _ in attempt.leases)
-        return here or (self.room.quota.is_of(self.job, attempt, self.kind) and not self._within(()))
+    def _helps(self, attempt: Running, promised: Promised) -> bool:
+        """By its devices, by its memory, or by the quota that it holds."""
+        return promised.gains(attempt) or (self.room.quota.is_of(self.job, attempt, self.kind) and not self._within(()))
 
-    def _enough(self, promised: dict[str, int], victims: Collection[Running]) -> bool:
-        return sum(count >= self.need for count in promised.values()) >= self.nodes and self._within(victims)
+    def _enough(self, promised: Promised, victims: Collection[Running]) -> bool:
+        return promised.nodes(self.need) >= self.nodes and self._within(victims)
 
     def _within(self, victims: Collection[Running]) -> bool:
         return self.room.quota.within(self.job, self.need * self.nodes, self.kind, victims)
-
-
-def _count(promised: dict[str, int], attempt: Running, sign: int) -> None:
-    """Add (or take away, for -1) what nodes would gain if `attempt` stopped."""
-    for devices_id, numbers in attempt.leases:
-        if devices_id in promised:
-            promised[devices_id] += sign * len(numbers)
 
 
 def _order(job: Job, claimed: Claim) -> tuple[Any, ...]:

@@ -1,0 +1,165 @@
+"""Memory of machines whose devices share it: CPUs, and GPUs without memory of their own. It is promised once.
+
+Nodes of several pools may stand on one machine, each with devices of its own; the memory that jobs ask for on any of
+them is counted together. A job that asks for no memory is promised none.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.core.fit import gib, least
+from orchestrator.core.model import Candidate, Devices, Running
+
+Leases = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class HostMemory:
+    """`free_bytes` by machine is what no job was promised, `soon_bytes` what those that stop were."""
+
+    def __init__(self, devices: Mapping[str, Devices], running: Iterable[Running]):
+        self._host = {have.id: have.host for have in devices.values() if have.host}
+        self.total_bytes: dict[str, int] = {}
+        for have in devices.values():
+            if have.host:
+                self.total_bytes[have.host] = max(self.total_bytes.get(have.host, 0), have.host_memory_bytes)
+        self.free_bytes, self.soon_bytes = dict(self.total_bytes), dict.fromkeys(self.total_bytes, 0)
+        for attempt in running if self._host else ():
+            for host, size_bytes in self.of(attempt).items():
+                self.free_bytes[host] = max(0, self.free_bytes[host] - size_bytes)
+
+    def of(self, attempt: Running) -> dict[str, int]:
+        """Bytes by machine that a running attempt was promised."""
+        job = attempt.asked
+        if not self._host or job is None or attempt.candidate >= len(job.candidates):
+            return {}
+        return self._needed(job.candidates[attempt.candidate], attempt.leases)
+
+    def take(self, want: Candidate, leases: Leases) -> None:
+        for host, size_bytes in self._needed(want, leases).items():
+            self.free_bytes[host] = max(0, self.free_bytes[host] - size_bytes)
+
+    def stop(self, attempt: Running) -> None:
+        for host, size_bytes in self.of(attempt).items():
+            self.soon_bytes[host] += size_bytes
+
+    def keep(self, want: Candidate, devices_id: str, count: int) -> None:
+        """For a job that waits; what comes free soon first, as with devices."""
+        for host, size_bytes in self._needed(want, ((devices_id, tuple(range(count))),)).items():
+            soon_bytes = min(self.soon_bytes[host], size_bytes)
+            self.soon_bytes[host] -= soon_bytes
+            self.free_bytes[host] = max(0, self.free_bytes[host] - (size_bytes - soon_bytes))
+
+    def limited(self, want: Candidate, nodes: Sequence[Devices], need: int) -> list[Devices]:
+        """`nodes` with as many free devices as there is memory for. Of a gang, nodes on one machine share it: some are
+        left out where it is not enough for `need` devices on each.
+        """
+        if not want.memory_bytes or not self._host:
+            return [*nodes]
+        sharing: dict[str, list[Devices]] = defaultdict(list)
+        for have in nodes:
+            if len(have.free) >= need:
+                sharing[have.host].append(have)
+        most: dict[str, int] = {}
+        for host, here in sharing.items():
+            if not host:
+                continue
+            left = self.free_bytes[host] // want.memory_bytes
+            together = min(len(here), want.nodes, left // max(need, 1))
+            fullest = here if want.nodes == 1 else sorted(here, key=lambda d: (len(d.free), d.id))[:together]
+            most |= {have.id: left if want.nodes == 1 else left // together for have in fullest}
+            most |= {have.id: 0 for have in here if have.id not in most}
+        return [replace(d, free=tuple(sorted(d.free))[: most[d.id]]) if d.id in most else d for d in nodes]
+
+    def refusal(self, want: Candidate, have: Devices, need: int) -> str:
+        """Why a node with enough devices free has not enough memory for them, or ""."""
+        if not have.host or want.memory_bytes * need <= self.free_bytes[have.host]:
+            return ""
+        left, total = gib(self.free_bytes[have.host]), gib(self.total_bytes[have.host])
+        return (
+            f"its devices share the memory of machine {machine(have)}, of which {left} of {total} GiB are not promised "
+            f"to other jobs; job needs {gib(want.memory_bytes * need)}"
+        )
+
+    def _needed(self, want: Candidate, leases: Leases) -> dict[str, int]:
+        needed: dict[str, int] = defaultdict(int)
+        for devices_id, numbers in leases if want.memory_bytes else ():
+            if host := self._host.get(devices_id):
+                needed[host] += want.memory_bytes * len(numbers)
+        return needed
+
+
+class Promised:
+    """What some nodes have free, or will have without more being done; `add` counts what an attempt would give."""
+
+    def __init__(self, want: Candidate, nodes: Iterable[Devices], counts: Mapping[str, int], memory: HostMemory):
+        self._size_bytes, self._memory, self._counts = want.memory_bytes, memory, dict(counts)
+        self._hosts = {have.id: have.host for have in nodes if have.host and want.memory_bytes}
+        hosts = set(self._hosts.values())
+        self._bytes = {host: memory.free_bytes[host] + memory.soon_bytes[host] for host in hosts}
+
+    def on(self, devices_id: str) -> int:
+        """Devices that a job could get there."""
+        host = self._hosts.get(devices_id)
+        count = self._counts[devices_id]
+        return count if host is None else min(count, max(0, self._bytes[host]) // self._size_bytes)
+
+    def fullest(self, nodes: Iterable[Devices], need: int) -> list[tuple[Devices, int]]:
+        """Nodes with how many of `need` devices each would give together, the best first."""
+        left, found = dict(self._bytes), []
+        for have in sorted(nodes, key=lambda d: (-min(self.on(d.id), need), d.total, d.id)):
+            gives, host = min(self.on(have.id), need), self._hosts.get(have.id)
+            if host is not None:
+                gives = min(gives, max(0, left[host]) // self._size_bytes)
+                left[host] -= gives * self._size_bytes
+            found.append((have, gives))
+        return sorted(found, key=lambda pair: -pair[1]) if self._hosts else found
+
+    def lacks_memory(self, devices_id: str, need: int, gives: int) -> bool:
+        """Whether it has so many devices, and gives fewer for want of memory."""
+        return self._counts[devices_id] >= need > gives
+
+    def gains(self, attempt: Running) -> bool:
+        """Whether its end gives anything here."""
+        here = any(devices_id in self._counts for devices_id, _ in attempt.leases)
+        return here or any(host in self._bytes for host in self._memory.of(attempt))
+
+    def add(self, attempt: Running, sign: int) -> None:
+        for devices_id, numbers in attempt.leases:
+            if devices_id in self._counts:
+                self._counts[devices_id] += sign * len(numbers)
+        if self._bytes:
+            for host, size_bytes in self._memory.of(attempt).items():
+                if host in self._bytes:
+                    self._bytes[host] += sign * size_bytes
+
+    def nodes(self, need: int) -> int:
+        """On how many of them so many devices could be had, together."""
+        if not self._hosts:
+            return sum(count >= need for count in self._counts.values())
+        able = [devices_id for devices_id in self._counts if self.on(devices_id) >= need]
+        on_host: dict[str | None, int] = defaultdict(int)
+        for devices_id in able:
+            on_host[self._hosts.get(devices_id)] += 1
+        return sum(
+            count if host is None else min(count, max(0, self._bytes[host]) // (self._size_bytes * max(need, 1)))
+            for host, count in on_host.items()
+        )
+
+    def copy(self) -> "Promised":
+        other = object.__new__(Promised)
+        other._size_bytes, other._memory, other._hosts = self._size_bytes, self._memory, self._hosts
+        other._counts, other._bytes = dict(self._counts), dict(self._bytes)
+        return other
+
+
+def nodes_together(want: Candidate, nodes: Sequence[Devices]) -> int:
+    """On how many of these nodes of one island a candidate could run at once if nothing else ran there."""
+    count = Counter(have.host for have in nodes)
+    most = {have.host: have.host_memory_bytes // max(want.memory_bytes * least(want, have), 1) for have in nodes}
+    return sum(min(here, most[host]) if host and want.memory_bytes else here for host, here in count.items())
+
+
+def machine(have: Devices) -> str:
+    """The name of the machine, without its address."""
+    return have.host.partition("/")[0]
