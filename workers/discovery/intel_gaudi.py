@@ -1,10 +1,12 @@
 """Intel Gaudi through its own tool, hl-smi. Counted and described; no back end of ours computes on it yet."""
 
+from typing import Any
+
 from cluster import catalogue
 from cluster.vocabulary import Device, Finding
 from workers.discovery.answer import Answer
 from workers.discovery.answer import findings as unread
-from workers.discovery.machine import Machine, sysfs_address, tool_output
+from workers.discovery.machine import Machine, PciDevice, sysfs_address, tool_output
 
 HABANA = 0x1DA3
 FIELDS = ("index", "uuid", "bus_id", "name", "memory.total", "memory.free", "driver_version")
@@ -22,9 +24,19 @@ def find(machine: Machine, first: int) -> tuple[list[Device], list[Finding]]:
     said, problem = tool_output(COMMAND, machine.environ)
     if problem:
         message = f"{len(cards)} Gaudi cards on the PCI bus, but {problem}"
-        return [], [Finding("warning", "intel", message, "install Habana's driver and tools")]
+        told = [Answer("", "PCI", {"index": i, "bus_id": c.address, **_by_id(c)}) for i, c in enumerate(cards)]
+        return devices(told, first), [Finding("warning", "intel", message, "install Habana's driver and tools")]
     told = answers(said)
     return devices(told, first), unread("intel", told, "run hl-smi by hand; the driver may have lost the card")
+
+
+def _by_id(card: PciDevice) -> dict[str, Any]:
+    known = catalogue.found("intel", pci_id=f"{card.device:04x}")
+    memory_bytes = known.memory_per_device_bytes if known else None
+    return {
+        "name": known.model if known else f"{card.device:#06x}",
+        "memory.total": memory_bytes and memory_bytes >> 20,
+    }
 
 
 def answers(said: str) -> list[Answer]:

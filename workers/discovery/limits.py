@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -23,13 +24,27 @@ def cores(machine: Machine) -> int:
 def memory(machine: Machine) -> tuple[int, int]:
     """(total, free) bytes, the tightest of the machine and of every control group above this process."""
     host = psutil.virtual_memory()
-    total, free = host.total, host.available
+    on_gpus = _on_gpus(machine)
+    total, free = host.total - on_gpus[0], max(0, host.available - on_gpus[1])
     for folder in _groups(machine, "memory"):
         limit, used = _memory_limit(machine, folder)
         if limit is not None and limit < total:
             total = limit
         if limit is not None:
             free = min(free, max(limit - used, 0))
+    return total, free
+
+
+def _on_gpus(machine: Machine) -> tuple[int, int]:
+    """(total, free) bytes that the kernel counts as the machine's and that are a GPU's: on Grace Hopper and Grace
+    Blackwell the memory of a GPU is a NUMA node too. Source: numa_status in the README of NVIDIA's driver.
+    """
+    total = free = 0
+    for status in machine.glob("proc/driver/nvidia/gpus/*/numa_status"):
+        node = re.search(r"^Node:\s*(\d+)", machine.text(status), re.MULTILINE)
+        told = machine.text(f"sys/devices/system/node/node{node[1]}/meminfo") if node else ""
+        sizes = dict(re.findall(r"(MemTotal|MemFree):\s*(\d+) kB", told))
+        total, free = total + (int(sizes.get("MemTotal", 0)) << 10), free + (int(sizes.get("MemFree", 0)) << 10)
     return total, free
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 
 TOOL_TIMEOUT_S = 8.0
+STORAGE, NETWORK, DISPLAY, BRIDGE = 0x01, 0x02, 0x03, 0x06
+"""Classes of PCI functions, the highest byte of their class code. Source: the PCI Code and ID Assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class PciDevice:
     @property
     def is_display(self) -> bool:
         """VGA, 3D or display controller (class 03xxxx)."""
-        return self.pci_class >> 16 == 0x03
+        return self.pci_class >> 16 == DISPLAY
 
 
 def sysfs_address(text: str) -> str:

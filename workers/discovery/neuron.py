@@ -13,7 +13,7 @@ from cluster.catalogue import Model
 from cluster.vocabulary import Device, Finding
 from workers.discovery.answer import Answer
 from workers.discovery.answer import findings as unread
-from workers.discovery.machine import Machine, PciDevice, sysfs_address, tool_output
+from workers.discovery.machine import BRIDGE, DISPLAY, NETWORK, STORAGE, Machine, PciDevice, sysfs_address, tool_output
 
 VENDOR = 0x1D0F
 MAX_CORES = 64
@@ -38,7 +38,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         findings.append(Finding("info", "neuron", f"told by PCI ids only: {problem}", "install aws-neuronx-tools"))
         listed = [{"bdf": chip.address} for chip, _ in chips]
     answers = [_answer(number, fields) for number, fields in enumerate(listed)]
-    cores = devices(answers, chips[0][1].model if chips else "core", machine)
+    cores = devices(answers, _generation(chips), machine)
     visible = machine.visible("NEURON_RT_VISIBLE_CORES")
     remedy = "run neuron-ls by hand; update aws-neuronx-tools, or reboot if a chip does not answer"
     shown = [d for d in cores if visible is None or d.index in _numbers(visible)]
@@ -57,9 +57,21 @@ def _list(tool: str, machine: Machine) -> tuple[list[Any], str]:
     return (listed, "") if isinstance(listed, list) else ([], "neuron-ls printed no list of chips")
 
 
-def _chips(machine: Machine) -> list[tuple[PciDevice, Model]]:
-    found = ((chip, catalogue.found("neuron", pci_id=f"{chip.device:04x}")) for chip in machine.pci(VENDOR))
-    return [(chip, model) for chip, model in found if model is not None]
+def _chips(machine: Machine) -> list[tuple[PciDevice, Model | None]]:
+    """None is the model of a chip that nobody lists, of which the driver has files; it is no other kind of device."""
+    found = [(chip, catalogue.found("neuron", pci_id=f"{chip.device:04x}")) for chip in machine.pci(VENDOR)]
+    listed = [(chip, model) for chip, model in found if model is not None]
+    if listed or not machine.glob("dev/neuron[0-9]*"):
+        return [*listed]
+    return [(chip, model) for chip, model in found if chip.pci_class >> 16 not in (STORAGE, NETWORK, DISPLAY, BRIDGE)]
+
+
+def _generation(chips: list[tuple[PciDevice, Model | None]]) -> str:
+    """The model of a machine's chips, which are alike; else their PCI id."""
+    if not chips:
+        return "core"
+    chip, model = chips[0]
+    return model.model if model else f"{chip.device:#06x}"
 
 
 def _answer(number: int, fields: Any) -> Answer:

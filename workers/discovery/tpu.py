@@ -10,12 +10,10 @@ from cluster import catalogue
 from cluster.catalogue import EMULATED, Model
 from cluster.vocabulary import Device, Finding, Scalar
 from workers.discovery import cpu, tpu_vm
-from workers.discovery.machine import Machine, PciDevice
+from workers.discovery.machine import NETWORK, STORAGE, Machine, PciDevice
 from workers.interpreter import has
 
 VENDOR = 0x1AE0
-STORAGE, NETWORK = 0x01, 0x02
-"""PCI classes."""
 
 
 def present(machine: Machine) -> bool:

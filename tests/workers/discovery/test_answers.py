@@ -280,3 +280,30 @@ def test_a_vendor_that_cannot_be_looked_for_costs_itself_only(machine):
     devices, findings = discover(machine=Faulty(here.root, here.environ, here.system))
     assert [d.kind for d in devices] == ["amd:MI300X", "amd:MI300X", "cpu"]
     assert any(f.subject == "intel" and "Input/output error" in f.message and f.remedy for f in findings)
+
+
+def test_a_neuron_chip_that_nobody_lists_is_called_by_its_pci_id(machine):
+    here = machine("neuron-trn1", PATH="/nowhere")
+    here.path("sys/bus/pci/devices/0000:00:1e.0/device").write_text("0x7f64")
+    network = here.path("sys/bus/pci/devices/0000:00:05.0")
+    network.mkdir()
+    for name, text in (("vendor", "0x1d0f"), ("device", "0xec20"), ("class", "0x020000")):
+        (network / name).write_text(text)
+    devices, findings = neuron.find(here)
+    assert [(d.kind, d.pci_address, d.total_memory_bytes) for d in devices] == [("neuron:0x7f64", "0000:00:1e.0", None)]
+    assert findings[0].message.startswith("told by PCI ids only: ")
+
+
+def test_gaudi_cards_without_their_tool_are_told_by_their_pci_ids(machine):
+    here = machine("intel-max-1550", PATH="/nowhere")
+    for address, device in (("0000:33:00.0", "0x1020"), ("0000:34:00.0", "0x10ff")):
+        card = here.path(f"sys/bus/pci/devices/{address}")
+        card.mkdir(parents=True)
+        (card / "vendor").write_text("0x1da3")
+        (card / "device").write_text(device)
+    devices, (finding,) = intel.find(here)
+    assert [(d.kind, d.index, d.pci_address, bool(d.unavailable_reason)) for d in devices[2:]] == [
+        ("intel:Gaudi2", 2, "0000:33:00.0", True),
+        ("intel:0x10ff", 3, "0000:34:00.0", True),
+    ]
+    assert finding.message.startswith("2 Gaudi cards on the PCI bus, but hl-smi could not be started")
