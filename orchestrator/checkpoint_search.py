@@ -1,7 +1,7 @@
 """Which storage of a pool has the checkpoint that a user named: its nodes may share one, or each have their own."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -44,10 +44,19 @@ def newest(pool: str, answers: Mapping[str, Answer]) -> Found | None:
 
 
 class Storages:
-    """Of pools, by the nodes that serve them. All may raise FleetError, or SpecError for a pool that nobody knows."""
+    """Of pools, by the nodes that serve them. All may raise FleetError, or SpecError for a pool that nobody knows.
 
-    def __init__(self, agents: "Agents"):
-        self._agents = agents
+    `job_id` is the id of the newest job of a name, or "": checkpoints lie below ids, and users type names.
+    """
+
+    def __init__(self, agents: "Agents", job_id: Callable[[str], str] = lambda name: ""):
+        self._agents, self._job_id = agents, job_id
+
+    def of_job(self, path: str) -> str:
+        """`path` with the id of a job in place of its name; "" where it does not begin with a job's name."""
+        name, slash, rest = path.partition("/")
+        job = self._job_id(name) if name else ""
+        return f"{job}{slash}{rest}" if job not in ("", name) else ""
 
     def find(self, reference: Place, field: str = "checkpoint") -> Found:
         """Raises NotFound naming the nearest one that is there."""
@@ -63,6 +72,8 @@ class Storages:
                 return Found(node, reference, tuple(answer["passed_over"]))
         if found := newest(reference.pool, answers):
             return found
+        if path := self.of_job(reference.path):
+            return self.find(Place(reference.pool, path), field)
         here = [row["path"] for node in answers for row in self._agents.call(node, "checkpoints", "")]
         raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))
 

@@ -43,13 +43,14 @@ class Checkpoints:
     sees it) or NotFound.
     """
 
-    def __init__(self, agents: "Agents", pace: "Pace | None" = None):
+    def __init__(self, agents: "Agents", pace: "Pace | None" = None, job_id: Callable[[str], str] = lambda name: ""):
         self._agents, self.pace = agents, pace
-        self._storages = Storages(agents)
+        self._storages = Storages(agents, job_id)
         self._having: dict[str, str] = {}
 
     def list(self, pool: str, prefix: str = "") -> "list[dict[str, Any]]":
-        """Summaries of all checkpoints below `prefix`, oldest first. Pool "" means every pool. `nodes`: one for each
+        """Summaries of all checkpoints below `prefix`, a path or the name of a job, oldest first. Pool "" means every
+        pool. `nodes`: one for each
         storage of the pool that has it; where all nodes share one, the first speaks for all.
         """
         pools = [pool] if pool else sorted({a.facts.pool for _, a in self._agents.ready() if a.facts})
@@ -60,7 +61,20 @@ class Checkpoints:
                 for row in self._agents.call(node, "checkpoints", prefix):
                     there.setdefault(row["path"], {"pool": name, **row, "nodes": []})["nodes"].append(node)
             rows += there.values()
+        if not rows and (path := self._storages.of_job(prefix)):
+            return self.list(pool, path)
         return rows
+
+    def away(self, pool: str) -> "builtins.list[str]":
+        """Of which storages of the pool ("": of any) `list` has nothing, since no node that sees them answers."""
+        nodes = [(name, node.facts) for name, node in self._agents.items() if node.facts]
+        why = {name: self._agents.away_reason(name) for name, _ in nodes}
+        seen = {(facts.pool, facts.storage_id) for name, facts in nodes if not why[name]}
+        return [
+            f"checkpoints of pool {facts.pool} on node {name}, {why[name]}, are not listed"
+            for name, facts in nodes
+            if pool in ("", facts.pool) and (facts.pool, facts.storage_id) not in seen
+        ]
 
     def show(self, ref: str) -> "dict[str, Any]":
         """What its manifest says, `damaged` and `passed_over` what was found out before. No tensor is read."""

@@ -269,6 +269,11 @@ class Client(FileClient):
     def checkpoints(self, pool: str = "", prefix: str = "") -> list[Data]:
         return self.rows("/v1/checkpoints", pool=pool, prefix=prefix)
 
+    def checkpoints_away(self, pool: str = "") -> list[str]:
+        """Whose checkpoints are not listed now, and why: a sentence for each storage."""
+        told: list[str] = self.get("/v1/checkpoints/away", pool=pool)
+        return told
+
     def checkpoint_show(self, ref: str) -> Data:
         return self.get("/v1/checkpoints/show", ref=ref)
 

@@ -84,7 +84,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         inbox = Inbox()
         pulse = Pulse()
         self.agents = Agents(inbox.put, pulse.repaired)
-        self._checkpoints = Checkpoints(self.agents, Pace(copy_bytes_per_s()))
+        self._checkpoints = Checkpoints(self.agents, Pace(copy_bytes_per_s()), self.jobs_table.id_of)
         self._files = JobFiles(self.agents)
         self.data = DataStore(home / "data")
         moves = DataMoves(self.agents, self._checkpoints, self.data)
@@ -186,8 +186,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     def migrate(self, ref: str, to: str) -> dict[str, Any]:
         """`to` is a pool of the fleet, else a kind or back end. Refused while nothing is free there."""
         job = self.jobs_table.find(ref).job
-        pools = {facts.pool for _, node in self.agents.items() if (facts := node.facts)}
-        asked = MigrateAsked(job.id, pool=to) if to in pools else MigrateAsked(job.id, kinds=_kinds(to))
+        asked = MigrateAsked(job.id, pool=to) if to in self._fleet.pools() else MigrateAsked(job.id, kinds=_kinds(to))
         self.runtime.ask(asked)
         return self.job(job.id)
 

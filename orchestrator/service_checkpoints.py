@@ -17,11 +17,16 @@ class CheckpointVerbs:
     _checkpoints: Checkpoints
 
     def _stored_checkpoints(self) -> Checkpoints:
-        self._fleet.settle()
+        """Raises FleetError naming the nodes whose storages have them, where no fleet is up."""
+        nodes = "; ".join(f"pool {pool}: {', '.join(names)}" for pool, names in self._fleet.pools().items())
+        self._fleet.check_served(f"checkpoints are read through its nodes ({nodes})" if nodes else "")
         return self._checkpoints
 
     def checkpoints(self, pool: str, prefix: str) -> list[dict[str, Any]]:
         return self._stored_checkpoints().list(pool, prefix)
+
+    def checkpoints_away(self, pool: str) -> list[str]:
+        return self._stored_checkpoints().away(pool)
 
     def checkpoint_show(self, ref: str) -> dict[str, Any]:
         return self._stored_checkpoints().show(ref)

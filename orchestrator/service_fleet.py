@@ -12,9 +12,9 @@ from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.messages import DrainAsked, RemoveAsked, ResumeAsked
 from orchestrator.core.nodes import leased
 from orchestrator.core.quota import holdings
-from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.agents import NO_FLEET, Agents
 from orchestrator.runtime.controller import Runtime
-from orchestrator.runtime.fleet_seen import NO_FLEET, FleetSeen
+from orchestrator.runtime.fleet_seen import BRING_UP, FleetSeen
 from orchestrator.runtime.steps import now
 from orchestrator.runtime.views import node_view, pool_view
 from orchestrator.runtime.watched import Watched
@@ -32,20 +32,26 @@ class FleetVerbs:
     _checkpoints: Checkpoints
 
     def nodes(self) -> list[dict[str, Any]]:
+        """Raises FleetError where no fleet is up."""
         self._fleet.settle()
+        if not self.agents.items():
+            self._fleet.check_served()
         state, at = self.runtime.control, now()
         held = leased(state.records.values())
         return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
 
     def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
+        self._fleet.check_served()
         self.runtime.ask(DrainAsked(node, reason, now))
         return self._node(node)
 
     def node_resume(self, node: str) -> dict[str, Any]:
+        self._fleet.check_served()
         self.runtime.ask(ResumeAsked(node))
         return self._node(node)
 
     def node_remove(self, node: str) -> dict[str, Any]:
+        self._fleet.check_served()
         self.runtime.ask(RemoveAsked(node))
         return {"node": node, "state": "removed"}
 
@@ -56,7 +62,7 @@ class FleetVerbs:
     def fleet(self) -> dict[str, Any]:
         record = fleet_record.read()
         if record is None:
-            raise FleetError("no fleet is up", NO_FLEET)
+            raise FleetError(NO_FLEET, BRING_UP)
         state, at = self.runtime.control, now()
         held = leased(state.records.values())
         pools = record.pools
@@ -79,6 +85,8 @@ class FleetVerbs:
         ]
         told += [*self._watched.findings(), *self._checkpoints.findings()]
         told += [("", finding) for finding in self._storages()]
+        if self.runtime.trouble == NO_FLEET:
+            told.append(("", Finding("warning", "fleet", NO_FLEET, BRING_UP)))
         return [{"node": name, **to_plain(finding)} for name, finding in told]
 
     def _storages(self) -> Iterator[Finding]:

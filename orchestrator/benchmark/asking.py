@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import Conflict, SpecError, nearest
+from cluster.errors import FleetError, SpecError, nearest
 from orchestrator.benchmark.suite import Request
 from orchestrator.core.model import Devices
 
@@ -59,10 +59,10 @@ class Wanted:
 
 def wanted(asked: Request, devices: Iterable[Devices]) -> list[Wanted]:
     """In the order of the kinds and pools asked for. Raises SpecError naming what is here where nothing of what was
-    asked for is, Conflict where nothing is ready at all."""
+    asked for is, FleetError where nothing is ready at all."""
     here = sorted((d for d in devices if d.schedulable), key=lambda d: d.id)
     if not here:
-        raise Conflict("no device is ready", "`polyfleet status` shows what the fleet waits for")
+        raise FleetError("no device is ready", "`polyfleet status` shows what the fleet waits for")
     chosen = _of_pools(asked.pools, _of_kinds(asked.kinds, here))
     if asked.all_devices:
         alone = len({d.kind for d in chosen}) == len(chosen) and all(d.total == 1 for d in chosen)

@@ -1,16 +1,20 @@
 """`polyfleet checkpoint …`: looking at checkpoints, converting and moving them, in pools and on this machine."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.errors import UserError
+from cluster.errors import FleetError, UserError
 from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, is_local
 from orchestrator.cli.output import Format, Output, emit, say
 from orchestrator.cli.places import in_the_fleet, on_this_machine, working
 
+if TYPE_CHECKING:
+    from orchestrator.client import Client
+
 app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_args_is_help=True, rich_markup_mode=None)
 PLACE = "POOL:PATH|PATH|URI"
+LISTED = "[JOB|POOL|POOL:PATH|PATH]"
 Place = Annotated[str, typer.Argument(help="A checkpoint, or a folder of them: then its newest.", metavar=PLACE)]
 Root = Annotated[str, typer.Argument(help="The folder that holds the step-… folders.", metavar="POOL:PATH|PATH")]
 Key = Annotated[str, typer.Option("--key", help="Asked again with the same key, it counts once. Of work in the fleet.")]
@@ -27,7 +31,7 @@ def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **opt
 @app.command("list")
 def list_(
     prefix: Annotated[
-        str, typer.Argument(help="Only below this path of the pools, or a folder here.", metavar="[JOB|POOL:PATH|PATH]")
+        str, typer.Argument(help="Only of this job or pool, below this path, or a folder here.", metavar=LISTED)
     ] = "",
     pool: Annotated[str, typer.Option(help="Only of this pool.")] = "",
     output: Output = Format.TABLE,
@@ -39,12 +43,26 @@ def list_(
     if prefix.startswith(("/", "./", "../", "~")) or prefix in (".", ".."):
         rows = on_this_machine("list", {"root": prefix})
     else:
-        of_pool, _, path = ("", "", prefix) if is_local(prefix) else prefix.partition(":")
+        of_pool, colon, path = prefix.partition(":")
+        of_pool, path = (of_pool, path) if colon else ("", prefix)
         if of_pool and pool not in ("", of_pool):
             raise UserError(f"{prefix} is not in pool {pool!r}", "leave out --pool")
         with connect(progress=say) as client:
-            rows = client.checkpoints(of_pool or pool, path)
-    emit(rows, output, checkpoints)
+            rows = _listed(client, of_pool or pool, path)
+    emit(rows, output, lambda rows: checkpoints(rows, prefix))
+
+
+def _listed(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
+    """Below a path or a job; where nothing is there and a pool is called so, all of that pool."""
+    rows = client.checkpoints(pool, path)
+    if not (rows or pool) and any(path == one["pool"] for one in client.fleet()["pools"]):
+        pool, path, rows = path, "", client.checkpoints(path)
+    away = client.checkpoints_away(pool)
+    if away and not rows:
+        raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
+    for sentence in away:
+        say(sentence)
+    return rows
 
 
 @app.command()

@@ -8,7 +8,7 @@ import typer
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 Data = dict[str, Any]
-Local = Annotated[bool, typer.Option("--local", help="This machine alone; so it is too where no fleet is up.")]
+Local = Annotated[bool, typer.Option("--local", help="This machine alone: the default without server and fleet.")]
 ACT_ON = ("error", "warning")
 
 

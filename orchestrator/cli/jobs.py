@@ -16,7 +16,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def jobs(
     state: Annotated[list[str] | None, typer.Option("--state", help="Only in this state; may be repeated.")] = None,
-    name: Annotated[str, typer.Option("--name", "-n", help="Only of this name.")] = "",
+    name: Annotated[str, typer.Option("--name", "-n", help="Only of this name, or of a pattern: 'sweep-*'.")] = "",
     since: Annotated[
         str, typer.Option("--since", help="Submitted within this time (2h, 7d) or since a day (2026-11-20).")
     ] = "",
@@ -38,7 +38,9 @@ def jobs(
             found = [job for page in reversed(pages) for job in page]
         else:
             found = client.jobs(states, limit, name=name, since_s=since_s, fields=fields)
-        emit(found, output, shown)
+    given = [("--state", word) for word in state or ()] + [("--name", name), ("--since", since)]
+    chosen = " ".join(f"{option} {word!r}" for option, word in given if word)
+    emit(found, output, lambda rows: shown(rows, chosen))
 
 
 def moment(text: str, option: str = "--since") -> float:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.errors import FleetError
 from orchestrator.cli.output import Format, Output, Ref, say
 from orchestrator.log_lines import source
 from orchestrator.show.text import log_lines
@@ -35,9 +36,12 @@ def logs(
         else:
             printed = print_lines(_pages(client, ref, rank=rank, epoch=epoch, tail=tail), output)
         view = client.job(ref)
+        away = client.logs(ref, epoch=epoch, tail=0)["away"] if view["attempts"] else []
+        if away and not printed and tail != 0:
+            raise FleetError("; ".join(away))
         if not printed and tail != 0:
             _say_why_nothing(view, rank, epoch)
-        for sentence in client.logs(ref, epoch=epoch, tail=0)["away"] if view["attempts"] else ():
+        for sentence in away:
             say(sentence)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.client import Client
     from orchestrator.top import Now, Rates
 
+Data = dict[str, Any]
 LEAVE = ("q", "Q", "\x1b", "\x03")
 INTERRUPT_CHECK_S = 0.25
 """How often a wait for a key checks for Ctrl-C: a SIGINT that arrives just before the wait, or in another thread, does
@@ -52,7 +53,20 @@ def _now(client: "Client", rates: "Rates") -> "Now":
     found = client.jobs(list(top.ON_DEVICES), limit=top.MOST, fields=top.FIELDS)
     found += client.jobs(list(top.WAITING), limit=top.MOST, fields=top.FIELDS)
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return top.snapshot(client.nodes(), found, rates, at)
+    return top.snapshot(_nodes(client), found, rates, at)
+
+
+def _nodes(client: "Client") -> list[Data]:
+    """None while no fleet is up: whoever watches sees it come back."""
+    from cluster.errors import FleetError
+    from orchestrator.transport import Unreachable
+
+    try:
+        return client.nodes()
+    except Unreachable:
+        raise
+    except FleetError:
+        return []
 
 
 def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:

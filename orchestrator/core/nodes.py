@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.vocabulary import Device, NodeFacts
+from orchestrator.core.durations import told_s
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices, Event
 from workers.messages import PROTOCOL
@@ -138,6 +139,22 @@ def failed(node: Node, what: str, now_s: float, began_s: float | None = None) ->
     recent = (*recent, (now_s, what))
     until_s = now_s + QUARANTINE_S if len(recent) >= FAILURES else node.quarantined_until_s
     return replace(node, failures=recent, failing=True, quarantined_until_s=until_s)
+
+
+def away_reason(node: Node | None, now_s: float) -> str:
+    """Why nothing that lies on the node can be read now, as words behind its name; "" where it can."""
+    if node is None:
+        return "which has left the fleet"
+    if node.lost:
+        return f"which has been away for {told_s(max(now_s - node.lost_s, 0.0))}: {node.lost}"
+    if node.refused or node.broken:
+        return f"which {node.refused or node.broken}"
+    if node.resting:
+        return f"which is resting; `polyfleet node resume {node.name}` wakes it"
+    silent_s = node.silent_s(now_s)
+    if node.facts is None or silent_s > SILENT_S:
+        return f"which has not answered for {told_s(max(silent_s, 0.0))}"
+    return ""
 
 
 def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:

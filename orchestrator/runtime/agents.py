@@ -24,7 +24,7 @@ from orchestrator.core.messages import (
     NodesSeen,
     Spoiled,
 )
-from orchestrator.core.nodes import Node
+from orchestrator.core.nodes import Node, away_reason
 from orchestrator.runtime import actors, travelling
 from orchestrator.runtime.actors import first_line, last_line
 from orchestrator.runtime.engine import RAY
@@ -33,6 +33,7 @@ from workers.messages import AttemptReport, Unusable
 
 log = logging.getLogger(__name__)
 
+NO_FLEET = "no fleet is up"
 CALL_TIMEOUT_S = 20.0
 REFRESH_S = 1.0
 LIMIT_S = 20.0
@@ -73,8 +74,9 @@ class Agents:
     `generation` is the controller's: agents refuse one that is older than one they have seen, and `floor` is the newest
     that was told of by nodes that we have just found: we have to count above it. A newer one that is told by a node
     which has obeyed us already is of a server that was started after this one: `overtaken` says so, and we do not count
-    above that. `repaired` gets a node and what was done for it. `called`: when an agent was last asked for something by
-    `call` or `actor`, by node (monotonic).
+    above that. `trouble` is why no fleet is served, as the controller last saw, "" while one is. `repaired` gets a node
+    and what was done for it. `called`: when an agent was last asked for something by `call` or `actor`, by node
+    (monotonic).
     """
 
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
@@ -91,6 +93,7 @@ class Agents:
         self.generation = 0
         self.floor = 0
         self.overtaken = ""
+        self.trouble = NO_FLEET
         self._obeyed: set[str] = set()
         self.called: dict[str, float] = {}
 
@@ -110,6 +113,12 @@ class Agents:
 
     def of_pool(self, pool: str) -> list[tuple[str, Node]]:
         return [(n, node) for n, node in self.ready() if node.facts is not None and node.facts.pool == pool]
+
+    def away_reason(self, node: str) -> str:
+        """Why nothing that lies on `node` can be read now, as words behind its name; "" where it can."""
+        if self.trouble:
+            return f"which cannot be reached: {self.trouble}"
+        return away_reason(self.get(node), time.monotonic())
 
     def poison(self) -> list[tuple[str, dict[str, dict[str, Any]]]]:
         """(node, what of its attempts cannot be used)."""

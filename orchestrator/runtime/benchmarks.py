@@ -94,6 +94,8 @@ class Benchmarks:
 
     def _devices(self) -> list[Devices]:
         ready = [(name, node.facts) for name, node in self._agents.ready() if node.facts is not None]
+        if not ready and self._agents.trouble:
+            raise FleetError(self._agents.trouble, "run `polyfleet up` first")
         return [group for name, facts in ready for group in groups(facts, name, "", 0.0, {})]
 
     def view(self, ref: str) -> Data:

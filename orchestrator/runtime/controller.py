@@ -32,7 +32,7 @@ from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.keeping import Keeping
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.leaving import give_back
-from orchestrator.runtime.link import NO_FLEET, Link
+from orchestrator.runtime.link import Link
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.steps import TURN_S, Steps, now
@@ -57,7 +57,7 @@ LIMIT_S = 10.0
 
 
 class Runtime(threading.Thread):
-    """`trouble` is "" or why no fleet is served now, `holding` why nothing is placed.
+    """`holding` is "" or why nothing is placed.
     `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go. `measured` is
     what the newest tick had of workloads.
     """
@@ -80,7 +80,7 @@ class Runtime(threading.Thread):
         self._throughput, self._history, self._repair = throughput, history, repair
         self.measured = Throughput(), History()
         self.pulse = pulse or Pulse()
-        self.replaced, self.trouble = False, NO_FLEET
+        self.replaced = False
         self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
         self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
@@ -119,6 +119,11 @@ class Runtime(threading.Thread):
     @property
     def planned(self) -> Plan:
         return self.control.plan
+
+    @property
+    def trouble(self) -> str:
+        """Why no fleet is served now, or ""."""
+        return self._agents.trouble
 
     @property
     def trouble_s(self) -> float:
@@ -181,7 +186,7 @@ class Runtime(threading.Thread):
     def _troubled(self, why: str) -> None:
         if why and not self.trouble:
             self._trouble_since_s = time.monotonic()
-        self.trouble = why
+        self._agents.trouble = why
 
     def _wait_s(self) -> float:
         if not (self.control.changed and self.control.joined) or self.control.trouble:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from cluster.errors import FleetError
 from cluster.vocabulary import NodeFacts
 from orchestrator.core.attempts import Ran
-from orchestrator.core.nodes import SILENT_S, Node
+from orchestrator.core.nodes import SILENT_S
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.steps import now
-from orchestrator.show.units import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +96,8 @@ class FilePlaces:
 
     def is_away(self, job: str, nodes: Sequence[str]) -> FleetError:
         """What to tell whoever asks for files that nobody reaches."""
-        told = "; ".join(f"node {name}, {_why(self._agents.get(name), now().s)}" for name in nodes)
+        told = "; ".join(f"node {name}, {self._agents.away_reason(name)}" for name in nodes)
         remedy = "bring that node back: `polyfleet up` starts lost ones; its files stay"
-        if not any(map(self._agents.get, nodes)):
+        if not (self._agents.trouble or any(map(self._agents.get, nodes))):
             remedy = "where it was given back, they are gone with it: give its pool a shared storage"
         return FleetError(f"the files of {job} lie on {told}", remedy)
-
-
-def _why(node: Node | None, now_s: float) -> str:
-    if node is None:
-        return "which has left the fleet"
-    if node.lost:
-        return f"which is away since {duration(max(now_s - node.lost_s, 0.0))}: {node.lost}"
-    if node.refused or node.broken:
-        return f"which {node.refused or node.broken}"
-    if node.resting:
-        return f"which is resting; `polyfleet node resume {node.name}` wakes it"
-    return f"which has not answered for {duration(max(now_s - node.heard_s, 0.0))}"

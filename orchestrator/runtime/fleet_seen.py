@@ -6,12 +6,13 @@ from cluster import fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from orchestrator.core.model import Devices, Snapshot
-from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.agents import NO_FLEET, Agents
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.engine import RAY
 from orchestrator.runtime.known import KnownDevices
 
-NO_FLEET = "run `polyfleet up` first"
+BRING_UP = "run `polyfleet up` first"
+UP_SHOWS = "`polyfleet status` shows how far it is, and `polyfleet up` brings it back"
 FIRST_NODES_WAIT_S = 20.0
 SUBMIT_WAIT_S = 4.0
 """For the nodes of a fleet that has just come up; then a job is accepted and waits for them."""
@@ -37,13 +38,31 @@ class FleetSeen:
 
     def snapshot(self) -> Snapshot:
         """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
-        self.settle()
-        fleet = fleet_record.read()
-        if fleet is None or fleet.state != "up" or self._runtime.trouble:
-            raise FleetError(self._runtime.trouble or "no fleet is up", NO_FLEET)
+        self.check_served()
         if not (self._agents.items() or self._grows):
             raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
         return self._runtime.snapshot()
+
+    def check_served(self, elsewhere: str = "") -> None:
+        """Raises FleetError where no fleet is served: to answer with nothing would say that there is nothing.
+
+        `elsewhere` is what there may be nevertheless, behind "no fleet is up, and ".
+        """
+        self.settle()
+        fleet = fleet_record.read()
+        is_up = fleet is not None and fleet.state == "up"
+        if trouble := self._runtime.trouble or ("" if is_up else NO_FLEET):
+            told = f"{trouble}, and {elsewhere}" if elsewhere else trouble
+            raise FleetError(told, UP_SHOWS if is_up else BRING_UP)
+
+    def pools(self) -> dict[str, list[str]]:
+        """Nodes by pool, of the fleet that is up, or else as they were seen last."""
+        if self._runtime.trouble:
+            known = self._known.newest
+            pairs = {(d.pool, d.node) for d in known.devices} if known else set()
+        else:
+            pairs = {(node.facts.pool, name) for name, node in self._agents.items() if node.facts}
+        return {pool: sorted(node for of, node in pairs if of == pool) for pool in sorted({of for of, _ in pairs})}
 
     def settle(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
         """Until every node of the fleet that is up is known: a server that has just started knows none, and would

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from cluster.vocabulary import Finding
 from orchestrator.core.leaks import Leak
 from orchestrator.runtime import travelling
+from orchestrator.runtime.agents import NO_FLEET
 from orchestrator.runtime.engine import Blocked
-from orchestrator.runtime.link import HEAD_GONE, HEAD_STARTS, NO_FLEET
+from orchestrator.runtime.link import HEAD_GONE, HEAD_STARTS
 
 TURN_LATE_S = 5.0
 SILENT_S = 6.0

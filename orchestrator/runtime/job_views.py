@@ -35,10 +35,12 @@ class JobViews:
         return Known(throughput, progress, history, ran_on(record.attempts, now().wall_s))
 
     def why(self, record: Record) -> str:
-        """Why a waiting job, one whose node is silent, or one whose launch takes long waits, in one sentence; "" for
-        others.
+        """Why a waiting job, one whose node is silent or down, or one whose launch takes long waits, in one
+        sentence; "" for others.
         """
         if record.live is not None:
+            if trouble := self._runtime.trouble:
+                return f"{trouble}; that is its state when its node last answered"
             doing = self._launching.get(f"{record.job.id}.{record.live.epoch}", "")
             return waits_for(self._runtime.control, record.job.id, now(), doing)
         if record.job.state not in WAITING:

@@ -122,13 +122,18 @@ class Jobs:
             raise NotFound(f"job {ref!r} was removed", GONE)
         raise NotFound(f"no job {ref!r}", nearest(ref, self._table.newest_ids(NEAREST_OF)[::-1]))
 
+    def id_of(self, name: str) -> str:
+        """The newest job that is called so, "" where none is."""
+        found = self._newest_of(name)
+        return found.job.id if found else ""
+
     def _newest_of(self, name: str) -> Record | None:
         found = self._table.page((), name, None, 1).records if name.isprintable() and name else []
         return found[0] if found else None
 
     def page(self, states: Iterable[str], before: int | None = None, limit: int = 100, name: str = "") -> Page:
-        """The newest `limit` jobs of those states (none: all) and that name ("": any), newest last. `before` is the
-        cursor of the page that was asked for last.
+        """The newest `limit` jobs of those states (none: all) and that name ("": any; with `*` or `?` a pattern),
+        newest last. `before` is the cursor of the page that was asked for last.
         """
         page = self._table.page(states, name, before, limit)
         with self._lock:

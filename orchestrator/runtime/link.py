@@ -12,7 +12,7 @@ from cluster.fleet_record import FleetRecord
 from cluster.listeners import owners, port_of
 from cluster.processes import ProcessId, alive
 from orchestrator.runtime.actors import first_line
-from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.agents import NO_FLEET, Agents
 from orchestrator.runtime.engine import RAY
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,6 @@ LEAVE_S = 30.0
 END_S = 5.0
 AGAIN_S = 1.0
 LONGEST_REST_S = 30.0
-NO_FLEET = "no fleet is up"
 HEAD_GONE = "the fleet's head is gone"
 HEAD_STARTS = "the fleet's head is starting"
 

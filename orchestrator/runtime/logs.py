@@ -13,6 +13,7 @@ from orchestrator.log_lines import joined, parsed
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.kept_logs import KeptLogs
 
+BACK = "`polyfleet up` brings back a node that is down"
 STAMP = len("2026-11-20T23:14:53.123456Z")
 LEAST_BYTES = 64 << 10
 """Of one rank; a page of a job of many ranks may be so much longer than asked for."""
@@ -73,15 +74,13 @@ class Logs:
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
 
     def away(self, record: Record, epoch: int | None) -> list[str]:
-        """What is not shown since it lies on a node that is not here: a sentence for each."""
+        """What is not shown since it lies on a node that cannot be read now: a sentence for each."""
         sentences: dict[str, None] = {}
         for attempt in self._attempts(record, epoch):
             for rank, name in placed_ranks(record, attempt):
-                node = self._agents.get(name)
-                if (node is None or node.lost) and not self._kept.has(record.job.id, attempt.epoch, rank):
-                    why = f"lost: {node.lost}" if node else "gone from the fleet"
-                    who = f"attempt {attempt.epoch} ran on node {name}, which is {why}"
-                    sentences[f"{who}; its log is whole once that is back"] = None
+                why = self._agents.away_reason(name)
+                if why and not self._kept.has(record.job.id, attempt.epoch, rank):
+                    sentences[f"the log of attempt {attempt.epoch} is on node {name}, {why}; {BACK}"] = None
         return list(sentences)
 
     def _attempts(self, record: Record, epoch: int | None) -> list[Attempt]:

@@ -9,8 +9,8 @@ from orchestrator.show.units import duration, size
 Data = dict[str, Any]
 
 
-def checkpoints(rows: list[Data]) -> Grid:
-    """One line per checkpoint; what is wrong with one only where something is."""
+def checkpoints(rows: list[Data], below: str = "") -> Grid:
+    """One line per checkpoint; what is wrong with one only where something is. `below`: what of them was asked for."""
     columns = ["CHECKPOINT", "STEP", "SIZE", "KIND", "SAVED"]
     cells = [_listed(c) for c in rows]
     if any(c.get("nodes") for c in rows):
@@ -19,7 +19,7 @@ def checkpoints(rows: list[Data]) -> Grid:
     if any(c.get("problem") for c in rows):
         columns.append("PROBLEM")
         cells = [(*cell, c.get("problem", "")) for cell, c in zip(cells, rows, strict=True)]
-    return grid(tuple(columns), cells, empty="no checkpoints")
+    return grid(tuple(columns), cells, empty=f"no checkpoints below {below}" if below else "no checkpoints")
 
 
 def _listed(c: Data) -> tuple[Any, ...]:

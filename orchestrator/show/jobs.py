@@ -12,10 +12,11 @@ from orchestrator.show.units import ago, between, size
 Data = dict[str, Any]
 COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "attempts", "reason")
 """The fields of a job that a line of the list is made of."""
+NO_JOBS = "no jobs; `polyfleet submit FILE.yaml` submits one"
 
 
-def jobs(rows: list[Data]) -> Grid:
-    """One line per job."""
+def jobs(rows: list[Data], chosen: str = "") -> Grid:
+    """One line per job. `chosen` are the options that chose them, as they were typed."""
     columns = ("JOB", "TASK", "STATE", "KIND", "POOL", "SUBMITTED", "RAN", "WHY")
     return grid(
         columns,
@@ -32,7 +33,7 @@ def jobs(rows: list[Data]) -> Grid:
             )
             for j in rows
         ),
-        empty="no jobs; `polyfleet submit FILE.yaml` submits one",
+        empty=f"no job matches {chosen}; `polyfleet jobs --all` lists every job" if chosen else NO_JOBS,
     )
 
 
@@ -44,7 +45,7 @@ def ran(view: Data) -> str:
 
 
 def _why(job: Data) -> str:
-    return "" if job["state"] in ("RUNNING", "SUCCEEDED") else str(job["reason"] or "")
+    return "" if job["state"] == "SUCCEEDED" else str(job["reason"] or "")
 
 
 def job(view: Data) -> Stack:

@@ -2,12 +2,13 @@
 
 import gc
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Select, bindparam, exists, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, select, union_all
 
 from orchestrator.core.fold import Record
 from orchestrator.core.states import State
@@ -237,10 +238,18 @@ def _numbers(states: set[str], name: str, top: int, limit: int) -> Select[Any]:
     newest = select(jobs.c.number).where(jobs.c.number < top).order_by(jobs.c.number.desc()).limit(limit)
     if not states:
         return newest
-    named = newest.where(jobs.c.name == name) if name else newest
+    named = newest.where(_called(name)) if name else newest
     each = [select(named.where(jobs.c.state == state).subquery().c.number) for state in sorted(states)]
     found = union_all(*each).subquery()
     return select(found.c.number).order_by(found.c.number.desc()).limit(limit)
+
+
+def _called(name: str) -> ColumnElement[bool]:
+    """Equal, or matching where it is a pattern of `*` and `?`, which no name has in it."""
+    if not {"*", "?"} & set(name):
+        return jobs.c.name == name
+    pattern = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in name)
+    return jobs.c.name.regexp_match(f"^{pattern}$")
 
 
 def _is_in(record: Record, states: set[str]) -> bool:

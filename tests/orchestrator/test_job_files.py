@@ -170,7 +170,7 @@ def test_files_on_a_node_that_is_away_say_which_and_since_when(client, live, wro
     live.fleet.tell(live.service, "cpu-0", host="elsewhere")
     for node in [name for name, _ in live.service.agents.items()]:
         live.fleet.lose(live.service, node)
-    with pytest.raises(FleetError, match=rf"the files of {wrote} lie on node cpu-0, which is away since .* (s|ms|µs):"):
+    with pytest.raises(FleetError, match=rf"the files of {wrote} lie on node cpu-0, which has been away for .* s:"):
         listed(client, wrote)
 
 

@@ -23,6 +23,12 @@ async def checkpoints(request: Request, service: Service, pool: str = "", prefix
     return answer(await patient(request, service.checkpoints, pool, prefix))
 
 
+@router.get("/away")
+async def away(request: Request, service: Service, pool: str = "") -> Response:
+    """A sentence for each storage whose checkpoints are not listed now, since its nodes do not answer."""
+    return answer(await patient(request, service.checkpoints_away, pool))
+
+
 @router.get("/show")
 async def show(ref: str, request: Request, service: Service) -> Response:
     """One checkpoint's manifest in short: producer, step, tensors, bytes."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.errors import Conflict, SpecError
+from cluster.errors import FleetError, SpecError
 from orchestrator.benchmark import asking, suite
 from orchestrator.core.model import Devices, Snapshot
 from orchestrator.core.plan import plan
@@ -68,7 +68,7 @@ def test_what_is_not_here_is_refused_with_what_is():
         asking.wanted(request(kinds=["tpu:v5e"]), FLEET)
     with pytest.raises(SpecError, match="no device of pool 'lift' is ready; did you mean 'left'"):
         asking.wanted(request(pools=["lift"]), FLEET)
-    with pytest.raises(Conflict, match="no device is ready"):
+    with pytest.raises(FleetError, match="no device is ready"):
         asking.wanted(request(), [replace(FLEET[0], schedulable=False)])
 
 

@@ -186,4 +186,5 @@ def test_the_log_of_a_job_whose_node_is_away_says_so_and_nothing_on_stdout(here,
     assert here("logs", "away").stderr == ""
     live.fleet.lose(live.service, node)
     done = here("logs", "away")
-    assert f"attempt 1 ran on node {node}, which is lost: " in done.stderr and done.returncode == 0
+    assert f"the log of attempt 1 is on node {node}, which has been away for " in done.stderr
+    assert (done.returncode, done.stdout) == (3, "")

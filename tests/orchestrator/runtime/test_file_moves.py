@@ -19,6 +19,7 @@ class Nodes(Agents):
 
     def __init__(self, live, recorded, *others, away=()):
         super().__init__(lambda message: None)
+        self.trouble = ""
         agents = live.service.agents
         self._handles = dict(agents._handles)
         self.nodes = {name: replace(node, heard_s=float("inf")) for name, node in agents.nodes.items()}
@@ -126,7 +127,7 @@ def test_a_node_that_is_away_is_named_and_one_that_certainly_shares_its_storage_
     found = FilePlaces(nodes).find("j", ran)
     assert (found.folders, found.away) == ((), ("far-1",))
     told = str(FilePlaces(nodes).is_away("j", found.away))
-    assert told.startswith("the files of j lie on node far-1, which is away since 2 h 0 min: it was powered off")
+    assert told.startswith("the files of j lie on node far-1, which has been away for 2 h: it was powered off")
     missed = FileMoves(nodes).bring(launch(2, "cpu", ("cpu-0",), *ran), lambda what: None)
     assert missed == "what it left on far-1 cannot be reached"
     nodes = Nodes(live, recorded, away=("cpu-0",))
