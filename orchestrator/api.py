@@ -122,7 +122,9 @@ class Orchestrator:
         return self.job(ref).cancel()
 
     def migrate(self, ref: str, to: str) -> JobHandle:
-        """Move a job to a pool, a kind or a back end: it saves, stops, and goes on there from its checkpoint."""
+        """Move a job to a pool, a kind or a back end: it saves, stops, and goes on there from its newest
+        checkpoint, or starts anew where none is known: `view["continues"]` says which.
+        """
         return JobHandle(self._client, self._client.migrate(ref, to)["id"])
 
     def drain(self, node: str, *, now: bool = False, reason: str = "") -> Data:

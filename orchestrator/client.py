@@ -271,7 +271,7 @@ class Client(FileClient):
 
     def checkpoints_away(self, pool: str = "") -> list[str]:
         """Whose checkpoints are not listed now, and why: a sentence for each storage."""
-        told: list[str] = self.get("/v1/checkpoints/away", pool=pool)
+        told: list[str] = self.call("GET", "/v1/checkpoints/away", params={"pool": pool})
         return told
 
     def checkpoint_show(self, ref: str) -> Data:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cluster.errors import PolyfleetError
+from cluster.errors import FleetError, PolyfleetError
 from cluster.validation import checked
 from orchestrator import file_get, file_put, spec, spec_parts
 from orchestrator.connection import Bytes
@@ -142,12 +142,14 @@ class JobHandle:
         return view["result"] or {}
 
     def logs(self, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None) -> Log:
-        """Its lines so far."""
+        """Its lines so far. Raises FleetError where they are on a node that cannot be reached, and nothing is here."""
         page = self._client.logs(self.id, rank=rank, epoch=epoch, tail=tail)
         lines = page["lines"]
         while tail is None and page["lines"]:
             page = self._client.logs(self.id, rank=rank, epoch=epoch, cursor=page["cursor"])
             lines += page["lines"]
+        if page["away"] and not lines and tail != 0:
+            raise FleetError("; ".join(page["away"]))
         return Log(LogLine(**line) for line in joined(lines))
 
     def follow(self, *, rank: int | None = None, tail: int | None = None) -> Iterator[LogLine]:

@@ -198,6 +198,8 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         told = self._what_if(record.job, seen, changes) if changes else self._explained(record.job, seen)
         missed = [why for why in (record.missed, record.missed_files) if why]
         reason = self._views.why(record) or record.reason
+        if told["runs"] and record.attempts:
+            told["runs"]["reason"] = record.attempts[-1].reason
         return {"state": str(record.job.state), "reason": reason, "missed": missed, **told}
 
     def plan(self, spec: dict[str, Any], package: str) -> dict[str, Any]:

@@ -94,12 +94,18 @@ def migrate(
     ],
     output: Output = Format.TABLE,
 ) -> None:
-    """Move a job to other devices. It saves, stops, and goes on there from its checkpoint."""
+    """Move a job to other devices: it is asked to save, stops, and goes on there from its newest checkpoint.
+
+    Without a checkpoint that is known it starts anew. Which of both it will be is said before the move.
+    """
     from orchestrator.client import connect
     from orchestrator.show.grid import Stack
 
     with connect(progress=say) as client:
-        view = client.migrate(ref, to)
+        before = client.job(ref)
+        if before["continues"]:
+            say(f"{before['id']}: after a move it {before['continues']}")
+        view = client.migrate(before["id"], to)
     emit(view, output, lambda view: Stack((f"{view['id']}: {view['state']}",)))
 
 

@@ -41,8 +41,9 @@ def launched(draft: Draft, told: Launched) -> None:
     if live is None or live.epoch != told.epoch or not live.launching:
         return
     draft.lives[live.job] = replace(live, launching=False, since_s=draft.now.s)
-    said = {"missed": told.missed, "missed_files": told.missed_files, "script": told.script}
-    if told.step is not None or any(said.values()) or draft.records[live.job].missed_files:
+    said = {"missed": told.missed, "missed_files": told.missed_files, "script": told.script, "source": told.source}
+    before = draft.records[live.job]
+    if told.step is not None or any(said.values()) or before.missed_files or before.resumed_step is not None:
         draft.event(live.job, "resumed", live.epoch, step=told.step, **{k: v for k, v in said.items() if v})
     look_after(draft, live.job)
 

@@ -10,16 +10,15 @@ from orchestrator.core.expected import expected
 from orchestrator.core.fit import EVER, enough_free, least, refusal, right_kind, right_pool
 from orchestrator.core.gang import islands, too_few_nodes
 from orchestrator.core.host_memory import nodes_together
-from orchestrator.core.model import Candidate, Devices, Job, Snapshot, Start
+from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot, Start
 from orchestrator.core.options import noted, refusals
 from orchestrator.core.plan import plan
 from orchestrator.core.room import Room, asked
-from orchestrator.core.states import TERMINAL, State
+from orchestrator.core.states import TERMINAL, WAITING, State
 from orchestrator.core.urgency import slack_s
+from orchestrator.core.wait import held_by
 
 REASONS_KEPT = 1000
-HOLDERS = 3
-"""Jobs that hold devices of a node are named up to so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,8 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """`impossible` is the sentence of `never`; `preempt` names the jobs that would be asked to stop. `late` is by
-    how much it cannot be in time any more, as far as that is known.
+    how much it cannot be in time any more, as far as that is known. `runs` is where a job that was placed holds its
+    devices: then the candidates say where else it could, and it would not start anew.
     """
 
     candidates: tuple[Answer, ...]
@@ -53,10 +53,13 @@ class Explanation:
     preempt: tuple[str, ...]
     impossible: str
     late: str = ""
+    runs: Start | None = None
 
 
 def explain(job: Job, snapshot: Snapshot) -> Explanation:
     """What the next plan says of `job`, in its place in the line. It need not be in the snapshot: then it is new."""
+    if attempt := _attempt(job, snapshot):
+        return _explain_running(job, attempt, snapshot)
     known = next((other for other in snapshot.jobs if other.id == job.id), job)  # with what a snapshot adds
     asked = replace(known, state=State.PENDING)
     others = tuple(other for other in snapshot.jobs if other.id != job.id)
@@ -67,6 +70,23 @@ def explain(job: Job, snapshot: Snapshot) -> Explanation:
     preempt = tuple(p.victim for p in decided.preempt if p.job == job.id)
     answers = tuple(_answer(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates))
     return Explanation(answers, start, preempt, never(job, snapshot.possible), late(job, snapshot))
+
+
+def _attempt(job: Job, seen: Snapshot) -> Running | None:
+    if job.state in WAITING | TERMINAL:
+        return None
+    return next((attempt for attempt in seen.running if attempt.job == job.id and attempt.leases), None)
+
+
+def _explain_running(job: Job, attempt: Running, seen: Snapshot) -> Explanation:
+    """What it holds counts as free: its own devices are no reason against them."""
+    own = dict(attempt.leases)
+    devices = (replace(d, free=tuple(sorted({*d.free, *own.get(d.id, ())}))) for d in seen.devices)
+    others = tuple(other for other in seen.running if other.job != job.id)
+    freed = replace(seen, devices=tuple(devices), running=others)
+    refused = refusals(replace(job, state=State.PENDING), Room(freed))
+    answers = tuple(_answer(job, index, want, freed, refused) for index, want in enumerate(job.candidates))
+    return Explanation(answers, None, (), "", late(job, seen), Start(job.id, attempt.candidate, attempt.leases))
 
 
 def late(job: Job, seen: Snapshot) -> str:
@@ -140,12 +160,7 @@ def _held(want: Candidate, refused: dict[str, str], seen: Snapshot) -> dict[str,
         for devices_id, numbers in attempt.leases:
             if devices_id in busy and numbers:
                 holders.setdefault(devices_id, []).append(attempt.job)
-    return {devices_id: _named(sorted(jobs)) for devices_id, jobs in holders.items()}
-
-
-def _named(jobs: list[str]) -> str:
-    more = f" and {len(jobs) - HOLDERS} more" if len(jobs) > HOLDERS else ""
-    return f"held by {', '.join(jobs[:HOLDERS])}{more}"
+    return {devices_id: held_by(sorted(jobs)) for devices_id, jobs in holders.items()}
 
 
 def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:

@@ -15,7 +15,7 @@
 | checkpoint  | no            | pool, path, step, node, at (position among the events of its rank)                    |
 | replicated  | no            | pool, path, step, node: where a copy of that checkpoint is now                        |
 | unreplicated| no            | step, reason: why there is no copy of it                                              |
-| resumed     | no            | step; missed, missed_files, script: sentences (see Record)                            |
+| resumed     | no            | step, source; missed, missed_files, script: sentences (see Record)                    |
 | migrated    | no            | candidates that replace the job's own, reason                                         |
 | overtaken   | no            | node, seen: the epoch of an attempt there that is newer than any this log knows       |
 
@@ -37,6 +37,7 @@ from orchestrator.core.retry import Decision
 from orchestrator.core.states import MOVES, TERMINAL, State
 
 WORKING = frozenset({State.STARTING, State.RUNNING})
+RESUMED = ("missed", "missed_files", "script", "source")
 NOTES = frozenset({"released", "checkpoint", "replicated", "unreplicated", "resumed", "migrated", "overtaken"})
 OF_COPIES = frozenset({"replicated", "unreplicated"})
 """Notes that also count once the job has ended."""
@@ -71,9 +72,9 @@ class Attempt:
 class Record:
     """All that is known of a job. `reason` is of the event that led to its state, `seq` of the last that counted.
     `missed` says why it did not go on from its newest checkpoint, `missed_files` without which of its files, `script`
-    what became of a checkpoint of its script's own. `replicas` are the newest copies of its checkpoints, one for each
-    node (pool, path, step, node), `unreplicated` is why the newest has none. What its user wrote is in the event
-    `submitted`.
+    what became of a checkpoint of its script's own; `source` is the POOL:PATH that `resumed_step` is of.
+    `replicas` are the newest copies of its checkpoints, one for each node (pool, path, step, node), `unreplicated` is
+    why the newest has none. What its user wrote is in the event `submitted`.
     """
 
     job: Job
@@ -84,6 +85,7 @@ class Record:
     missed: str = ""
     script: str = ""
     missed_files: str = ""
+    source: str = ""
     replicas: tuple[dict[str, Any], ...] = ()
     unreplicated: str = ""
     result: dict[str, Any] | None = None
@@ -213,7 +215,7 @@ def _noted(record: Record, event: Event) -> Record:
     if event.event == "unreplicated":
         return replace(record, unreplicated=str(event.data["reason"]))
     if event.event == "resumed":
-        told: dict[str, Any] = {name: event.data.get(name, "") for name in ("missed", "missed_files", "script")}
+        told: dict[str, Any] = {name: event.data.get(name, "") for name in RESUMED}
         return replace(record, resumed_step=event.data["step"], **told)
     if event.event == "migrated":
         candidates = tuple(from_plain(Candidate, c) for c in event.data["candidates"])

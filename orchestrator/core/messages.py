@@ -160,8 +160,9 @@ class Spoiled:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Every part was started. `step`: of the checkpoint it goes on from, or None. `missed` says which newer one could
-    not be reached, `missed_files` which files of the job, `script` what became of a checkpoint of its script's own.
+    """Every part was started. `step`: of the checkpoint it goes on from, or None, `source` its POOL:PATH. `missed` says
+    which newer one could not be reached, `missed_files` which files of the job, `script` what became of a checkpoint of
+    its script's own.
     """
 
     job: str
@@ -170,6 +171,7 @@ class Launched:
     missed: str = ""
     script: str = ""
     missed_files: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from orchestrator.core.room import Room
 Reasons = dict[tuple[int, str], str]
 """(candidate number, devices id, or "" for all) -> the refusing sentence."""
 
+MAX_NAMED = 2
 NO_DEVICES = "no node of the fleet has told its devices yet"
 
 
@@ -70,6 +71,21 @@ def refusals(job: Job, room: Room) -> Reasons:
         if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes(want, fits)):
             reasons[index, ""] = short
     return reasons
+
+
+def whole(job: Job, reasons: Reasons) -> str:
+    """What is told of the whole fleet: what it waits for, above all. "" where only single devices are spoken of."""
+    each = (reasons.get((index, ""), "") for index in range(len(job.candidates)))
+    return "; ".join(list(dict.fromkeys(filter(None, each)))[:MAX_NAMED])
+
+
+def summary(job: Job, reasons: Reasons) -> str:
+    """Why it waits, in one sentence: what is told of the whole fleet, else what devices lack, each by its name."""
+    if told := whole(job, reasons):
+        return told
+    each = list(dict.fromkeys(f"{devices_id} {text}" for (_, devices_id), text in sorted(reasons.items())))
+    more = [f"{len(each) - MAX_NAMED} more are told by `polyfleet explain`"] if len(each) > MAX_NAMED else []
+    return "; ".join([*each[:MAX_NAMED], *more])
 
 
 def noted(why_not: Mapping[str, Reasons], notes: Mapping[str, Mapping[tuple[int, str], str]]) -> dict[str, Reasons]:

@@ -169,7 +169,7 @@ class _Planning:
         why = leaves.sentences(job, claimed, self.expect)
         self.preempt += wait.apply(job, claimed, self.room, why)
         self.claimed.add(job.id)
-        self.why_not[job.id] = {(claimed.candidate, ""): wait.sentence(claimed, why)}
+        self.why_not[job.id] = {(claimed.candidate, ""): wait.sentence(claimed, self.room, why)}
         self._reserve(job.id, place)
         return True
 
@@ -211,7 +211,7 @@ class _Planning:
         if claimed := wait.claim(job, self.room, own):
             self.preempt += wait.apply(job, claimed, self.room)
             self.claimed.add(job.id)
-            reasons[claimed.candidate, ""] = wait.sentence(claimed, self.room.quota.borrowed)
+            reasons[claimed.candidate, ""] = wait.sentence(claimed, self.room, self.room.quota.borrowed)
         elif not own:
             wait.keep_quota(job, self.room)
 

@@ -36,6 +36,8 @@ class Room:
         self.kept: dict[str, dict[str, int]] = {}
         self.version = 0
         self._below: dict[int, list[Running]] = {}
+        self._attempts = snapshot.running
+        self._holders: dict[str, list[str]] = {}
         self.quota = Quota(snapshot.projects, snapshot.running)
         self._places: dict[tuple[object, ...], Places] = {}
         alike: dict[tuple[object, ...], list[str]] = {}
@@ -89,6 +91,15 @@ class Room:
         if priority not in self._below:
             self._below[priority] = [r for r in self.running.values() if r.priority < priority and r.preemptible]
         return self._below[priority]
+
+    def holders(self, devices_ids: Iterable[str]) -> list[str]:
+        """Jobs whose attempts hold devices there."""
+        if not self._holders:
+            for attempt in self._attempts:
+                for devices_id, numbers in attempt.leases:
+                    if numbers:
+                        self._holders.setdefault(devices_id, []).append(attempt.job)
+        return sorted({job for devices_id in devices_ids for job in self._holders.get(devices_id, ())})
 
     def promised(self, devices_id: str) -> int:
         """Devices that are free, or will be without anything more being done."""

@@ -22,6 +22,9 @@ from orchestrator.core.places import Place
 from orchestrator.core.room import Room
 from orchestrator.core.score import rank
 
+MAX_HOLDERS = 3
+"""Jobs that hold devices are named up to so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -95,7 +98,7 @@ def apply(job: Job, claimed: Claim, room: Room, equals: Mapping[str, str] | None
     return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in claimed.victims]
 
 
-def sentence(claimed: Claim, equals: Collection[str] = ()) -> str:
+def sentence(claimed: Claim, room: Room, equals: Collection[str] = ()) -> str:
     """What `explain` says beside the refusals of single devices."""
     where = ", ".join(claimed.nodes)
     if claimed.victims:
@@ -108,9 +111,16 @@ def sentence(claimed: Claim, equals: Collection[str] = ()) -> str:
     if claimed.short_of:
         return f"waits for {claimed.short_of} on {where}"
     needed = claimed.count * len(claimed.nodes)
+    if holders := room.holders(claimed.nodes):
+        where += f", {held_by(holders)}"
     if claimed.missing == needed:
         return f"waits for {needed} device{'s' if needed > 1 else ''} on {where}"
     return f"waits for {claimed.missing} of {needed} devices on {where}; no later job takes the others"
+
+
+def held_by(jobs: list[str]) -> str:
+    more = f" and {len(jobs) - MAX_HOLDERS} more" if len(jobs) > MAX_HOLDERS else ""
+    return f"held by {', '.join(jobs[:MAX_HOLDERS])}{more}"
 
 
 def _islands(job: Job, index: int, room: Room) -> Iterator[list[Devices]]:

@@ -5,7 +5,8 @@ from typing import Any
 
 from orchestrator.core.fencing import waits_for
 from orchestrator.core.fold import Record
-from orchestrator.core.model import Event, Progress
+from orchestrator.core.line import Line
+from orchestrator.core.model import Event, Plan, Progress
 from orchestrator.core.progress import ran_on
 from orchestrator.core.remaining import Known
 from orchestrator.core.states import WAITING
@@ -20,6 +21,7 @@ class JobViews:
 
     def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str]):
         self._jobs, self._runtime, self._launching = jobs, runtime, launching
+        self._line = Line(Plan(), {})
 
     def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
         whole = self.whole(record)
@@ -47,9 +49,9 @@ class JobViews:
             return ""
         if waits := self._runtime.trouble or self._runtime.holding:
             return waits
-        reasons = self._runtime.planned.why_not.get(record.job.id, {})
-        told = list(dict.fromkeys(reasons[key] for key in sorted(reasons, key=lambda k: (k[1] != "", k))))
-        return "; ".join(told[:2])
+        if (line := self._line).plan is not self._runtime.planned:
+            line = self._line = Line(self._runtime.planned, self._runtime.control.records)
+        return line.why(record.job)
 
     def event(self, event: Event) -> dict[str, Any]:
         record = self._jobs.get(event.job)

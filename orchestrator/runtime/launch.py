@@ -80,7 +80,8 @@ class Launcher:
         except PolyfleetError as e:
             return _failed(asked, e)
         step = brought.found["step"] if brought.found else None
-        told = {"missed": brought.missed, "missed_files": missed_files, "script": handed.text}
+        source = f"{brought.found['pool']}:{brought.found['path']}" if brought.found else ""
+        told = {"missed": brought.missed, "missed_files": missed_files, "script": handed.text, "source": source}
         return Launched(asked.job, asked.epoch, step, **told)
 
     def _does(self, asked: Launch, what: str) -> None:

@@ -14,6 +14,7 @@ from orchestrator.core.placing import devices_of
 from orchestrator.core.progress import devices_of as devices_of_attempt
 from orchestrator.core.remaining import Known, Source, remaining
 from orchestrator.core.states import TERMINAL, State
+from workers.messages import ScriptCheckpoint
 
 
 def iso(seconds: float | None) -> str | None:
@@ -73,6 +74,8 @@ def job_view(
         "restarts": job.restarts,
         "interruptions": job.interruptions,
         "resumed_step": record.resumed_step,
+        "resumed_from": record.source,
+        "continues": continues(record),
         "missed_checkpoint": record.missed,
         "script_checkpoint": record.script,
         "missed_files": record.missed_files,
@@ -85,6 +88,25 @@ def job_view(
         "failure": record.failure if job.state in TERMINAL | {State.RECOVERING} else None,
         "attempts": [attempt_view(attempt) for attempt in record.attempts],
     }
+
+
+def continues(record: Record) -> str:
+    """From what its next attempt would go on, as far as that is known now; "" for one that never began or has
+    ended.
+    """
+    job, point = record.job, record.checkpoint
+    if job.state in TERMINAL or not record.attempts:
+        return ""
+    if point:
+        newer = ", or from what it saves before it stops" if record.live else ""
+        return f"continues from {point['pool']}:{point['path']} (step {point['step']}){newer}"
+    if script := ScriptCheckpoint.of(job.task, job.candidates[0].arguments):
+        return f"continues from {script.path} among its files, if its script has saved there"
+    if job.resume_from:
+        return f"starts again from {job.resume_from}: it has saved no checkpoint of its own yet"
+    if job.task == "run":
+        return f"starts anew, with its files: no checkpoint of it is known; {NAME_IT}"
+    return "starts anew, unless it saves a checkpoint before it stops: none is known yet"
 
 
 def acknowledged(job: Job, note: str) -> dict[str, Any]:
@@ -166,5 +188,6 @@ def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, l
     }
 
 
+NAME_IT = "`checkpoint: {path: …}` in a job's file names what its script saves"
 _ACCEPTED = job_view(Record(Job("", "", "", ())), {})
 FIELDS = tuple(_ACCEPTED)

@@ -80,15 +80,25 @@ def _head(view: Data) -> Data:
         "peak memory": _peak(view),
         "restarts": view["restarts"] or None,
         "interruptions": view["interruptions"] or None,
-        "resumed at step": view["resumed_step"],
+        "resumed": _resumed(view),
         "missed": view["missed_checkpoint"] or None,
         "resumed from": view["script_checkpoint"] or None,
+        "if moved": view["continues"] or None,
         "missed files": view["missed_files"] or None,
         "checkpoint": f"{point['pool']}:{point['path']} (step {point['step']})" if point else None,
         "copies": ", ".join(f"step {r['step']} on {r['node']} ({r['pool']}:{r['path']})" for r in view["replicas"])
         or None,
         "not copied": view["unreplicated"] or None,
     }
+
+
+def _resumed(view: Data) -> str | None:
+    """How the newest attempt that started began, where that is not plain."""
+    if view["resumed_step"] is not None:
+        source = f" from {view['resumed_from']}" if view["resumed_from"] else ""
+        return f"at step {view['resumed_step']}{source}"
+    again = len(view["attempts"]) > 1 and view["attempts"][-1]["started_at"]
+    return "no: it started anew, since no checkpoint was known" if again and not view["script_checkpoint"] else None
 
 
 def _progress(told: Data | None) -> str | None:
@@ -147,7 +157,7 @@ def ended_as(attempt: Data, view: Data) -> str:
 
 def plan(answer: Data) -> Stack:
     """Per candidate and devices: fits, or the sentence that refused it; then what would start."""
-    rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate)]
+    rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate, answer.get("runs"))]
     table = grid(("CANDIDATE", "WANTS", "WHERE", "ANSWER"), rows, empty="no candidates")
     would = _would_start(answer)
     return Stack(
@@ -179,19 +189,22 @@ def _state_lines(answer: Data) -> list[str]:
     return [said, *missed, *(["it has ended; for the same job now:"] if state in TERMINAL else [])]
 
 
-def _candidate_rows(candidate: Data) -> list[tuple[Any, ...]]:
+def _candidate_rows(candidate: Data, runs: Data | None) -> list[tuple[Any, ...]]:
     nodes = f" on each of {candidate['nodes']} nodes" if candidate["nodes"] > 1 else ""
     number_of = "all" if candidate.get("exclusive") else candidate["count"]
     wants = f"{number_of} × {' or '.join(candidate['kinds'])}{nodes}"
     number = candidate["candidate"] + 1
     measured = candidate.get("measured") or {}
-    fits = [(number, wants, devices, ": ".join(filter(None, ("fits", measured.get(devices)))))
-            for devices in candidate["fits"]]  # fmt: skip
+    own = {devices for devices, _ in runs["leases"]} if runs and runs["candidate"] == candidate["candidate"] else ()
+    fits = [(number, wants, devices, ": ".join(filter(None, ("runs here" if devices in own else "fits",
+             measured.get(devices))))) for devices in candidate["fits"]]  # fmt: skip
     refused = [(number, wants, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
     return [*fits, *refused] or [(number, wants, "", "no node has such a device")]
 
 
 def _would_start(answer: Data) -> str:
+    if runs := answer.get("runs"):
+        return f"runs as {_placed(runs)}"
     start = answer["would_start"]
     if answer.get("state") in TERMINAL:
         return ""
@@ -204,9 +217,13 @@ def _would_start(answer: Data) -> str:
             if preempt
             else "would wait: nothing fits now"
         )
+    return f"would start as {_placed(start)}"
+
+
+def _placed(start: Data) -> str:
     leases = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
     why = f": {start['reason']}" if start.get("reason") else ""
-    return f"would start as candidate {start['candidate'] + 1} on {leases}{why}"
+    return f"candidate {start['candidate'] + 1} on {leases}{why}"
 
 
 def offers(answer: Data) -> Stack:

@@ -39,6 +39,6 @@ def test_a_job_goes_on_on_another_machine_and_its_result_comes_home(tmp_path: Pa
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert re.search(r"^nodes +cpu-m[123]$", done.stdout, re.MULTILINE)
-    assert re.search(r"^resumed at step +[1-9]", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^resumed +at step [1-9]", done.stdout, re.MULTILINE), done.stdout
     assert list(here.glob("sine-result/step-00000200-*/MANIFEST.json"))
     assert not (here / "machines").exists()

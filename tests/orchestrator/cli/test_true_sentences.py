@@ -4,11 +4,16 @@ is up, a node is away, or what was asked for has another name.
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator import client as http
+from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.model import Candidate, Job
+from orchestrator.core.states import State
+from orchestrator.runtime.views import continues
 
 CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoint-v1"
 ECHO = {"task": "run", "command": ["echo", "printed"], "name": "talked"}
@@ -90,6 +95,54 @@ def test_a_move_to_a_pool_of_a_fleet_that_is_down_means_the_pool(live, talked, r
     with http.connect(start=False) as client:
         client.migrate(job, "xla")
     assert [one.pool for one in live.service.jobs_table.find(job).job.candidates] == ["xla"]
+
+
+def test_a_job_that_waits_says_for_what_who_holds_it_and_who_is_ahead(here, live, talking, wait_for):
+    there = {"resources": {"pool": "xla"}}
+    holder = submit(talking.spec | there | {"priority": 5})["id"]
+    wait_for(lambda: json.loads(here("show", holder, "-o", "json").stdout)["state"] == "RUNNING")
+    first, second, urgent = (submit(ECHO | there | more)["id"] for more in ({}, {}, {"priority": 5, "name": "urgent"}))
+    device = "waits for 1 device on xla-0/tpu:emulated, held by " + holder
+    wait_for(lambda: device in live.service.job(urgent)["reason"])
+    whys = {job: live.service.job(job)["reason"] for job in (first, second, urgent)}
+    for job, ahead in ((urgent, 0), (first, 1), (second, 2)):
+        jobs = {0: "", 1: "; 1 job that waits for the same is ahead of it"}
+        assert whys[job] == device + jobs.get(ahead, f"; {ahead} jobs that wait for the same are ahead of it")
+    assert "is in pool" not in here("jobs").stdout
+    said = here("explain", holder).stdout
+    assert "runs as candidate 1 on xla-0/tpu:emulated [0]" in said and "runs here" in said
+    assert "would wait" not in said and "0 of 1 device" not in said and "waits for" not in said
+    assert "0 of 1 device is free, job needs 1; held by " + holder in here("explain", first).stdout
+
+
+def test_a_move_says_before_it_from_what_the_job_will_go_on_and_show_what_it_went_on_from(
+    here, live, talking, wait_for
+):
+    job = submit(talking.spec | {"resources": {"pool": "cpu"}})["id"]
+    wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
+    assert "started anew" not in here("show", job).stdout
+    done = here("migrate", "talks", "--to", "xla")
+    assert done.returncode == 0
+    assert f"{job}: after a move it starts anew, with its files: no checkpoint of it is known; " in done.stderr
+    wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "xla")
+    assert "no: it started anew, since no checkpoint was known" in here("show", job).stdout
+
+
+def test_what_a_job_would_continue_from_is_what_is_known_of_its_checkpoints():
+    command, script = Candidate(("cpu",)), Candidate(("cpu",), arguments={"checkpoint": {"path": "ckpt.pt"}})
+    train, run = Job("j", "j", "train", (command,)), Job("j", "j", "run", (command,))
+    attempt = Attempt(1, 0, "cpu", "cpu", (), 0.0)
+    point = {"pool": "cpu", "path": "j/step-00000007", "step": 7}
+    for record, begin in (
+        (Record(train, checkpoint=point), "continues from cpu:j/step-00000007 (step 7)"),
+        (Record(train), "starts anew, unless it saves a checkpoint before it stops"),
+        (Record(replace(train, resume_from="cpu:other")), "starts again from cpu:other"),
+        (Record(run), "starts anew, with its files: no checkpoint of it is known"),
+        (Record(replace(run, candidates=(script,))), "continues from ckpt.pt among its files, if its script has saved"),
+    ):
+        assert continues(replace(record, attempts=(attempt,))).startswith(begin), record
+    assert continues(Record(run)) == ""
+    assert continues(Record(replace(run, state=State.SUCCEEDED), attempts=(attempt,))) == ""
 
 
 def test_checkpoints_of_a_node_that_is_away_are_named_beside_those_that_are_listed(here, live, talked):

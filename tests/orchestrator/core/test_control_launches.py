@@ -34,6 +34,18 @@ def test_what_an_attempt_begins_without_is_kept_until_the_next_one_begins(c, w, 
     assert c.control.records["j"].missed_files == ""
 
 
+def test_a_step_that_an_earlier_attempt_began_with_is_not_told_of_one_that_starts_anew(c, w, t):
+    c.node("a")
+    c.place(w.job("j", w.want("cpu"), recovery=Recovery(max_interruptions=9)))
+    c.tell(m.Launched("j", 1, step=7, source="cpu:j/step-00000007"))
+    assert (c.control.records["j"].resumed_step, c.control.records["j"].source) == (7, "cpu:j/step-00000007")
+    c.hear("a", t.ended("j", 1, state="failed", kind="lost", message="lost"))
+    c.hear("a")
+    c.tick(5.0)
+    c.tell(m.Launched("j", 2))
+    assert (c.control.records["j"].resumed_step, c.control.records["j"].source) == (None, "")
+
+
 def test_a_launch_that_failed_while_no_fleet_is_joined_frees_its_devices(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))

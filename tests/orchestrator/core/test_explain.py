@@ -115,6 +115,18 @@ def test_a_running_job_is_explained_as_if_it_were_asked_for_now(w):
     assert explain(job, w.snapshot([node], [job])).would_start.leases == ((node.id, (1,)),)
 
 
+def test_a_job_that_holds_its_devices_runs_there_and_its_own_are_no_reason_against_them(w):
+    node, other = w.devices("a", 1, free=()), w.devices("b", 1, free=())
+    job = replace(w.job("j"), state=State.RUNNING)
+    attempts = [w.running("j", (node.id, (0,))), w.running("k", (other.id, (0,)))]
+    told = explain(job, w.snapshot([node, other], [w.job("waits", priority=9)], attempts))
+    assert told.runs == Start("j", 0, ((node.id, (0,)),))
+    assert (told.would_start, told.preempt, told.candidates[0].fits) == (None, (), (node.id,))
+    assert told.candidates[0].refused == {other.id: "0 of 1 device is free, job needs 1; held by k"}
+    ended = explain(replace(job, state=State.SUCCEEDED), w.snapshot([node, other], [], attempts))
+    assert ended.runs is None and ended.candidates[0].fits == ()
+
+
 def test_those_who_would_have_to_stop_are_named(w):
     node = w.devices("a", 1, free=())
     told = explain(w.job("j", priority=3), w.snapshot([node], [], [w.running("low", (node.id, (0,)))]))

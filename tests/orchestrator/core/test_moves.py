@@ -240,7 +240,10 @@ def test_a_gang_that_has_waited_long_goes_before_short_jobs(w, fleet):
     assert [s.job for s in plan(seen).start] == ["s0"], "nothing lies idle at first"
     waited = plan(replace(seen, since={"gang": Since(-90_000.0, -90_000.0)}))
     assert waited.start == ()
-    assert waited.why_not["gang"][0, ""] == "waits for 1 of 2 devices on a/cpu; no later job takes the others"
+    assert (
+        waited.why_not["gang"][0, ""]
+        == "waits for 1 of 2 devices on a/cpu, held by busy; no later job takes the others"
+    )
 
 
 def test_with_a_policy_of_order_nothing_is_ever_moved(w, fleet):

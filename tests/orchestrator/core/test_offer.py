@@ -83,7 +83,7 @@ def test_devices_that_are_busy_are_waited_for_and_a_lower_priority_stops(w):
     assert found.offers[0].after == ("low",)
     assert (found.offers[1].wait, found.offers[1].reason) == (
         "after running jobs end",
-        "waits for 1 device on b/tpu:v5e",
+        "waits for 1 device on b/tpu:v5e, held by same",
     )
     assert found.offers[0].wait == "after low stops (lower priority)"
 
