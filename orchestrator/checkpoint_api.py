@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cluster.errors import SpecError
+from cluster.errors import FleetError, SpecError
 from orchestrator import client as http
 from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, expanded, is_local
 from orchestrator.connection import Bytes
@@ -26,7 +26,11 @@ class Checkpoints:
         self._client = client
 
     def list(self, pool: str = "", prefix: str = "") -> Rows:
-        return Rows(self._client.checkpoints(pool, prefix), show.checkpoints)
+        """Raises FleetError where there may be some, and only on nodes that cannot be reached."""
+        rows = self._client.checkpoints(pool, prefix)
+        if not rows and (away := self._client.checkpoints_away(pool)):
+            raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
+        return Rows(rows, show.checkpoints)
 
     def show(self, ref: str) -> Facts:
         told = _here("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)

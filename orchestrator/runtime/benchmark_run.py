@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from cluster.plain import from_plain
 from orchestrator.benchmark import suite
 from orchestrator.benchmark.asking import Wanted
 from orchestrator.benchmark.conductor import Cancelled, ColumnLost, Conductor
+from orchestrator.benchmark.results import MEASURED
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.columns import FleetColumn, placed
@@ -120,7 +122,9 @@ class Run(threading.Thread):
         self.measuring, self.waiting = True, ""
         conductor = Conductor(self._asked, self._columns, self._tell, self._reason_to_end, done)
         conductor.run(suite.groups(self._asked))
-        self._end("SUCCEEDED", "")
+        lines = self._again(lambda: self._lines.read(self.run_id))
+        state, reason = outcome({line["id"]: line for line in lines if line["line"] == "cell"}.values())
+        self._end(state, reason, self._columns)
 
     def _expected(self, number: int) -> Data:
         """A column as it is known before its job holds a node."""
@@ -214,10 +218,9 @@ class Run(threading.Thread):
                 self.waiting = before
                 return told
 
-    def _end(self, state: str, reason: str) -> None:
+    def _end(self, state: str, reason: str, ending: Sequence[FleetColumn] = ()) -> None:
         """Give the nodes back, then say so: who reads that it ended finds its jobs ended as well."""
         self.measuring, self.waiting = False, reason
-        ending = self._columns if state == "SUCCEEDED" else []
         for column in ending:
             column.end()
         deadline = time.monotonic() + GRACE_S
@@ -233,6 +236,22 @@ class Run(threading.Thread):
             log.warning("the end of %s (%s) was not stored; the next server goes on with it", self.run_id, state)
         except PolyfleetError as e:
             log.error("the end of %s could not be stored: %s", self.run_id, e)
+
+
+def outcome(cells: Iterable[Data]) -> tuple[str, str]:
+    """State of a run whose cases are over, and how many of its results are none. It has failed where none was measured
+    and some could not be; what cannot run there, or had no time left, is no failure.
+    """
+    counts = Counter(cell["status"] if cell["status"] != MEASURED or cell["blocks"] else "skipped" for cell in cells)
+    measured = counts.pop(MEASURED, 0)
+    if not counts:
+        return "SUCCEEDED", ""
+    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    failed = not measured and any(counts[status] for status in ("failed", "wrong", "lost"))
+    return (
+        "FAILED" if failed else "SUCCEEDED",
+        f"{measured} of {measured + counts.total()} results were measured: {told}",
+    )
 
 
 def cancelled(job: str, shared: Shared) -> None:

@@ -109,7 +109,7 @@ class Benchmarks:
             "columns": _columns(known),
             "state": ended["state"] if ended else "RUNNING" if live and live.measuring else "WAITING",
             "reason": ended["reason"] if ended else live.waiting if live else "",
-            "progress": live.progress if live else {},
+            "progress": live.progress if live and not ended else {},
             "cells": known["cells"],
             "baseline": known["baseline"] is not None,
             "begun_s": known["begun"]["time"],

@@ -87,6 +87,18 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = 
     return Grid(tuple(columns), tuple(cells), one_line(title), empty)
 
 
+def text(drawn: "Drawn", columns: int) -> str:
+    """As a terminal of so many columns shows it, without colours."""
+    import io
+
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, width=columns, color_system=None, highlight=False, markup=False, emoji=False)
+    console.print(drawn)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
+
+
 class Drawn(Protocol):
     """What a terminal and a notebook can show."""
 

@@ -1,11 +1,21 @@
-"""Answers: plain lists and dicts that show themselves as tables, by rich in a terminal and as HTML in a notebook."""
+"""Answers: plain lists and dicts that show themselves as tables, printed, drawn by rich, and as HTML in a notebook."""
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.show.grid import Grid, Stack
+from orchestrator.show.grid import Grid, Stack, text
 
 Draw = Callable[[Any], Grid | Stack]
+MAX_LINES = 60
+"""Of a printed answer; the data has all."""
+
+
+def _printed(table: Grid | Stack) -> str:
+    """The table as wide as the terminal, cut to `MAX_LINES`."""
+    lines = text(table, shutil.get_terminal_size().columns).split("\n")
+    hidden = len(lines) - MAX_LINES
+    return "\n".join([*lines[:MAX_LINES], *([f"… and {hidden} more lines"] if hidden > 0 else [])])
 
 
 class Rows(list[dict[str, Any]]):
@@ -17,6 +27,9 @@ class Rows(list[dict[str, Any]]):
 
     def __rich__(self) -> Grid | Stack:
         return self._draw(self)
+
+    def __repr__(self) -> str:
+        return _printed(self._draw(self))
 
     def _repr_html_(self) -> str:
         return self._draw(self).html()
@@ -31,6 +44,9 @@ class Facts(dict[str, Any]):
 
     def __rich__(self) -> Grid | Stack:
         return self._draw(self)
+
+    def __repr__(self) -> str:
+        return _printed(self._draw(self))
 
     def _repr_html_(self) -> str:
         return self._draw(self).html()

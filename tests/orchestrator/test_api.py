@@ -7,8 +7,10 @@ import pytest
 from rich.console import Console
 
 import orchestrator
-from cluster.errors import NotFound, SpecError
+from cluster.errors import FleetError, NotFound, SpecError
 from orchestrator import BenchmarkJob, Candidate, JobFailed, Orchestrator, PrepareJob, Resources, RunJob, TrainJob
+from orchestrator.show import jobs as show_jobs
+from orchestrator.show.views import Rows
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;pwned\x07"
 
@@ -136,6 +138,34 @@ def test_answers_are_plain_data_that_show_themselves(o, checkpoint):
     ):
         assert [word for word in words if word not in text(shown)] == []
         assert [word for word in words if word not in shown._repr_html_()] == []
+
+
+def test_a_printed_answer_is_its_table_as_wide_as_the_terminal_and_no_longer_than_a_screen(o, checkpoint, monkeypatch):
+    job = o.submit(RunJob(name="hello", command=["true"])).wait()
+    for columns in (60, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for shown in (o.fleet(), o.inventory(), o.backends(), o.doctor(), o.jobs(), job.view, job.explain(),
+                      job.files(), o.checkpoints.list(), o.checkpoints.show(checkpoint), o.benchmark_runs(),
+                      o.plan({"command": "true"}), o.offer({"command": "true"})):  # fmt: skip
+            printed = f"{shown}"
+            assert printed == repr(shown) and "{" not in printed and "\x1b" not in printed
+            assert max(map(len, printed.split("\n"))) <= columns, printed
+    assert "tpu:emulated" in repr(o.inventory()) and job.id in repr(o.jobs())
+    many = Rows([dict(o.jobs()[0]) for _ in range(100)], show_jobs.jobs)
+    assert (len(repr(many).split("\n")), repr(many).endswith("… and 41 more lines")) == (61, True)
+
+
+def test_what_is_on_nodes_that_are_down_is_an_error_in_python_too(o, live, checkpoint):
+    job = o.submit(RunJob(name="hello", command=["echo", "hello"], resources={"pool": "cpu"})).wait()
+    live.fleet.lose(live.service, "cpu-0")
+    with pytest.raises(FleetError, match="the log of attempt 1 is on node cpu-0, which has been away for"):
+        job.logs()
+    with pytest.raises(FleetError, match="checkpoints of pool cpu on node cpu-0, which has been away for"):
+        o.checkpoints.list()
+    live.fleet.down(live.service)
+    for ask in (o.inventory, o.backends, o.checkpoints.list, job.logs, lambda: o.drain("cpu-0")):
+        with pytest.raises(FleetError, match="no fleet is up"):
+            ask()
 
 
 def test_hostile_names_do_not_act_in_a_notebook(o, live, recorded):

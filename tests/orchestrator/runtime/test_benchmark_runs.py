@@ -21,6 +21,7 @@ from orchestrator.core.states import State
 from orchestrator.limits import TooManyJobs
 from orchestrator.runtime import benchmark_run
 from orchestrator.runtime.asks import Busy
+from orchestrator.runtime.benchmark_run import outcome
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.store.events import EventStore
 from orchestrator.store.once import Answer
@@ -314,3 +315,27 @@ def test_rates_are_read_as_they_come_and_each_line_once(lines, monkeypatch):
     assert rates.newest().rows[key].items_per_s == pytest.approx(200)
     rates.newest()
     assert read == [3, 1, 1]
+
+
+def ended(status, *blocks):
+    return {"status": status, "blocks": list(blocks)}
+
+
+def test_a_run_in_which_nothing_could_be_measured_has_not_succeeded():
+    good, bad = ended("measured", {}), ended("failed")
+    assert outcome([good, good]) == ("SUCCEEDED", "")
+    assert outcome([bad] * 6) == ("FAILED", "0 of 6 results were measured: 6 failed")
+    assert outcome([good, bad, ended("wrong")]) == ("SUCCEEDED", "1 of 3 results were measured: 1 failed, 1 wrong")
+    assert outcome([ended("lost"), ended("unsupported")])[0] == "FAILED"
+    for harmless in (ended("unsupported"), ended("skipped"), ended("measured")):
+        assert outcome([harmless])[0] == "SUCCEEDED", harmless
+    assert outcome([ended("measured")])[1] == "0 of 1 results were measured: 1 skipped"
+
+
+def test_a_run_that_has_ended_is_doing_nothing(store):
+    fleet = Sessions(store)
+    runs = fleet.runs()
+    run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
+    wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
+    runs._live[run_id].progress = {"case": "mlp"}
+    assert runs.view(run_id)["progress"] == {}
