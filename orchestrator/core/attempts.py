@@ -9,7 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.progress import Pace
-from workers.messages import Outcome
+from workers.messages import PHASES, Outcome
+
+ORDER = ("", *PHASES)
+"""Phases of a part, in this order only; "" until its node has reported it."""
 
 MARGIN_S = 2.0
 """Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""

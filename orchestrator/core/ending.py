@@ -63,16 +63,21 @@ def launch_failed(draft: Draft, told: LaunchFailed) -> None:
     if not started and told.nodes and not live.cut_off:
         live = replace(live, cut_off=told.message, cut_off_s=draft.now.s)  # from here on parts end because of that
     for rank, part in enumerate(live.parts) if not started else ():
-        if part.node in told.nodes:
-            live = live.with_part(rank, replace(part, unsure=told.message))
-        else:
-            outcome = _not_started(live, rank, told)
-            live = live.with_part(rank, replace(part, phase="ended", ended_s=draft.now.s, outcome=outcome))
+        live = live.with_part(rank, _after_failed_launch(live, rank, part, told, draft.now.s))
     draft.lives[live.job] = live
     if not started:
         _node_failed(draft, told)
     leaks.told(draft, told.unheld)
     look_after(draft, live.job)
+
+
+def _after_failed_launch(live: Live, rank: int, part: Part, told: LaunchFailed, now_s: float) -> Part:
+    """A part that has ended stays so; one that its node has reported was started, whatever became of the answer."""
+    if part.outcome is not None or (part.phase and part.node in told.nodes):
+        return part
+    if part.node in told.nodes:
+        return replace(part, unsure=told.message)
+    return replace(part, phase="ended", ended_s=now_s, outcome=_not_started(live, rank, told))
 
 
 def _not_started(live: Live, rank: int, told: LaunchFailed) -> Outcome:

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.core import ending, membership, nodes, progress
-from orchestrator.core.attempts import Live
+from orchestrator.core.attempts import ORDER, Live, Part
 from orchestrator.core.commands import Forget, Stop, StoreReport
 from orchestrator.core.draft import Draft
 from orchestrator.core.endings import lost
@@ -32,7 +32,7 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
         draft.change(changed=True)
         membership.noticed(draft, node.name, before)
     for report in beat.reports:
-        _report(draft, node.name, report, report.job in beat.known)
+        _report(draft, node.name, report, beat)
     for job, epoch in beat.epochs.items():
         _seen_epoch(draft, node.name, job, epoch)
     after = draft.nodes[node.name]
@@ -49,8 +49,8 @@ def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
     return replace(node, **changes)
 
 
-def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None:
-    live = draft.lives.get(report.job)
+def _report(draft: Draft, node: str, report: AttemptReport, beat: Heartbeat) -> None:
+    live, known = draft.lives.get(report.job), report.job in beat.known
     if live is None or live.epoch != report.epoch:
         _of_no_life(draft, node, report, known)
         return
@@ -58,7 +58,7 @@ def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None
         _of_no_life(draft, node, report, known)  # another attempt that bears the same number
         return
     part = live.parts[report.node_rank]
-    if part.outcome is not None:
+    if part.outcome is not None or (report.outcome is None and _is_late(draft, part, report, beat)):
         return
     told_at = live.told_at
     for event in report.events if not part.spoiled else ():
@@ -72,6 +72,15 @@ def _report(draft: Draft, node: str, report: AttemptReport, known: bool) -> None
         draft.event(live.job, "started", live.epoch)
     if report.outcome is not None:
         ending.part_ended(draft, live.job, report.node_rank, report.outcome)
+
+
+def _is_late(draft: Draft, part: Part, report: AttemptReport, beat: Heartbeat) -> bool:
+    """An answer may come after a newer one: phases never go back, and what a node said before its newest list, which
+    does not have the part, is no sign that it is there. What such a report has beside that is told again.
+    """
+    listed_s = draft.nodes[part.node].listed_s
+    past = listed_s is not None and beat.asked_s < listed_s
+    return ORDER.index(report.phase) < ORDER.index(part.phase) or (bool(part.unsure) and past)
 
 
 def _absorb(draft: Draft, live: Live, node: str, event: RankEvent) -> Live:
@@ -101,6 +110,8 @@ def spoiled(draft: Draft, told: Spoiled) -> None:
         draft.warn(f"a report of {told.job}.{told.epoch} that cannot be used is dropped: {told.why}")
         return
     part = live.parts[told.node_rank]
+    if part.outcome is not None:
+        return  # its end is told already, and final
     if not part.spoiled:
         draft.warn(f"attempt {live.part_key(told.node_rank)}: what node {part.node} told cannot be used: {told.why}")
     cursor = part.cursor if told.cursor is None else told.cursor

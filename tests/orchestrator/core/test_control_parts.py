@@ -1,0 +1,84 @@
+"""Parts of attempts: an end is final, phases never go back, and a doubt ends only by what was said after it."""
+
+import pytest
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Fence, Stop
+
+
+@pytest.fixture
+def launching(c, w):
+    """Gang g on nodes a and b, whose launch is under way."""
+    c.node("a")
+    c.node("b")
+    c.place(w.job("g", w.want("cpu", nodes=2)))
+    return c
+
+
+@pytest.fixture
+def gang(c, w):
+    """Gang g runs on nodes a and b."""
+    c.node("a")
+    c.node("b")
+    c.run(w.job("g", w.want("cpu", nodes=2)))
+    return c
+
+
+def part(c, rank, job="g"):
+    return c.control.lives[job].parts[rank]
+
+
+def test_a_part_that_has_ended_is_not_in_doubt_when_the_answer_of_its_launch_is_lost(launching, t):
+    """Its sister, which was preempted with it, keeps its grace."""
+    launching.hear("a", t.report("g", 1, 0, "running"))
+    launching.hear("a", t.ended("g", 1, 0, "preempted"))
+    told = m.LaunchFailed("g", 1, "launch", "node b gave no answer", nodes=("a", "b"), failed=("b",))
+    launching.tell(told)
+    assert (part(launching, 0).outcome.state, part(launching, 0).unsure) == ("preempted", "")
+    assert part(launching, 1).unsure == "node b gave no answer"
+    launching.hear("b", t.report("g", 1, 1, "running"))
+    assert launching.tick()[1] == [Stop("b", "g", 1, "preempt")]
+
+
+def test_a_part_that_its_node_has_reported_was_started_and_is_not_in_doubt(launching, t):
+    launching.hear("a", t.report("g", 1, 0, "running"))
+    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", nodes=("a", "b"), failed=("b",)))
+    assert (part(launching, 0).unsure, part(launching, 1).unsure) == ("", "node b gave no answer")
+
+
+def test_a_part_that_its_node_refused_has_not_started_whatever_it_told_while_it_tried(launching, t):
+    launching.hear("a", t.report("g", 1, 0, "starting"))
+    launching.tell(m.LaunchFailed("g", 1, "launch", "the disk of node a is full"))
+    assert "g" not in launching.control.lives, "no part may have started: the attempt has ended"
+
+
+def test_what_cannot_be_read_of_a_part_that_has_succeeded_changes_nothing(gang, t):
+    gang.hear("a", t.ended("g", 1, 0, "succeeded", codes={0: 0}))
+    assert gang.tell(m.Spoiled("g", 1, 0, "its events cannot be read")) == ([], [])
+    assert gang.tell(m.Spoiled("g", 1, 0, "its events cannot be read", ended=True)) == ([], [])
+    assert gang.tick()[1] == [], "its sister is not stopped"
+    assert gang.hear("b", t.ended("g", 1, 1, "succeeded", codes={1: 0}))[0] == [("g", "finished", 1)]
+
+
+def test_an_answer_that_comes_late_moves_no_part_back(gang, t):
+    gang.hear("a", t.report("g", 1, 0, "starting"), asked_s=gang.s - 5.0)
+    assert part(gang, 0).phase == "running"
+
+
+def test_a_report_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(gang, t):
+    before_s = gang.s
+    gang.hear("a", there=(), after_s=5.0)
+    assert Fence("g", 2) in gang.tick()[1]
+    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.hear("a", t.report("g", 1, 0, "running"), asked_s=before_s)
+    assert part(gang, 0).unsure == "node a has no record of this attempt"
+    assert not [x for x in gang.tick()[1] if isinstance(x, Fence)], "its fence stays"
+    gang.hear("a", t.report("g", 1, 0, "running"), after_s=1.0)
+    assert part(gang, 0).unsure == ""
+
+
+def test_the_end_that_a_late_answer_tells_counts_all_the_same(gang, t):
+    before_s = gang.s
+    gang.hear("a", there=(), after_s=5.0)
+    gang.hear("a", t.ended("g", 1, 0, "succeeded", codes={0: 0}), asked_s=before_s)
+    assert part(gang, 0).outcome.state == "succeeded"
