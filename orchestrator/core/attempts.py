@@ -99,12 +99,20 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Lowering:
+    """A fence is to be taken down: since when, and when that was asked for last. Monotonic seconds."""
+
+    since_s: float
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Live:
     """`launching` until the launch has answered. `since_s`: from then on its nodes must know it. `fence_known`: this
     process launched it, or has read that its fence does not stand above it.
 
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood; `raised_s`: when it
-    was first asked for since it was last lowered. `asked` is by node.
+    was first asked for since it was last lowered; `lowering` until it is confirmed that it was. `asked` is by node.
     `cut_off`: why a fence was first raised, or its launch failed in part, and when: what its nodes tell later follows
     from that, whatever we asked them.
     `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
@@ -123,6 +131,7 @@ class Live:
     fence_asked_s: float | None = None
     fenced_s: float | None = None
     raised_s: float = 0.0
+    lowering: Lowering | None = None
     overruled: str = ""
     cut_off: str = ""
     cut_off_s: float = 0.0

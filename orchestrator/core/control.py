@@ -106,6 +106,7 @@ def fenced(draft: Draft, told: m.Fenced) -> None:
 
 def joined(draft: Draft, told: m.Joined) -> None:
     membership.joined(draft, told)
+    fencing.rejoined(draft)
     overtaken.begin_again(draft)
     scaling.forgotten(draft)
 

@@ -9,7 +9,7 @@ lease later, or as soon as its node itself says that nothing of it runs.
 from dataclasses import replace
 
 from orchestrator.core import ending, nodes
-from orchestrator.core.attempts import MARGIN_S, Live, Part
+from orchestrator.core.attempts import MARGIN_S, Live, Lowering, Part
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.endings import lost
@@ -41,12 +41,15 @@ def look(draft: Draft) -> None:
 
 def _is_well(draft: Draft, live: Live, heard: set[str]) -> bool:
     """All of it is where it should be, and nobody wants it to stop."""
-    if live.overruled or live.fence_asked_s is not None or draft.records[live.job].job.state not in WORKING:
+    if live.overruled or live.fence_asked_s is not None or live.lowering is not None:
+        return False
+    if draft.records[live.job].job.state not in WORKING:
         return False
     return all(p.node in heard and p.outcome is None and not p.unsure and not p.spoiled for p in live.parts)
 
 
 def _look(draft: Draft, live: Live) -> None:
+    live = _lower_again(draft, live)
     doubtful = [rank for rank, part in enumerate(live.parts) if part.outcome is None and _doubt(draft, live, part)]
     if not doubtful:
         _lower(draft, live)
@@ -77,23 +80,48 @@ def _doubt(draft: Draft, live: Live, part: Part) -> str:
     return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
 
 
+def rejoined(draft: Draft) -> None:
+    """In another cluster, or in one that was lost, what was written may be gone. A fence of ours that is to stand is
+    raised anew: to read it would not tell whose it is. Of the other attempts it is read: one that stands above was
+    raised by a controller before us, or by one whose log is newer. A launch under way reads its own.
+    """
+    for live in draft.lives.values():
+        if live.launching:
+            continue
+        if live.lowering is not None:
+            _ask_to_lower(draft, live)
+        elif live.overruled or (live.fence_known and live.fence_asked_s is not None):
+            _ask_to_raise(draft, replace(live, fence_asked_s=None, fenced_s=None))
+        else:
+            draft.lives[live.job] = replace(live, fence_asked_s=None, fence_known=False)
+            draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
+
+
 def _raise(draft: Draft, live: Live, why: str) -> None:
     if _waits(draft, live):
         return
     if live.fence_asked_s is None or draft.now.s - live.fence_asked_s > UNANSWERED_S:
         if not live.cut_off:
             live = replace(live, cut_off=why, cut_off_s=draft.now.s)
-        raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
-        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=raised_s)
-        if not live.fence_known:  # it may stand there already, for an attempt that an older log does not know
-            draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
-            return
-        draft.raised[live.job] = live.epoch + 1
-        draft.command(Fence(live.job, live.epoch + 1, asked_s=draft.now.s))
+        _ask_to_raise(draft, live)
+
+
+def _ask_to_raise(draft: Draft, live: Live) -> None:
+    """`raised_s` is of the first time since it was lowered."""
+    raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
+    draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=raised_s, lowering=None)
+    if not live.fence_known:
+        # It may stand there already, for an attempt that an older log does not know.
+        draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
+        return
+    draft.raised[live.job] = live.epoch + 1
+    draft.command(Fence(live.job, live.epoch + 1, asked_s=draft.now.s))
 
 
 def _waits(draft: Draft, live: Live) -> bool:
     """The job's user wants it to wait for a node that is cut off."""
+    if live.overruled or any(ending.is_broken(part) for part in live.parts):
+        return False  # it ends in any case
     job = draft.records[live.job].job
     unsure = any(part.unsure for part in live.parts)
     return job.recovery.on_disconnect == "wait" and job.state is not State.CANCELLED and not unsure
@@ -102,9 +130,23 @@ def _waits(draft: Draft, live: Live) -> bool:
 def _lower(draft: Draft, live: Live) -> None:
     """All its nodes are heard again, and no part was lost or failed: it counts again."""
     if live.fence_asked_s is not None and not any(ending.is_broken(part) for part in live.parts):
-        draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None)
+        draft.lives[live.job] = counts = replace(live, fence_asked_s=None, fenced_s=None)
         if live.fence_known:
-            draft.command(Fence(live.job, live.epoch, lower=True))
+            _ask_to_lower(draft, counts)
+
+
+def _lower_again(draft: Draft, live: Live) -> Live:
+    """Until it is confirmed: ranks save nothing while a fence stands above them."""
+    if live.lowering is None or draft.now.s - live.lowering.asked_s <= UNANSWERED_S:
+        return live
+    return _ask_to_lower(draft, live)
+
+
+def _ask_to_lower(draft: Draft, live: Live) -> Live:
+    since_s = draft.now.s if live.lowering is None else live.lowering.since_s
+    draft.lives[live.job] = live = replace(live, lowering=Lowering(since_s, draft.now.s))
+    draft.command(Fence(live.job, live.epoch, lower=True, asked_s=draft.now.s))
+    return live
 
 
 def fenced(draft: Draft, told: Fenced) -> None:
@@ -113,25 +155,48 @@ def fenced(draft: Draft, told: Fenced) -> None:
     if live is None or told.error:
         return
     if told.stands <= live.epoch:
-        if not live.fence_known and told.epoch == live.epoch:
-            asked_s = live.fence_asked_s if live.overruled else None  # by a fence that stood there before
-            draft.lives[live.job] = known = replace(live, fence_known=True, fence_asked_s=asked_s)
-            if draft.control.joined and not known.launching:
-                _look(draft, known)
+        if told.epoch == live.epoch:
+            _not_above(draft, live, told)
         return
     if told.epoch == live.epoch:
+        if not live.overruled and draft.raised.get(live.job) == told.stands:
+            _own_fence_read(draft, live)
+            return
         live = _fenced_by_others(draft, live, told.stands)
     elif live.fence_asked_s is None or told.asked_s < live.raised_s:
         return  # it was lowered after that
-    draft.lives[live.job] = replace(live, fenced_s=draft.now.s, asked={})  # a word from before does not count
+    if live.fenced_s is None:
+        live = replace(live, fenced_s=draft.now.s, asked={})  # a word from before does not count
+    draft.lives[live.job] = live
     ending.look_after(draft, live.job)
+
+
+def _not_above(draft: Draft, live: Live, told: Fenced) -> None:
+    """What was read in a cluster before says nothing of this one."""
+    if live.lowering is not None and told.asked_s >= live.lowering.since_s:
+        draft.lives[live.job] = live = replace(live, lowering=None)
+    if live.fence_known or told.asked_s < draft.control.joined_s:
+        return
+    draft.lives[live.job] = known = replace(live, fence_known=True, fence_asked_s=None)
+    if draft.control.joined and not known.launching:
+        _look(draft, known)
+
+
+def _own_fence_read(draft: Draft, live: Live) -> None:
+    """One that we raised, and that was not taken down, is no sign of a newer attempt."""
+    draft.lives[live.job] = known = replace(live, fence_known=True)
+    if known.fence_asked_s is None:
+        _ask_to_lower(draft, known)
 
 
 def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
     draft.event(live.job, "overtaken", live.epoch, node="", seen=stands)
     why = f"its fence stands at epoch {stands}, above this attempt"
     cut_off, cut_off_s = live.cut_off or why, live.cut_off_s or draft.now.s
-    return replace(live, overruled=why, fence_asked_s=draft.now.s, cut_off=cut_off, cut_off_s=cut_off_s)
+    raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
+    after = replace(live, overruled=why, fence_known=True, fence_asked_s=draft.now.s, raised_s=raised_s)
+    after = replace(after, lowering=None)
+    return replace(after, cut_off=cut_off, cut_off_s=cut_off_s)
 
 
 def _certain(draft: Draft, live: Live, rank: int) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.core import ending, nodes
-from orchestrator.core.commands import DropAgent, Fence, MakeAgent, RestAgent, RestartAgent
+from orchestrator.core.commands import DropAgent, MakeAgent, RestAgent, RestartAgent
 from orchestrator.core.draft import Draft
 from orchestrator.core.messages import (
     AgentDied,
@@ -45,16 +45,14 @@ FORGOTTEN_S = 3600.0
 
 def joined(draft: Draft, told: Joined) -> None:
     """Nodes have a whole lease, from now on, to tell what runs there, after a lost head beside the time they take to
-    find it again. Their fences are asked for: one that stands above an attempt was raised by a controller before us,
-    or by one whose log is newer. Lost nodes can come back only from now on.
+    find it again. Lost nodes can come back only from now on. For fences see fencing.rejoined.
     """
     since_s = draft.now.s + (HEAD_REGAINED_S if draft.nodes.now else 0.0)
     draft.change(joined=True, joined_s=draft.now.s, changed=True)
     for node in draft.nodes.values():
         draft.nodes[node.name] = replace(node, lost_s=since_s)
     for live in draft.lives.values():
-        draft.lives[live.job] = replace(live, since_s=since_s, asked={}, fence_asked_s=None, fenced_s=None)
-        draft.command(Fence(live.job, live.epoch))
+        draft.lives[live.job] = replace(live, since_s=since_s, asked={})
 
 
 def parted(draft: Draft, told: Parted) -> None:

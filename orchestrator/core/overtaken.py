@@ -39,7 +39,8 @@ def fenced(draft: Draft, told: Fenced) -> None:
     if known is None or told.error or told.epoch != known.epoch or told.asked_s < known.since_s:
         return
     job = draft.records[told.job].job
-    if told.stands > known.epoch:
+    ours = told.stands == job.next_epoch == draft.raised.get(job.id)  # before we joined anew
+    if told.stands > known.epoch and not ours:
         draft.overtaken[job.id] = Overtaken()
         draft.event(job.id, "overtaken", job.epoch, node="", seen=told.stands)
     elif known.epoch < job.next_epoch:

@@ -122,10 +122,10 @@ def _late(job: str, change: _Change) -> FleetError:
 
 
 def _raise(job: str, epoch: int) -> int:
-    stands = _read(job)
-    if stands < epoch:
-        _change(job, epoch)
-    return max(stands, epoch)
+    """Also where the store has it: a change that failed may have written the folder alone, which ranks read."""
+    epoch = max(_read(job), epoch)
+    _change(job, epoch)
+    return epoch
 
 
 def _take(job: str, epoch: int, ours: bool) -> int:
@@ -137,11 +137,12 @@ def _take(job: str, epoch: int, ours: bool) -> int:
 
 
 def _lower(job: str, epoch: int) -> int:
+    """Also where the store has it so, or has none: see _raise."""
     stands = _read(job)
-    if stands == epoch + 1:
-        _change(job, epoch)
-        return epoch
-    return stands
+    if stands > epoch + 1:
+        return stands
+    _change(job, epoch)
+    return epoch
 
 
 def _change(job: str, epoch: int) -> None:

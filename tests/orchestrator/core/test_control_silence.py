@@ -91,6 +91,7 @@ def test_a_node_that_is_heard_again_in_time_goes_on_and_its_fence_is_lowered(two
     two.hear("a", t.report("j", 1, 0, "running"))
     events, commands = two.hear_all("a", "b", seconds=2)
     assert (events, fences(commands)) == ([], [Fence("j", 1, lower=True)])
+    two.tell(m.Fenced("j", 1, stands=1))
     assert two.hear_all("a", "b", seconds=30) == ([], [])
 
 
@@ -144,6 +145,7 @@ def test_where_the_head_was_lost_nodes_have_time_to_find_their_way_back_to_it(tw
     two.tell(m.Parted())
     two.tick(60.0)
     two.tell(m.Joined())
+    two.tell(m.Fenced("j", 1, stands=1))
     assert not fences(two.hear_all("b", seconds=20)[1]), "nor is its silence of before held against it"
     assert fences(two.hear_all("b", seconds=4)[1]) == [Fence("j", 2)]
 
@@ -173,6 +175,7 @@ def test_the_answer_to_a_fence_that_was_lowered_since_does_not_count_for_the_nex
     two.tell(first)
     two.hear("a", t.report("j", 1, 0, "running"))
     assert fences(two.hear_all("a", "b", seconds=2)[1]) == [Fence("j", 1, lower=True)]
+    two.tell(m.Fenced("j", 1, stands=1))
     assert fences(two.hear_all("b", seconds=8)[1]) == [Fence("j", 2)]
     two.tell(first)
     assert two.control.lives["j"].fenced_s is None

@@ -54,3 +54,58 @@ def test_fences_of_two_fleets_for_a_job_of_one_name_are_apart(homes):
     fences.forget("job")
     assert (my_agent._fences.epoch("job"), other_agent._fences.epoch("job")) == (0, 9)
     assert list(homes.store.values) == [f"polyfleet/{other}/fence/job"]
+
+
+def lowered(job, epoch):
+    answers = queue.SimpleQueue()
+    fences.lower_to(job, epoch, answers.put)
+    return answers.get(timeout=HANG_S)
+
+
+@pytest.fixture
+def failing(homes, monkeypatch):
+    """Writes to the store fail while something is in it; those to the folder do not."""
+    homes("home")
+    failing, put = set(), homes.store.put
+
+    def refused(key, value, **more):
+        if failing:
+            raise RuntimeError("the head is gone")
+        return put(key, value, **more)
+
+    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_put", refused)
+    return failing
+
+
+def test_a_fence_that_was_raised_in_the_folder_alone_is_taken_down_there(homes, failing):
+    """Ranks read the folder before they save: they would wait without end."""
+    raised("job", 1)
+    failing.add("store")
+    assert isinstance(raised("job", 2), Exception)
+    assert folders.read(folders.folder_here(), "job") == 2
+    failing.clear()
+    assert lowered("job", 1) == 1
+    assert folders.read(folders.folder_here(), "job") == 1
+
+
+def test_a_fence_that_was_raised_before_the_store_was_lost_is_taken_down_in_the_folder(homes, failing):
+    raised("job", 2)
+    homes.store.values.clear()
+    assert lowered("job", 1) == 1
+    assert folders.read(folders.folder_here(), "job") == 1
+
+
+def test_a_fence_that_was_lowered_in_the_folder_alone_is_raised_there(homes, failing):
+    """Ranks would save beside those that replaced them."""
+    raised("job", 2)
+    failing.add("store")
+    assert isinstance(lowered("job", 1), Exception)
+    failing.clear()
+    assert raised("job", 2) == 2
+    assert folders.read(folders.folder_here(), "job") == 2
+
+
+def test_the_fence_of_a_newer_attempt_is_not_lowered(homes, failing):
+    raised("job", 5)
+    assert lowered("job", 1) == 5
+    assert folders.read(folders.folder_here(), "job") == 5
