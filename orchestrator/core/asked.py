@@ -24,7 +24,6 @@ def cancel(draft: Draft, asked: CancelAsked) -> None:
         return
     draft.event(asked.job, "cancelled", record.job.epoch, reason=asked.reason)
     if asked.job in draft.lives:
-        draft.lives[asked.job] = replace(draft.lives[asked.job], cancelled_s=draft.now.s)
         ending.look_after(draft, asked.job)
 
 

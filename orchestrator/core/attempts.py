@@ -98,6 +98,23 @@ class Asked:
     heard: bool = False
 
 
+AFTERMATH_S = 60.0
+"""So long after its nodes answer again an attempt may still fail of the connections that had broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """Why nodes of an attempt could not be reached, since when, and when they could again (None: they cannot yet)."""
+
+    reason: str
+    since_s: float
+    over_s: float | None = None
+
+    def explains(self, at_s: float) -> bool:
+        """Whether what a part told at that time may follow from it."""
+        return self.since_s <= at_s and (self.over_s is None or at_s <= self.over_s + AFTERMATH_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """A fence is to be taken down: since when, and when that was asked for last. Monotonic seconds."""
@@ -113,11 +130,11 @@ class Live:
 
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood; `raised_s`: when it
     was first asked for since it was last lowered; `lowering` until it is confirmed that it was. `asked` is by node.
-    `cut_off`: why a fence was first raised, or its launch failed in part, and when: what its nodes tell later follows
-    from that, whatever we asked them.
+    `cut_off`: why a fence was raised, or its launch failed in part: what its nodes tell while it explains that follows
+    from it, whatever we asked them.
     `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
-    newest stored event of rank 0. `cancelled_s` is when its job was cancelled meanwhile. `pace` is None before
-    its first report. Monotonic seconds.
+    newest stored event of rank 0. `cancelled_s` is since when it is known that its job was cancelled. `pace` is None
+    before its first report. Monotonic seconds.
     """
 
     job: str
@@ -133,8 +150,7 @@ class Live:
     raised_s: float = 0.0
     lowering: Lowering | None = None
     overruled: str = ""
-    cut_off: str = ""
-    cut_off_s: float = 0.0
+    cut_off: CutOff | None = None
     cancelled_s: float | None = None
     pace: Pace | None = None
 
@@ -154,6 +170,18 @@ class Live:
     @property
     def running(self) -> bool:
         return all(part.phase == "running" for part in self.parts)
+
+    def cut(self, why: str, now_s: float) -> "Live":
+        """The first reason counts for as long as it explains what its nodes tell."""
+        before = self.cut_off
+        same = before is not None and before.explains(now_s)
+        return replace(self, cut_off=replace(before, over_s=None) if before and same else CutOff(why, now_s))
+
+    def reached(self, now_s: float) -> "Live":
+        """All its nodes answer."""
+        if self.cut_off is None or self.cut_off.over_s is not None:
+            return self
+        return replace(self, cut_off=replace(self.cut_off, over_s=now_s))
 
     def part_key(self, node_rank: int) -> str:
         return f"{self.key}.{node_rank}"

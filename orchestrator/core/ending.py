@@ -8,7 +8,7 @@ from orchestrator.core import fold, leaks, nodes, progress, retry
 from orchestrator.core.attempts import Asked, Live, Part
 from orchestrator.core.commands import Forget, Release, Stop
 from orchestrator.core.draft import Draft, Kept
-from orchestrator.core.endings import combine, lost, peak_of, result_of
+from orchestrator.core.endings import combine, lost, peak_of, refused_by_user, result_of
 from orchestrator.core.messages import Launched, LaunchFailed, Stopped
 from orchestrator.core.nodes import Stranger
 from orchestrator.core.states import State
@@ -60,8 +60,8 @@ def launch_failed(draft: Draft, told: LaunchFailed) -> None:
         draft.event(live.job, "overtaken", live.epoch, node="", seen=told.seen)
     live = replace(live, launching=False, since_s=draft.now.s)
     started = told.kind == "launch" and all(part.phase and part.node in told.nodes for part in live.parts)
-    if not started and told.nodes and not live.cut_off:
-        live = replace(live, cut_off=told.message, cut_off_s=draft.now.s)  # from here on parts end because of that
+    if not started and told.nodes and told.kind == "launch":
+        live = live.cut(told.message, draft.now.s)  # from here on parts end because of that
     for rank, part in enumerate(live.parts) if not started else ():
         live = live.with_part(rank, _after_failed_launch(live, rank, part, told, draft.now.s))
     draft.lives[live.job] = live
@@ -77,7 +77,7 @@ def _after_failed_launch(live: Live, rank: int, part: Part, told: LaunchFailed, 
         return part
     if part.node in told.nodes:
         return replace(part, unsure=told.message)
-    return replace(part, phase="ended", ended_s=now_s, outcome=_not_started(live, rank, told))
+    return replace(part, phase="ended", ended_s=now_s, told=False, outcome=_not_started(live, rank, told))
 
 
 def _not_started(live: Live, rank: int, told: LaunchFailed) -> Outcome:
@@ -115,6 +115,8 @@ def save_all(draft: Draft, node: str, why: str) -> None:
 def look_after(draft: Draft, job: str) -> None:
     """Ask its nodes to stop where that is wanted, and conclude the attempt when it is over."""
     live = draft.lives[job]
+    if live.cancelled_s is None and draft.records[job].job.state is State.CANCELLED:
+        draft.lives[job] = live = replace(live, cancelled_s=draft.now.s)
     if live.launching:
         return
     if live.over:
@@ -147,10 +149,10 @@ def _failed_first(live: Live) -> bool:
     """A part had failed before anything else ended, so that its sisters do not end because they are cut off. What their
     nodes are told decides that also for a server after this one, which remembers nothing of it.
     """
-    if any(part.spoiled for part in live.parts):
+    if any(part.spoiled or refused_by_user(part) for part in live.parts):
         return True
     failed_s = [part.ended_s for part in live.parts if part.outcome and part.outcome.state == "failed"]
-    return bool(failed_s) and not (live.cut_off and live.cut_off_s <= min(failed_s))
+    return bool(failed_s) and not (live.cut_off and live.cut_off.explains(min(failed_s)))
 
 
 def _ask(draft: Draft, job: str, node: str, how: str) -> None:

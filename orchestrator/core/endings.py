@@ -3,7 +3,7 @@
 A rank that dies breaks its neighbours' connections, and they fail as well, often before anybody knows of the first. So
 what cannot follow from a neighbour's death decides before what can:
 
-1. what its ranks wrote cannot be used;
+1. what its ranks wrote cannot be used; what its user got wrong kept it from being started;
 2. an attempt whose supervisor was killed, as its node says; a node that was lost, unless it was still heard after
    another part had failed by itself; a rank killed from outside; memory or disk that ran out; a number that is not
    finite; a hang;
@@ -33,14 +33,22 @@ def combine(live: Live, candidate: int, asked: str) -> tuple[Ended, Outcome]:
     outcome = decisive.outcome
     assert outcome is not None
     if outcome.state == "fenced":
-        why = live.cut_off or "another attempt of its job was to take over"
+        explained = live.cut_off is not None and live.cut_off.explains(decisive.ended_s)
+        why = live.cut_off.reason if live.cut_off and explained else "another attempt of its job was to take over"
         outcome = lost(live, rank, f"{why}; node {decisive.node} then ended its part")
     failure = outcome.failure
     codes = tuple(code for p in parts if p.outcome for code in _exit_codes(p.outcome))
     bad = tuple(sorted({p.node for p in parts if p.outcome and p.outcome.state in ("failed", "lost")}))
     cause = (decisive.node,) if outcome.state in ("failed", "lost") else bad
     kind, message = (failure.kind, _told(live, rank, decisive, failure)) if failure else ("", "")
-    return Ended(outcome.state, candidate, kind, message, codes, cause, asked), outcome
+    refused = refused_by_user(decisive)
+    return Ended(outcome.state, candidate, kind, message, codes, cause, asked, refused), outcome
+
+
+def refused_by_user(part: Part) -> bool:
+    """What its user got wrong kept it from being started: no node has told of it."""
+    failure = part.outcome.failure if part.outcome else None
+    return failure is not None and failure.kind == "user" and not part.told
 
 
 def _exit_codes(outcome: Outcome) -> list[int]:
@@ -58,7 +66,7 @@ def _told(live: Live, rank: int, part: Part, failure: Failure) -> str:
 def _class(part: Part, first_failed_s: float | None) -> int:
     assert part.outcome is not None
     state, kind = part.outcome.state, part.outcome.failure.kind if part.outcome.failure else ""
-    if kind == "unreadable":
+    if kind == "unreadable" or refused_by_user(part):
         return 1
     if state == "lost":
         unheard = first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S

@@ -41,7 +41,8 @@ def look(draft: Draft) -> None:
 
 def _is_well(draft: Draft, live: Live, heard: set[str]) -> bool:
     """All of it is where it should be, and nobody wants it to stop."""
-    if live.overruled or live.fence_asked_s is not None or live.lowering is not None:
+    cut_off = live.cut_off is not None and live.cut_off.over_s is None
+    if cut_off or live.overruled or live.fence_asked_s is not None or live.lowering is not None:
         return False
     if draft.records[live.job].job.state not in WORKING:
         return False
@@ -101,9 +102,7 @@ def _raise(draft: Draft, live: Live, why: str) -> None:
     if _waits(draft, live):
         return
     if live.fence_asked_s is None or draft.now.s - live.fence_asked_s > UNANSWERED_S:
-        if not live.cut_off:
-            live = replace(live, cut_off=why, cut_off_s=draft.now.s)
-        _ask_to_raise(draft, live)
+        _ask_to_raise(draft, live.cut(why, draft.now.s))
 
 
 def _ask_to_raise(draft: Draft, live: Live) -> None:
@@ -129,10 +128,12 @@ def _waits(draft: Draft, live: Live) -> bool:
 
 def _lower(draft: Draft, live: Live) -> None:
     """All its nodes are heard again, and no part was lost or failed: it counts again."""
-    if live.fence_asked_s is not None and not any(ending.is_broken(part) for part in live.parts):
-        draft.lives[live.job] = counts = replace(live, fence_asked_s=None, fenced_s=None)
-        if live.fence_known:
-            _ask_to_lower(draft, counts)
+    if any(ending.is_broken(part) for part in live.parts):
+        return
+    was_asked = live.fence_asked_s is not None
+    draft.lives[live.job] = live = replace(live.reached(draft.now.s), fence_asked_s=None, fenced_s=None)
+    if was_asked and live.fence_known:
+        _ask_to_lower(draft, live)
 
 
 def _lower_again(draft: Draft, live: Live) -> Live:
@@ -192,11 +193,9 @@ def _own_fence_read(draft: Draft, live: Live) -> None:
 def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
     draft.event(live.job, "overtaken", live.epoch, node="", seen=stands)
     why = f"its fence stands at epoch {stands}, above this attempt"
-    cut_off, cut_off_s = live.cut_off or why, live.cut_off_s or draft.now.s
     raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
     after = replace(live, overruled=why, fence_known=True, fence_asked_s=draft.now.s, raised_s=raised_s)
-    after = replace(after, lowering=None)
-    return replace(after, cut_off=cut_off, cut_off_s=cut_off_s)
+    return replace(after, lowering=None).cut(why, draft.now.s)
 
 
 def _certain(draft: Draft, live: Live, rank: int) -> str:
@@ -261,5 +260,6 @@ def _lost(draft: Draft, live: Live, rank: int, why: str) -> None:
     part, state = live.parts[rank], draft.records[live.job].job.state
     never = part.unsure and state is State.STARTING and not part.phase
     if not never and (node := draft.nodes.get(part.node)) is not None:
-        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s, live.cut_off_s)
+        began_s = live.cut_off.since_s if live.cut_off else None
+        draft.nodes[node.name] = nodes.failed(node, why, draft.now.s, began_s)
     ending.part_ended(draft, live.job, rank, lost(live, rank, why, "launch" if never else "lost"), told=False)

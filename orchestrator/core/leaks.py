@@ -93,8 +93,8 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
     leaks = []
     for live in control.lives.values():
         record = control.records[live.job]
-        job, asked = record.job, [a.at_s for a in live.asked.values() if a.how == "cancel"]
-        kept_s = now.s - min(asked, default=now.s if live.cancelled_s is None else live.cancelled_s)
+        job = record.job
+        kept_s = 0.0 if live.cancelled_s is None else now.s - live.cancelled_s
         if job.state in TERMINAL and kept_s > job.recovery.lease_s + MARGIN_S + SOON_S:
             devices = ", ".join(f"{part.devices_id} {list(part.numbers)}" for part in live.parts)
             since = f"cancelled {kept_s:.0f} s ago; its launch has not ended"

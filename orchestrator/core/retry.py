@@ -10,6 +10,7 @@
 | `oom`, `storage`, `start`: this place was too small     | restart      | the next one   | growing |
 | `user`, `hang`, `unreadable`, a crash by its own signal | restart      | unchanged      | growing |
 | `nan`: a loss or a metric was no finite number          | the end      |                |         |
+| `user` before it was started: a secret is not set, …    | the end      |                |         |
 
 `recovery.on_events` replaces the row of a failure's kind: `restart` and `next` (a restart on the next candidate) count
 against `max_restarts`, `retry` against `max_interruptions`, `fail` ends the job.
@@ -37,7 +38,7 @@ class Ended:
 
     `failure` is the kind of the first failure (one of workers.messages.FAILURES) or "", `message` its text.
     `exit_codes` are by rank, negative for a signal. `nodes` are those where it failed; `asked` is why it was asked to
-    stop, "" if it was not.
+    stop, "" if it was not. `refused`: what its user got wrong kept it from being started.
     """
 
     state: str
@@ -47,6 +48,7 @@ class Ended:
     exit_codes: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     asked: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def after(job: Job, ended: Ended) -> Decision:
     """`job` as before the attempt ended, and not cancelled: then `released` is all there is to write."""
     if ended.state == "succeeded":
         return Decision("finished", "every rank ended with exit code 0", *_counts(job), job.first_candidate)
+    if ended.refused:
+        return _gave_up(job, _cause(ended), "")
     if ended.failure == "launch":
         return _refused(job, ended)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):

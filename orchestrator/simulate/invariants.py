@@ -190,7 +190,7 @@ class Checks:
             for part in live.parts:
                 node = control.nodes.get(part.node)
                 heard_s = max(node.heard_s if node else -1e9, live.since_s)
-                silent_s, acted = now_s - heard_s, bool(live.cut_off) and live.cut_off_s > heard_s
+                silent_s, acted = now_s - heard_s, live.cut_off is not None and live.cut_off.over_s is None
                 if part.outcome is None and silent_s > MISSED_S and not acted:
                     self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s, and nothing was done")
 
