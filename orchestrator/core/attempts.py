@@ -91,11 +91,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A node was asked to stop; `heard` once it has answered. Monotonic seconds."""
+    """A node was asked to stop in this way, first at `since_s` and last at `at_s`; `heard` once it has answered, which
+    was then at `at_s`. Monotonic seconds.
+    """
 
     how: str
     at_s: float
     heard: bool = False
+    since_s: float = 0.0
 
 
 AFTERMATH_S = 60.0

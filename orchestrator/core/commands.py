@@ -47,12 +47,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`how` is one of workers.messages.STOPS. Answered by Stopped."""
+    """`how` is one of workers.messages.STOPS. Answered by Stopped. `asked_s` comes back with the answer (monotonic)."""
 
     node: str
     job: str
     epoch: int
     how: str
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give back what is reserved in Ray under that name. Answered by Released."""
+    """Give back what is reserved in Ray under that name. Answered by Released. `asked_s` comes back with the answer."""
 
     place: str
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,9 @@ def submitted(draft: Draft, told: m.Submitted) -> None:
 
 
 def released(draft: Draft, told: m.Released) -> None:
-    if not told.error:
+    """What was reserved anew since that was asked for is to go back as well."""
+    kept = draft.releasing.get(told.place)
+    if kept is not None and not told.error and told.asked_s >= kept.since_s:
         draft.releasing.pop(told.place)
 
 

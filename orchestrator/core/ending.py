@@ -98,9 +98,9 @@ def stopped(draft: Draft, told: Stopped) -> None:
     live = draft.lives.get(told.job)
     if live is None or live.epoch != told.epoch or (asked := live.asked.get(told.node)) is None:
         return
-    if asked.how == told.how:
+    if asked.how == told.how and told.asked_s >= asked.since_s and not (asked.heard and told.error):
         at_s = draft.now.s if not told.error else draft.now.s - UNANSWERED_S + 1.0
-        after = Asked(told.how, at_s, not told.error)
+        after = replace(asked, at_s=at_s, heard=not told.error)
         draft.lives[live.job] = replace(live, asked={**live.asked, told.node: after})
 
 
@@ -162,8 +162,9 @@ def _ask(draft: Draft, job: str, node: str, how: str) -> None:
         grace_s = draft.records[job].job.recovery.grace_s if how == "preempt" else 0.0
         if now_s - asked.at_s < (UNHEEDED_S + grace_s if asked.heard else UNANSWERED_S):
             return
-    draft.lives[job] = replace(live, asked={**live.asked, node: Asked(how, now_s)})
-    draft.command(Stop(node, job, live.epoch, how))
+    since_s = asked.since_s if asked and asked.how == how else now_s
+    draft.lives[job] = replace(live, asked={**live.asked, node: Asked(how, now_s, since_s=since_s)})
+    draft.command(Stop(node, job, live.epoch, how, now_s))
 
 
 def _conclude(draft: Draft, live: Live) -> None:
@@ -209,4 +210,4 @@ def release(draft: Draft) -> None:
     for place, kept in draft.releasing.items():
         if draft.now.s - kept.asked_s > UNANSWERED_S:
             draft.releasing[place] = replace(kept, asked_s=draft.now.s)
-            draft.command(Release(place))
+            draft.command(Release(place, draft.now.s))

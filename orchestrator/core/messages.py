@@ -196,13 +196,16 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A node was asked to stop an attempt; `error` is "" when it has heard. It runs until it reports its end."""
+    """A node was asked to stop an attempt; `error` is "" when it has heard. It runs until it reports its end. `asked_s`
+    is of the command that it answers.
+    """
 
     node: str
     job: str
     epoch: int
     how: str
     error: str = ""
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +224,11 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The reservation of a place went back, or `error`
-    says why not.
-    """
+    """The reservation of a place went back, or `error` says why not. `asked_s` is of the command that it answers."""
 
     place: str
     error: str = ""
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

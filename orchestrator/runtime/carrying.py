@@ -138,8 +138,8 @@ class Carrier:
                 if release.place not in self._taken:
                     reservations.release(release.place)
         except PolyfleetError as e:
-            return Released(release.place, str(e))
-        return Released(release.place)
+            return Released(release.place, str(e), release.asked_s)
+        return Released(release.place, asked_s=release.asked_s)
 
     def _replicated(self, asked: c.Replicate) -> Message:
         try:
@@ -175,7 +175,7 @@ class Carrier:
 
     def _stop(self, stop: c.Stop) -> None:
         def told(error: BaseException | None) -> None:
-            self._post(Stopped(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else ""))
+            self._post(Stopped(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else "", stop.asked_s))
 
         self._agents.tell(stop.node, "stop", stop.job, stop.epoch, stop.how, done=told)
 

@@ -62,7 +62,7 @@ class Carrying:
         generation = self.server.generation
 
         def then(error: Exception | None) -> None:
-            self.server.tell(m.Stopped(node, job, epoch, how, str(error) if error else ""))
+            self.server.tell(m.Stopped(node, job, epoch, how, str(error) if error else "", command.asked_s))
 
         self.ask(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, how), then)
 
@@ -86,17 +86,17 @@ class Carrying:
 
     def release(self, command: c.Release) -> None:
         self.taken.discard(command.place)
-        self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command.place)
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command)
 
-    def _released(self, place: str) -> None:
+    def _released(self, command: c.Release) -> None:
         """Unless the next attempt has taken it over meanwhile."""
         ray = self.world.ray
         if ray.away:
-            self.server.tell(m.Released(place, "Ray's head does not answer"))
+            self.server.tell(m.Released(command.place, "Ray's head does not answer", command.asked_s))
             return
-        if place not in self.taken:
-            ray.reserved.pop(place, None)
-        self.server.tell(m.Released(place))
+        if command.place not in self.taken:
+            ray.reserved.pop(command.place, None)
+        self.server.tell(m.Released(command.place, asked_s=command.asked_s))
 
     def replicate(self, command: c.Replicate) -> None:
         """The first copy of a job finds a full disk."""

@@ -145,7 +145,7 @@ class Controlling(ABC):
                 case c.Stop():
                     acted |= self._stop(command)
                 case c.Release():
-                    self.tell(m.Released(command.place))
+                    self.tell(m.Released(command.place, asked_s=command.asked_s))
                 case c.Fence():
                     self.tell(m.Fenced(command.job, command.epoch, command.epoch, asked_s=command.asked_s))
                 case c.MakeAgent():
@@ -157,7 +157,7 @@ class Controlling(ABC):
         self.tell(m.Launched(command.job, command.epoch))
 
     def _stop(self, command: c.Stop) -> bool:
-        self.tell(m.Stopped(command.node, command.job, command.epoch, command.how))
+        self.tell(m.Stopped(command.node, command.job, command.epoch, command.how, asked_s=command.asked_s))
         runs = self.running.get(command.job)
         if runs is None or runs.epoch != command.epoch:
             return False

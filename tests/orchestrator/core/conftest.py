@@ -68,15 +68,16 @@ class Controller:
         self.tell(m.Joined())
 
     def tell(self, message, after_s=0.0):
-        """(events as (job, event, epoch), commands), `after_s` seconds later. A fence's answer is of the newest
-        command, unless it says of when it is; in commands that time is left out.
+        """(events as (job, event, epoch), commands), `after_s` seconds later. An answer is of the newest command,
+        unless it says of when it is; in commands that time is left out.
         """
         self.s += after_s
-        if isinstance(message, m.Fenced) and not message.asked_s:
+        if isinstance(message, m.Fenced | m.Stopped | m.Released) and not message.asked_s:
             message = replace(message, asked_s=self.s)
         done = step(self.control, message, Now(self.s, self.wall_s))
         self.control, self.events = done.control, done.events
-        commands = [replace(x, asked_s=0.0) if isinstance(x, commands_.Fence) else x for x in done.commands]
+        timed = commands_.Fence | commands_.Stop | commands_.Release
+        commands = [replace(x, asked_s=0.0) if isinstance(x, timed) else x for x in done.commands]
         return [(e.job, e.event, e.epoch) for e in done.events], commands
 
     def tick(self, after_s=0.0, **told):

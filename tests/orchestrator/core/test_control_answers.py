@@ -1,0 +1,51 @@
+"""An answer counts for the command that it answers, and for none that was given later."""
+
+from orchestrator.core import messages as m
+from orchestrator.core.commands import Release, Stop
+
+
+def releases(commands):
+    return [x for x in commands if isinstance(x, Release)]
+
+
+def test_the_late_answer_of_a_release_does_not_count_for_what_was_reserved_anew(c, w, t):
+    """Ray would keep it for nobody until its reservations are listed."""
+    c.node("a")
+    place = c.run(w.job("first", w.want("cpu"))).place
+    c.hear("a", t.ended("first", 1))
+    assert releases(c.tick()[1]) == [Release(place)]
+    first_s = c.control.releasing[place].asked_s
+    c.hear("a", there=())
+    assert c.place(w.job("second", w.want("cpu"))).place == place
+    c.tell(m.LaunchFailed("second", 1, "launch", "node a gave no answer"), 0.5)
+    c.tell(m.Released(place, asked_s=first_s))
+    assert place in c.control.releasing
+    assert releases(c.tick()[1]) == [Release(place)]
+    c.tell(m.Released(place))
+    assert place not in c.control.releasing
+
+
+def test_the_late_answer_of_a_stop_from_before_the_fence_stood_does_not_count_for_the_next(c, w):
+    """A start that was on its way then may have arrived since: only what its node says after a new stop is proof."""
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.hear("a", there=())
+    assert Stop("a", "j", 1, "fence") in c.tick()[1]
+    first_s = c.control.lives["j"].asked["a"].since_s
+    assert c.tell(m.Fenced("j", 2, stands=2), 0.5)[1] == [Stop("a", "j", 1, "fence")]
+    c.tell(m.Stopped("a", "j", 1, "fence", asked_s=first_s))
+    c.hear("a", there=(), after_s=0.5)
+    assert c.tick()[0] == []
+    c.tell(m.Stopped("a", "j", 1, "fence"))
+    c.hear("a", there=(), after_s=0.5)
+    assert c.tick()[0][0] == ("j", "interrupted", 1)
+
+
+def test_the_error_of_a_try_does_not_undo_the_answer_of_another(c, w):
+    """It would be asked again at once, although it has heard."""
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.tell(m.CancelAsked("j"))
+    c.tell(m.Stopped("a", "j", 1, "cancel"))
+    c.tell(m.Stopped("a", "j", 1, "cancel", "node a gave no answer within 3 s"))
+    assert c.control.lives["j"].asked["a"].heard
