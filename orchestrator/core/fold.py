@@ -246,7 +246,8 @@ def _placed(record: Record, event: Event) -> Record:
 def _started(record: Record, event: Event) -> Record:
     first_s = event.time_s if record.started_s is None else record.started_s
     after = replace(_last(record, started_s=event.time_s), started_s=first_s)
-    return replace(after, job=replace(after.job, overtaken=False)) if after.job.overtaken else after
+    guarded = after.job.overtaken and after.job.epoch <= after.job.floor  # an older attempt than may run elsewhere
+    return replace(after, job=replace(after.job, overtaken=guarded))
 
 
 def _attempt_ended(record: Record, event: Event) -> Record:

@@ -11,7 +11,7 @@ from orchestrator.store.codec import decode as json_of
 from orchestrator.store.codec import encode as text_of
 from orchestrator.store.damage import Damaged
 
-FOLD = 1
+FOLD = 2
 """Raised when the same events fold to another Record although its fields are the same."""
 
 

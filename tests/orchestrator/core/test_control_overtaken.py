@@ -92,3 +92,17 @@ def test_a_cancelled_job_waits_for_nothing(c, w):
     assert c.tell(m.CancelAsked("j"))[0] == [("j", "cancelled", 1)]
     assert not c.control.overtaken
     assert c.tell(m.Fenced("j", 4, stands=4)) == ([], [])
+
+
+def test_an_attempt_placed_before_a_newer_one_was_known_does_not_end_the_wait_for_that(c, w, t):
+    """It may run on a node that is silent: the next is placed once its lease has passed."""
+    c.node("a")
+    c.place(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0)))
+    assert c.hear("a", epochs={"j": 5})[0] == [("j", "overtaken", 1)]
+    c.tell(m.Launched("j", 1))
+    assert c.hear("a", t.report("j", 1, 0, "running"))[0] == [("j", "started", 1)]
+    assert c.hear("a", t.ended("j", 1, 0, "preempted"))[0] == [("j", "interrupted", 1)]
+    c.hear("a", there=())
+    events, commands = c.tick()
+    assert events == [] and Fence("j", 5) in commands
+    assert "may still run" in why(c)

@@ -196,6 +196,13 @@ def test_an_epoch_that_a_node_has_seen_is_never_used_again(w):
     assert not apply(again, Event("j", "started", 6, 9.0)).job.overtaken
 
 
+def test_the_start_of_an_older_attempt_says_nothing_of_a_newer_one_that_a_node_has_seen(w):
+    """It was placed before the log knew; once it has ended, the newer one may still run."""
+    record = story(w, ("placed", 1, place()), ("overtaken", 1, {"node": "a", "seen": 5}))
+    started = apply(record, Event("j", "started", 1, 9.0))
+    assert (started.job.state, started.job.overtaken, started.job.next_epoch) == ("RUNNING", True, 6)
+
+
 def test_a_migration_replaces_the_candidates_and_the_search_starts_anew(w):
     to = w.want("tpu:v5e")
     record = story(w, ("placed", 1, place()), ("migrated", 0, {"candidates": [to_plain(to)], "reason": "moves"}))
