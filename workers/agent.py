@@ -128,9 +128,9 @@ class Agent(NodeFiles, NodeExecs):
         self._attempts.wake()
 
     def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
-        """Start the ranks of an Order here; where it names no meeting point, we do. Idempotent. Raises Conflict for an
-        epoch that is past or was stopped, and TakenOver for an older controller, as all calls that act; FleetError
-        where its fence cannot be read.
+        """Start the ranks of an Order here; where it names no meeting point, we do. Idempotent. Raises EpochPast for
+        one that is past or was stopped, and TakenOver for an older controller, as all calls that act; FleetError where
+        its fence cannot be read.
         """
         self._generation.admit(generation)
         try:

@@ -24,6 +24,15 @@ class TakenOver(Conflict):
         self.generation, self.seen = generation, seen
 
 
+class EpochPast(Conflict):
+    """An attempt that may not be started. `newest` is the highest epoch of its job known where it was refused."""
+
+    def __init__(self, message: str, newest: int):
+        super().__init__(message)
+        self.args = (message, newest)
+        self.newest = newest
+
+
 class BackendUnavailable(UserError):
     """A backend that was asked for and that this environment or node does not have.
 

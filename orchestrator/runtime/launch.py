@@ -22,6 +22,7 @@ from orchestrator.runtime.handing_on import HandedOn, hand_on
 from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.room import NoRoom
 from orchestrator.runtime.secrets import resolve_secrets
+from workers.errors import EpochPast
 from workers.messages import Order
 
 MOST_NODES_AT_ONCE = 32
@@ -111,7 +112,8 @@ class Launcher:
         failed = self._on_each(given, lambda node: self._order(node, given[node], secrets))
         if failed:
             refused = {node for node, e in failed.items() if isinstance(e, UserError | Conflict)}
-            first = next(failed[node] for node in asked.nodes if node in failed)
+            causes = [failed[node] for node in asked.nodes if node in failed]
+            first = next((e for e in causes if isinstance(e, EpochPast)), causes[0])
             maybe = tuple(node for node in asked.nodes if node not in refused)
             raise NotStarted(first, maybe, tuple(node for node in maybe if node in failed))
 
@@ -134,11 +136,9 @@ def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
 
 
 def _failed(asked: Launch, error: PolyfleetError) -> LaunchFailed:
-    """What the user got wrong ends the job; trouble of the fleet does not. A node that has seen a newer epoch refuses
-    this one as past.
-    """
+    """What the user got wrong ends the job; trouble of the fleet does not."""
     of_the_user = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
-    seen = asked.epoch if isinstance(error, Conflict) else 0
+    seen = error.newest if isinstance(error, EpochPast) else 0
     return LaunchFailed(asked.job, asked.epoch, "user" if of_the_user else "launch", str(error), seen=seen)
 
 

@@ -4,6 +4,8 @@ where no job names them any more.
 
 import json
 import logging
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ PIECE_BYTES = 4 << 20
 class Packages:
     def __init__(self, folder: Path):
         self._folder, self._uses = folder, Uses()
+        self._sending: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".incoming-*"):  # of a server that was killed; one serves this home at a time
             left.unlink(missing_ok=True)
@@ -88,9 +91,14 @@ class Packages:
                     self._names(sha).unlink(missing_ok=True)
 
     def send(self, sha: str, node: str, agents: Agents) -> None:
-        """Make sure `node` has it. The node checks the digest before it uses it."""
-        if agents.call(node, "has_package", sha):
-            return
+        """Make sure `node` has it. The node checks the digest before it uses it. Two launches take turns: it takes the
+        pieces of one upload in their order.
+        """
+        with self._sending[sha, node]:
+            if not agents.call(node, "has_package", sha):
+                self._send(sha, node, agents)
+
+    def _send(self, sha: str, node: str, agents: Agents) -> None:
         size = self.path(sha).stat().st_size
         with self.path(sha).open("rb") as f:
             while piece := f.read(PIECE_BYTES):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cluster.errors import Conflict, FleetError, UserError
+from cluster.errors import FleetError, UserError
 from workers.attempt import launch, lease, life, removal
 from workers.attempt.attempt import Attempt
 from workers.attempt.fence import Fences, Unreadable
@@ -15,6 +15,7 @@ from workers.attempt.records import AttemptId, Folder, parse
 from workers.attempt.starting import Starter
 from workers.attempt.stopped import Stopped
 from workers.data_cache import DataCache
+from workers.errors import EpochPast
 from workers.messages import PROTOCOL, Order, ScriptCheckpoint, Unusable
 from workers.packages import Packages
 
@@ -46,7 +47,7 @@ class Attempts(Known):
         self._fences, self._starter = fences or Fences(), starter or Starter()
 
     def start(self, order: Order, secrets: Mapping[str, str], interface: str = "") -> None:
-        """Idempotent. Raises UserError for an order that cannot be followed, Conflict for an epoch that is past or was
+        """Idempotent. Raises UserError for an order that cannot be followed, EpochPast for one that is past or was
         stopped, FleetError where nobody tells whether it is past.
 
         Its lease begins when its fence was read: an agent that is frozen before it starts the ranks starts none.
@@ -85,16 +86,19 @@ class Attempts(Known):
                 "it is tried again; Ray's head must answer",
             ) from None
         if attempt.epoch < fence:
-            raise Conflict(f"epoch {attempt.epoch} of {attempt.job} is past: epoch {fence} has taken over")
+            raise EpochPast(f"epoch {attempt.epoch} of {attempt.job} is past: epoch {fence} has taken over", fence)
 
     def _refuse_past(self, attempt: AttemptId, folder: Folder) -> None:
         newest = self._epochs.get(attempt.job, 0)
         if newest > attempt.epoch:
-            raise Conflict(f"epoch {attempt.epoch} of {attempt.job} is past: this node has seen epoch {newest}")
+            told = f"epoch {attempt.epoch} of {attempt.job} is past: this node has seen epoch {newest}"
+            raise EpochPast(told, newest)
         if folder.forgotten.exists():
-            raise Conflict(f"epoch {attempt.epoch} of {attempt.job} has run on node {self._node} and was forgotten")
+            told = f"epoch {attempt.epoch} of {attempt.job} has run on node {self._node} and was forgotten"
+            raise EpochPast(told, attempt.epoch)
         if not folder.supervisor.exists() and self._stopped.has(attempt.job, attempt.epoch):
-            raise Conflict(f"epoch {attempt.epoch} of {attempt.job} was stopped before it was started here")
+            told = f"epoch {attempt.epoch} of {attempt.job} was stopped before it was started here"
+            raise EpochPast(told, attempt.epoch)
 
     def _end_older(self, attempt: AttemptId) -> None:
         """Two attempts of a job never run here at once. Raises FleetError where an older one does not end in time."""
@@ -127,7 +131,8 @@ class Attempts(Known):
             self._ids.setdefault(attempt.job, set()).add(attempt)
             if lock is not None and not known.begin():
                 os.close(lock)
-                raise Conflict(f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran")
+                told = f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran"
+                raise EpochPast(told, attempt.epoch)
         try:
             yield lock
         finally:
