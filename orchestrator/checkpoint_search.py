@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, nearest
 from cluster.places import Place
-from orchestrator.core.nodes import SILENT_S
+from orchestrator.core.timing import NODE_SILENT_S
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
@@ -82,7 +82,7 @@ class Storages:
         been silent come last.
         """
         first, now_s = self.node_of(pool, field), time.monotonic()
-        serving = sorted(self._agents.of_pool(pool), key=lambda one: one[1].silent_s(now_s) > SILENT_S)
+        serving = sorted(self._agents.of_pool(pool), key=lambda one: one[1].silent_s(now_s) > NODE_SILENT_S)
         by_storage: dict[str, str] = {}
         for name, node in serving:
             by_storage.setdefault(node.facts.storage_id if node.facts else "", name)

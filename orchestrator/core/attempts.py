@@ -14,9 +14,6 @@ from workers.messages import PHASES, Outcome
 ORDER = ("", *PHASES)
 """Phases of a part, in this order only; "" until its node has reported it."""
 
-MARGIN_S = 2.0
-"""Added to a lease: a supervisor looks at its lease every half second, and then ends its processes."""
-
 
 def ranks_of(task: str, launch: str, devices: int) -> int:
     """On one node with so many devices of it: one for each in a training, and where a command is launched so; else one

@@ -9,7 +9,7 @@ lease later, or as soon as its node itself says that nothing of it runs.
 from dataclasses import replace
 
 from orchestrator.core import ending, nodes
-from orchestrator.core.attempts import MARGIN_S, Live, Lowering, Part
+from orchestrator.core.attempts import Live, Lowering, Part
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.endings import lost
@@ -18,11 +18,8 @@ from orchestrator.core.messages import Fenced, Now
 from orchestrator.core.model import Job
 from orchestrator.core.orders import PATIENT_LEASE_S
 from orchestrator.core.states import State
+from orchestrator.core.timing import LEASE_MARGIN_S, NODE_SILENT_S
 
-SILENT_S = 6.5
-"""So long after the last answer of a node its attempts are fenced. A node that ended is often back by then, and its
-attempts go on. With the lease that follows, an attempt is placed anew within 20 s.
-"""
 UNANSWERED_S = 3.0
 LAUNCHED_S = 10.0
 """A launch that takes longer is told of."""
@@ -33,7 +30,7 @@ CANCELLED_S = 30.0
 def look(draft: Draft) -> None:
     """Once per tick, at every attempt but those of which there is nothing to be said."""
     now_s = draft.now.s
-    heard = {n.name for n in draft.nodes.values() if not n.lost and n.silent_s(now_s) <= SILENT_S}
+    heard = {n.name for n in draft.nodes.values() if not n.lost and n.silent_s(now_s) <= NODE_SILENT_S}
     for live in draft.lives.values():
         if not (live.launching or _is_well(draft, live, heard)):
             _look(draft, live)
@@ -74,11 +71,11 @@ def _doubt(draft: Draft, live: Live, part: Part) -> str:
         return ""  # nobody could be heard
     node, now_s = draft.nodes.get(part.node), draft.now.s
     if node is None:
-        return f"node {part.node} is not in the fleet" if now_s - live.since_s > SILENT_S else ""
+        return f"node {part.node} is not in the fleet" if now_s - live.since_s > NODE_SILENT_S else ""
     silent_s = now_s - max(node.heard_s, live.since_s)
     if node.lost:
-        return f"node {node.name} was lost: {node.lost}" if silent_s > SILENT_S else ""
-    return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
+        return f"node {node.name} was lost: {node.lost}" if silent_s > NODE_SILENT_S else ""
+    return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else ""
 
 
 def rejoined(draft: Draft) -> None:
@@ -217,7 +214,7 @@ def _lapses_s(draft: Draft, live: Live, rank: int) -> float:
     raylet was started again has a second name until Ray has missed the first.
     """
     name, key = live.parts[rank].node, live.part_key(rank)
-    node, given_s = draft.nodes.get(name), lease_s(draft.records[live.job].job) + MARGIN_S
+    node, given_s = draft.nodes.get(name), lease_s(draft.records[live.job].job) + LEASE_MARGIN_S
     renewed_s = max(live.fenced_s or draft.now.s, node.heard_s if node else 0.0)
     if draft.now.s > renewed_s + given_s:  # no sooner: this looks at all nodes
         seconds = (n for n in draft.nodes.now.values() if n.same_as == name and n.runs(key))

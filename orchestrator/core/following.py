@@ -12,6 +12,7 @@ from orchestrator.core.endings import lost
 from orchestrator.core.messages import Heartbeat, Spoiled
 from orchestrator.core.nodes import Node, Stranger
 from orchestrator.core.states import State
+from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import AttemptReport, RankEvent
 
 AGAIN_S = 2.0
@@ -24,7 +25,7 @@ def heard(draft: Draft, beat: Heartbeat) -> None:
     if node is None or node.ray_id != beat.ray_id:
         return
     was_closed = (
-        bool(node.broken) or node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > nodes.SILENT_S
+        bool(node.broken) or node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > NODE_SILENT_S
     )
     before = node.notice
     draft.nodes[node.name] = node = _refreshed(node, beat, draft.now.s)

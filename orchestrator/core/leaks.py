@@ -8,12 +8,12 @@ group that is gone. Only a new raylet knows better: such a node is started again
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from orchestrator.core.attempts import MARGIN_S
 from orchestrator.core.commands import RestartNode
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.messages import NotRestarted, Now, Tick
 from orchestrator.core.nodes import Node, Withheld
 from orchestrator.core.states import TERMINAL
+from orchestrator.core.timing import LEASE_MARGIN_S
 
 SOON_S = 10.0
 """What ends in the ordinary way has been put away by then."""
@@ -95,7 +95,7 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
         record = control.records[live.job]
         job = record.job
         kept_s = 0.0 if live.cancelled_s is None else now.s - live.cancelled_s
-        if job.state in TERMINAL and kept_s > job.recovery.lease_s + MARGIN_S + SOON_S:
+        if job.state in TERMINAL and kept_s > job.recovery.lease_s + LEASE_MARGIN_S + SOON_S:
             devices = ", ".join(f"{part.devices_id} {list(part.numbers)}" for part in live.parts)
             since = f"cancelled {kept_s:.0f} s ago; its launch has not ended"
             if not live.launching:

@@ -8,15 +8,13 @@ from cluster.vocabulary import Device, NodeFacts
 from orchestrator.core.durations import told_s
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices, Event
+from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import PROTOCOL
 
 OWNER = "node/"
 """Events of a node stand in the log under this and its name; no job may be called so."""
 
 EVENTS = ("drained", "undrained")
-
-SILENT_S = 8.0
-"""An agent answers within its watch of two seconds. After so long nothing new is placed there."""
 
 FAILURES = 3
 WITHIN_S = 600.0
@@ -152,7 +150,7 @@ def away_reason(node: Node | None, now_s: float) -> str:
     if node.resting:
         return f"which is resting; `polyfleet node resume {node.name}` wakes it"
     silent_s = node.silent_s(now_s)
-    if node.facts is None or silent_s > SILENT_S:
+    if node.facts is None or silent_s > NODE_SILENT_S:
         return f"which has not answered for {told_s(max(silent_s, 0.0))}"
     return ""
 
@@ -188,7 +186,7 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
         )
     if node.withheld and (node.withheld.closing or node.restarts(now_s)):
         return f"node {node.name} is being restarted: Ray keeps its devices reserved although nothing uses them"
-    if (silent_s := node.silent_s(now_s)) > SILENT_S:
+    if (silent_s := node.silent_s(now_s)) > NODE_SILENT_S:
         return f"node {node.name} has not answered for {silent_s:.0f} s"
     return ""
 

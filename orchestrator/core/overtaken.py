@@ -7,13 +7,13 @@ controller, for an attempt of its own.
 
 from dataclasses import replace
 
-from orchestrator.core.attempts import MARGIN_S
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Control, Draft, Overtaken
 from orchestrator.core.fencing import UNANSWERED_S, lease_s
 from orchestrator.core.messages import Fenced
 from orchestrator.core.model import Job
 from orchestrator.core.states import WAITING
+from orchestrator.core.timing import LEASE_MARGIN_S
 
 
 def look(draft: Draft) -> None:
@@ -70,7 +70,7 @@ def waits(control: Control, now_s: float) -> dict[str, str]:
 def _left_s(job: Job, known: Overtaken, now_s: float) -> float:
     if known.floor != job.floor or known.stood_s is None:
         return float("inf")
-    return known.stood_s + lease_s(job) + MARGIN_S - now_s
+    return known.stood_s + lease_s(job) + LEASE_MARGIN_S - now_s
 
 
 def _sentence(job: Job, known: Overtaken, left_s: float) -> str:

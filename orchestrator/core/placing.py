@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from orchestrator.core import ending, fold, nodes, overtaken, scaling
-from orchestrator.core.attempts import MARGIN_S, live_of, node_of
+from orchestrator.core.attempts import live_of, node_of
 from orchestrator.core.draft import Control, Draft
 from orchestrator.core.explain import never
 from orchestrator.core.fencing import lease_s
@@ -15,6 +15,7 @@ from orchestrator.core.orders import Share, launch
 from orchestrator.core.plan import plan
 from orchestrator.core.states import WAITING
 from orchestrator.core.throughput import Throughput
+from orchestrator.core.timing import LEASE_MARGIN_S
 
 STARTS_AT_ONCE = 100
 """Of one plan: with a thousand nodes a start takes some milliseconds to choose, and agents wait for answers."""
@@ -107,7 +108,7 @@ def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
             ended = any(a.epoch == int(epoch) and a.ended_s is not None for a in record.attempts)
             past = ended or int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
             renewed_s = record.job.recovery.lease_s if ended else lease_s(record.job)
-            if not past or node.silent_s(now_s) <= renewed_s + MARGIN_S:
+            if not past or node.silent_s(now_s) <= renewed_s + LEASE_MARGIN_S:
                 found[job] = f"waits for its attempt {job}.{epoch} on node {node.name} to end, which was replaced"
     return found
 

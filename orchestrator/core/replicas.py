@@ -16,6 +16,7 @@ from orchestrator.core.draft import Copying, Draft
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import Replicated
 from orchestrator.core.nodes import Node
+from orchestrator.core.timing import NODE_SILENT_S
 
 MOST = 4
 """Copies under way at once, of all jobs."""
@@ -85,7 +86,7 @@ def _is_due(draft: Draft, record: Record) -> bool:
 def _begin(draft: Draft, record: Record) -> None:
     point, copying = record.checkpoint or {}, _of(draft, record.job.id)
     source = draft.nodes.get(point["node"])
-    if source is None or not source.ready or source.silent_s(draft.now.s) > nodes.SILENT_S:
+    if source is None or not source.ready or source.silent_s(draft.now.s) > NODE_SILENT_S:
         return  # nobody can read it now; its job goes on elsewhere, or its node comes back
     open_ = [n for n in draft.nodes.values() if not nodes.closed(n, draft.drained.now, draft.now.s)]
     target, why = choose(record, source, draft.nodes.values(), open_, copying.failed)

@@ -15,7 +15,8 @@ from cluster.errors import FleetError, NotFound, SpecError, UserError
 from cluster.places import Place
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.commands import Launch
-from orchestrator.core.nodes import SILENT_S, Node
+from orchestrator.core.nodes import Node
+from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime.agents import Agents
 from workers.errors import CheckpointError
 
@@ -191,7 +192,7 @@ class Bringer:
 
 def _answers(node: Node) -> bool:
     """Ray may list one that is cut off for another minute."""
-    return node.silent_s(time.monotonic()) <= SILENT_S
+    return node.silent_s(time.monotonic()) <= NODE_SILENT_S
 
 
 def _where(source: Data, pool: str) -> str:

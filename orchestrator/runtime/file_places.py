@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.errors import FleetError
 from cluster.vocabulary import NodeFacts
 from orchestrator.core.attempts import Ran
-from orchestrator.core.nodes import SILENT_S
+from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.steps import now
 
@@ -76,7 +76,7 @@ class FilePlaces:
         """The node itself first, then others that may see its storage. One that has been silent is asked for nothing:
         whoever takes over from it would wait for it.
         """
-        ready = {name: other for name, other in self._agents.ready() if other.silent_s(now().s) <= SILENT_S}
+        ready = {name: other for name, other in self._agents.ready() if other.silent_s(now().s) <= NODE_SILENT_S}
         if node in ready:
             yield node
             return

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 
 from cluster.vocabulary import Finding
 from orchestrator.core.leaks import Leak
+from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime import travelling
 from orchestrator.runtime.agents import NO_FLEET
 from orchestrator.runtime.engine import Blocked
 from orchestrator.runtime.link import HEAD_GONE, HEAD_STARTS
 
 TURN_LATE_S = 5.0
-SILENT_S = 6.0
-"""Three watches of two seconds."""
-
 STARTING_S = 60.0
 TROUBLE_S = 3.0
 """To join a cluster takes a second; longer is worth telling."""
@@ -164,7 +162,7 @@ def _nodes(seen: Seen) -> Iterator[NoteOf]:
         elif node.lost:
             remedy = "the server starts it again" if seen.repairing else "`polyfleet up` restarts lost nodes"
             yield node.node, Finding("error", "node", f"lost: {node.lost}", remedy)
-        elif node.silent_s > (SILENT_S if node.ready else STARTING_S):
+        elif node.silent_s > (NODE_SILENT_S if node.ready else STARTING_S):
             said = f"its agent has not answered for {age(node.silent_s)}"
             yield node.node, Finding("warning", "agent", said, "it is started again if it stays silent")
 

@@ -14,6 +14,7 @@ from orchestrator.core.placing import devices_of
 from orchestrator.core.progress import devices_of as devices_of_attempt
 from orchestrator.core.remaining import Known, Source, remaining
 from orchestrator.core.states import TERMINAL, State
+from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import ScriptCheckpoint
 
 
@@ -167,7 +168,7 @@ def _state(node: Node, control: Control, now_s: float) -> str:
     if node.quarantined_until_s > now_s:
         return "quarantined"
     silent_s = node.silent_s(now_s)
-    return f"silent for {silent_s:.0f} s" if silent_s > nodes.SILENT_S else "ready"
+    return f"silent for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else "ready"
 
 
 def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, leased: Leased) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def launch_answers_dropped() -> list[Change]:
 
 def silence_never_missed() -> list[Change]:
     """An agent that does not answer is waited for without end."""
-    return [(fencing, "SILENT_S", 1e9), (membership, "HUNG_S", 1e9), (nodes, "SILENT_S", 1e9)]
+    return [(fencing, "NODE_SILENT_S", 1e9), (membership, "HUNG_S", 1e9), (nodes, "NODE_SILENT_S", 1e9)]
 
 
 def no_wait_after_the_fence() -> list[Change]:

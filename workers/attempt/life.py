@@ -15,8 +15,10 @@ from workers.attempt.processes import Process
 from workers.attempt.records import Folder, read_json, write_json
 from workers.messages import STOPS
 
-LEASE_MARGIN_S = 2.0
-"""Past the lease, until we kill the supervisor: it looks four times a second, and kills its ranks at once."""
+LEASE_MARGIN_S = 1.0
+"""Past the lease, until we kill the supervisor: it looks four times a second, and kills its ranks at once. A second
+later the controller may place the job anew.
+"""
 STOP_MARGIN_S = 15.0
 """Past a stop's grace: a supervisor waits up to 10 s for ranks that the kernel cannot kill, 1 s for their output."""
 CANCEL_GRACE_S = 2.0

@@ -1,0 +1,45 @@
+"""What must be true between limits of time that lie in several places: each is right only beside the others."""
+
+from orchestrator.core import fencing, membership, nodes, timing
+from orchestrator.core.model import Recovery
+from orchestrator.runtime import controller, health, steps
+from workers import agent
+from workers.attempt import attempt, fence, life, supervisor
+
+LEASE_S = Recovery().lease_s
+
+
+def test_a_node_whose_attempts_are_fenced_off_gets_no_new_work(c, w):
+    c.node("a", count=2)
+    c.run(w.job("j", w.want("cpu")))
+    _, commands = c.tick(timing.NODE_SILENT_S + 0.1)
+    assert [x.epoch for x in commands if hasattr(x, "lower")] == [2]
+    assert nodes.closed(c.control.nodes["a"], {}, c.s) == "node a has not answered for 7 s"
+    c.submit(w.job("next", w.want("cpu")))
+    assert c.tick(0.5)[0] == []
+
+
+def test_one_limit_says_that_a_node_is_silent():
+    assert nodes.NODE_SILENT_S == fencing.NODE_SILENT_S == health.NODE_SILENT_S == timing.NODE_SILENT_S
+
+
+def test_an_agent_that_hangs_is_started_again_before_its_node_counts_as_silent():
+    assert controller.WATCH_S + 1.0 < membership.HUNG_S < timing.NODE_SILENT_S
+    assert membership.HUNG_S + 3.0 < LEASE_S, "the next one renews the leases in time"
+
+
+def test_a_lost_node_is_replaced_within_twenty_seconds():
+    assert timing.NODE_SILENT_S + LEASE_S + timing.LEASE_MARGIN_S + 2 * steps.TURN_S <= 20.0
+
+
+def test_an_agent_has_killed_a_supervisor_that_was_stopped_before_its_part_counts_as_ended():
+    looks_s = attempt.LOOK_FOR_SUPERVISOR_S + 0.5  # what it then has to do
+    assert life.LEASE_MARGIN_S + looks_s < timing.LEASE_MARGIN_S
+
+
+def test_a_supervisor_looks_at_its_lease_before_its_agent_kills_it():
+    assert supervisor.LOOK_EVERY_S < life.LEASE_MARGIN_S
+
+
+def test_a_fence_is_read_in_time_to_renew_a_lease_while_the_server_is_silent():
+    assert agent.FENCE_EVERY_S + LEASE_S / 3 + fence.SHARE_OF_LEASE * LEASE_S < LEASE_S
