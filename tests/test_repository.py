@@ -19,7 +19,7 @@ CORE = "orchestrator/core/"
 SIMULATOR = "orchestrator/simulate/"
 TELLING = {
     *("attempts", "commands", "control", "draft", "explain", "fold", "messages", "model", "nodes", "points", "states"),
-    *("line", "offer", "policy", "remaining", "throughput", "what_if"),
+    *("line", "offer", "policy", "remaining", "throughput", "timing", "what_if"),
 }
 """Modules of the core that say what things are, and the one function `step`. All others decide."""
 TOLD_BY_DECIDING = {

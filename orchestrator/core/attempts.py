@@ -128,6 +128,7 @@ class Live:
     """`launching` until the launch has answered. `since_s`: from then on its nodes must know it. `fence_known`: this
     process launched it, or has read that its fence does not stand above it.
 
+    `read_s`: when it was last asked how that fence stands.
     `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood; `raised_s`: when it
     was first asked for since it was last lowered; `lowering` until it is confirmed that it was. `asked` is by node.
     `cut_off`: why a fence was raised, or its launch failed in part: what its nodes tell while it explains that follows
@@ -145,6 +146,7 @@ class Live:
     told_at: int = 0
     asked: Mapping[str, Asked] = field(default_factory=dict)
     fence_known: bool = True
+    read_s: float = 0.0
     fence_asked_s: float | None = None
     fenced_s: float | None = None
     raised_s: float = 0.0

@@ -39,7 +39,7 @@ def look(draft: Draft) -> None:
 def _is_well(draft: Draft, live: Live, heard: set[str]) -> bool:
     """All of it is where it should be, and nobody wants it to stop."""
     cut_off = live.cut_off is not None and live.cut_off.over_s is None
-    if cut_off or live.overruled or live.fence_asked_s is not None or live.lowering is not None:
+    if cut_off or live.overruled or live.fence_asked_s is not None or live.lowering or not live.fence_known:
         return False
     if draft.records[live.job].job.state not in WORKING:
         return False
@@ -47,7 +47,7 @@ def _is_well(draft: Draft, live: Live, heard: set[str]) -> bool:
 
 
 def _look(draft: Draft, live: Live) -> None:
-    live = _lower_again(draft, live)
+    live = _read_again(draft, _lower_again(draft, live))
     doubtful = [rank for rank, part in enumerate(live.parts) if part.outcome is None and _doubt(draft, live, part)]
     if not doubtful:
         _lower(draft, live)
@@ -91,8 +91,7 @@ def rejoined(draft: Draft) -> None:
         elif live.overruled or (live.fence_known and live.fence_asked_s is not None):
             _ask_to_raise(draft, replace(live, fence_asked_s=None, fenced_s=None))
         else:
-            draft.lives[live.job] = replace(live, fence_asked_s=None, fence_known=False)
-            draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
+            _ask_to_read(draft, replace(live, fence_asked_s=None, fence_known=False))
 
 
 def _raise(draft: Draft, live: Live, why: str) -> None:
@@ -138,6 +137,19 @@ def _lower_again(draft: Draft, live: Live) -> Live:
     if live.lowering is None or draft.now.s - live.lowering.asked_s <= UNANSWERED_S:
         return live
     return _ask_to_lower(draft, live)
+
+
+def _read_again(draft: Draft, live: Live) -> Live:
+    """Until it is known: a server before us may have raised it, and its ranks save nothing until it is taken down."""
+    if live.fence_known or live.fence_asked_s is not None or draft.now.s - live.read_s <= UNANSWERED_S:
+        return live
+    return _ask_to_read(draft, live)
+
+
+def _ask_to_read(draft: Draft, live: Live) -> Live:
+    draft.lives[live.job] = live = replace(live, read_s=draft.now.s)
+    draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
+    return live
 
 
 def _ask_to_lower(draft: Draft, live: Live) -> Live:

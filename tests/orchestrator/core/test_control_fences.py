@@ -179,3 +179,12 @@ def test_a_fence_is_lowered_also_while_its_job_waits_for_a_node_that_is_silent_a
 
 def test_a_fence_that_is_being_lowered_is_lowered_in_a_cluster_that_is_joined_anew(lowering):
     assert rejoin(lowering) == [Fence("j", 1, lower=True)]
+
+
+def test_the_fence_of_an_adopted_attempt_is_asked_for_until_it_is_known(two):
+    """A newer attempt, or a server before us, may have raised it."""
+    assert rejoin(two) == [Fence("j", 1)]
+    two.tell(m.Fenced("j", 1, error="Ray's head does not answer"))
+    assert fences(two.hear_all("a", "b", seconds=6)[1]) == [Fence("j", 1)]
+    two.tell(m.Fenced("j", 1, stands=1))
+    assert fences(two.hear_all("a", "b", seconds=60)[1]) == []
