@@ -76,7 +76,7 @@ class Carrying:
 
         def write(stands: int) -> int:
             if command.lower:
-                return epoch if stands == epoch + 1 else stands
+                return stands if stands > epoch + 1 else epoch
             return max(stands, epoch)
 
         def told(_: int, stands: int, error: str) -> None:

@@ -42,6 +42,7 @@ class Faults:
     spoiled: float = 0.0
     secret_missing: float = 0.0
     crash_points: float = 0.0
+    fences_fail: float = 0.0
 
     @property
     def on(self) -> tuple[str, ...]:
@@ -55,6 +56,7 @@ CHANCES = {
     "spoiled": 0.003,
     "secret_missing": 0.02,
     "crash_points": 0.002,
+    "fences_fail": 0.1,
 }
 RARE = {"older_backup_s": 400.0, "head_lost_s": 300.0, "disk_wiped_s": 200.0, "machine_gone_s": 300.0}
 OFTEN_S = 60.0

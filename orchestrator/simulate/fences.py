@@ -49,25 +49,36 @@ class Fences:
         self.server.later(self.world.rng.uniform(0.002, 0.05), self._write, job, change)
 
     def _write(self, job: str, change: Change) -> None:
-        """A head that does not answer may do it later, do it without telling so, or not do it."""
+        """A head that does not answer may do it later, do it without telling so, or not do it; the folder has it then
+        all the same, or neither has.
+        """
         ray, rng = self.world.ray, self.world.rng
         if change not in self._waiting.get(job, [])[:1]:
             return
         error = ""
+        if self.world.faults.fences_fail and not self.world.healed and rng.random() < self.world.faults.fences_fail:
+            if rng.random() < 0.5:
+                ray.folder[job] = change.write(ray.fences.get(job, 0))
+            self.server.later(0.005, self._told, job, change, 0, 0, "the fence could not be written")
+            return
         if ray.away or ray.fences_away:
             if (what := rng.random()) < 0.2:
                 before = ray.fences.get(job, 0)
-                self._arrive(job, change, before, change.write(before), ray.head)
+                ray.folder[job] = after = change.write(before)
+                self._arrive(job, change, before, after, ray.head)
                 return
             if what < 0.8:
                 self.server.later(0.5, self._write, job, change)
                 return
             error = "the fence cannot be written"
             if what < 0.9:
+                if what < 0.85:
+                    ray.folder[job] = change.write(ray.fences.get(job, 0))
                 self.server.later(0.005, self._told, job, change, 0, 0, error)
                 return
         before = ray.fences.get(job, 0)
-        ray.fences[job] = after = change.write(before)
+        ray.folder[job] = after = change.write(before)
+        self._stands(job, before, after)
         self.server.later(0.005, self._told, job, change, before, 0 if error else after, error)
 
     def _arrive(self, job: str, change: Change, before: int, after: int, head: int) -> None:
@@ -79,11 +90,17 @@ class Fences:
             self.world.after(0.1, self._arrive, job, change, before, after, head)
             return
         if ray.head == head:
-            ray.fences[job] = after
+            self._stands(job, before, after)
         else:
             before, after, error = 0, 0, "the head is gone"
         if self.counts():
             self.server.later(0.005, self._told, job, change, before, after, error)
+
+    def _stands(self, job: str, before: int, after: int) -> None:
+        ray = self.world.ray
+        ray.fences[job] = after
+        if after > before:
+            ray.raised_by[job] = self.server.life
 
     def _told(self, job: str, change: Change, before: int, after: int, error: str) -> None:
         queue = self._waiting.get(job, [])

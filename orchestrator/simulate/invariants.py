@@ -13,6 +13,8 @@ from orchestrator.core.model import Event
 from orchestrator.core.nodes import EVENTS as OF_NODES
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.simulate.attempt import Attempt
+from orchestrator.simulate.consistency import contradictions, steps_back
+from orchestrator.simulate.overdue import Overdue
 
 if TYPE_CHECKING:
     from orchestrator.simulate.machine import Machine
@@ -36,6 +38,10 @@ SENTENCES = {
     "I15": "an ended job's attempts have all ended, each with an outcome",
     "I16": "after an acknowledged cancel nothing of the job is placed",
     "I17": "a node is started again, since Ray has lost count of it, only where nothing runs",
+    "I18": "what the controller holds of an attempt does not contradict itself",
+    "I19": "a fence that the controller raised itself is never taken for that of a newer attempt",
+    "I20": "what counts as released is reserved for nobody",
+    "I21": "the phases of a part come in their order",
     "L1": "every job ends, or waits with a reason",
     "L2": "a job fails only where its own code, or what its user asked for, makes it fail",
     "L3": "nothing is left: attempts, reservations, strangers, reports of ended attempts",
@@ -45,6 +51,9 @@ SENTENCES = {
     "L7": "no job waits while devices that fit it are idle",
     "P7": "a new job succeeds",
     "R4": "the silence of a node is acted on within 20 s",
+    "R5": "a fence stands above an attempt that counts for at most 30 s",
+    "R6": "what cut an attempt off explains nothing once its nodes have answered for 10 s",
+    "R7": "an attempt that goes on after its cancel is told of",
 }
 
 MISSED_S = 20.0
@@ -86,6 +95,7 @@ class Checks:
         self.leases: dict[tuple[str, int], str] = {}
         self.asked: dict[tuple[str, str], int] = {}
         self.used: dict[tuple[str, int], int] = {}
+        self.overdue = Overdue(world)
 
     def broken(self, name: str, job: str, what: str) -> None:
         raise Broken(Violation(name, what, self.world.now_s, job))
@@ -154,11 +164,18 @@ class Checks:
                 self._fits(event, control.records[event.job], was)
             elif event.event == "refused":
                 self._absent(event, was)
+            elif event.event == "overtaken" and not event.data["node"]:
+                self._raised_by_others(event)
         for command in commands:
             if isinstance(command, StoreReport):
                 self._reported(command, was)
             elif isinstance(command, Stop) and command.how != "preempt":
                 self._cancelled(command, control)
+
+    def _raised_by_others(self, event: Event) -> None:
+        ray, life, seen = self.world.ray, self.world.server.life, int(event.data["seen"])
+        if ray.fences.get(event.job) == seen and ray.raised_by.get(event.job) == life:
+            self.broken("I19", event.job, f"its fence stands at {seen}, where this server raised it")
 
     def _absent(self, event: Event, was: Control) -> None:
         """Refused, so no machine that lives could ever run it: of those that the controller has been told of."""
@@ -179,6 +196,7 @@ class Checks:
 
     def silent(self) -> None:
         """Every some seconds: nobody has been waited for too long."""
+        self.overdue.look()
         server = self.world.server
         now_s, control = server.now().s, server.control
         if not (server.up and not server.frozen and control.joined and now_s - control.ticked_s < 2.0):
@@ -225,9 +243,14 @@ class Checks:
         if self.asked[pair] > MOST_ASKED:
             self.broken("L5", event.job, f"was preempted {MOST_ASKED} times for {pair[0]}, which never started")
 
-    def turned(self, control: Control, events: Sequence[Event]) -> None:
-        """The controller and the store agree on every job that this turn has moved."""
+    def turned(self, was: Control, control: Control, events: Sequence[Event]) -> None:
+        """The controller agrees with itself, and with the store on every job that this turn has moved."""
         store = self.world.store
+        for job, what in contradictions(control):
+            self.broken("I18", job, what)
+        for job, what in steps_back(was.lives, control.lives):
+            self.broken("I21", job, what)
+        self._released(was, control)
         for job in {event.job for event in events if event.event not in OF_NODES}:
             stored, held = store.records[job], control.records.get(job)
             is_open = stored.job.state not in TERMINAL or stored.live is not None
@@ -237,6 +260,12 @@ class Checks:
                 self.broken("I8", job, f"the store has {stored}, the controller {held}")
             if (held is not None and held.live is not None) != (job in control.lives):
                 self.broken("I8", job, "its attempt is not followed")
+
+    def _released(self, was: Control, control: Control) -> None:
+        if gone := was.releasing.keys() - control.releasing.keys():
+            used = {live.place for live in control.lives.values()}
+            for place in sorted((gone - used) & self.world.ray.reserved.keys()):
+                self.broken("I20", "", f"{place} counts as released and is reserved in Ray")
 
     def started(self, attempt: Attempt) -> None:
         """Processes of an attempt begin on a node."""

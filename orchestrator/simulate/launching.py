@@ -80,6 +80,7 @@ class Launching:
             elif refused(before):
                 self.fail(f"the fence stands at {before}", seen=before)
             else:
+                world.ray.raised_by.pop(command.job, None)
                 self.server.later(world.rng.uniform(0.01, 0.3), self.start)
 
         def late() -> None:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 class Ray:
     """`reserved`: devices (Ray id, number) by place. `withheld`: those that are reserved for nobody. `asked`: how
-    many nodes its autoscaler is to have.
+    many nodes its autoscaler is to have. `fences` are in its store, `folder` has them on the server's machine, where
+    ranks read them before they save; `raised_by`: the server that raised one by a command, and not for a launch.
     """
 
     def __init__(self, world: "World"):
@@ -22,6 +23,8 @@ class Ray:
         self.reserved: dict[str, frozenset[tuple[str, int]]] = {}
         self.withheld: set[tuple[str, int]] = set()
         self.fences: dict[str, int] = {}
+        self.folder: dict[str, int] = {}
+        self.raised_by: dict[str, int] = {}
         self.away = False
         self.away_s = 0.0
         self.head = 1
@@ -37,6 +40,10 @@ class Ray:
     def fence(self, job: str) -> int | None:
         """None while it cannot be read."""
         return None if self.away or self.fences_away else self.fences.get(job, 0)
+
+    def stands(self, job: str) -> int:
+        """The highest of its fence that a rank or an agent may read."""
+        return max(self.fences.get(job, 0), self.folder.get(job, 0))
 
     def join(self, machine: "Machine") -> None:
         """A raylet starts: it is listed a little later, under a new id."""

@@ -192,8 +192,8 @@ class Server:
             self.later(AGAIN_S, self._turn)
             return
         self._turning = False
-        self.control = control
-        self.world.checks.turned(control, events)
+        was, self.control = self.control, control
+        self.world.checks.turned(was, control, events)
         for _, done in taken:
             if done:
                 done()

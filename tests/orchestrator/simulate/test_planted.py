@@ -10,7 +10,7 @@ from orchestrator.simulate.world import World
 MOST_EVENTS = 400_000
 LAW = {
     "first_cause_forgotten": {"L2"},
-    "cancel_loses_its_release": {"L1"},
+    "cancel_loses_its_release": {"I18", "L1"},
     "launch_answers_dropped": {"L1"},
     "silence_never_missed": {"R4"},
     "no_wait_after_the_fence": {"I4", "I5"},
@@ -25,6 +25,11 @@ LAW = {
     "old_lists_believed": {"I2", "I4"},
     "withheld_for_ever": {"L7", "P7"},
     "node_restarted_amid_work": {"I17"},
+    "cut_off_for_ever": {"R6"},
+    "own_fence_taken_for_anothers": {"I18", "I19"},
+    "late_answers_believed": {"I21"},
+    "ended_parts_doubted": {"I18"},
+    "stops_begin_anew": {"R7"},
 }
 
 
@@ -41,6 +46,10 @@ SEEN = {
     "old_lists_believed": 7,
     "withheld_for_ever": 1,
     "node_restarted_amid_work": 15,
+    "cut_off_for_ever": 1,
+    "own_fence_taken_for_anothers": 10,
+    "ended_parts_doubted": 7,
+    "stops_begin_anew": 3,
 }
 """The seed of the first world that finds it; it is looked at first. Once worlds have changed, others are."""
 
