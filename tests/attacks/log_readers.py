@@ -22,6 +22,9 @@ class Direct:
     def get(self, node):
         return SimpleNamespace(ready=True, lost="")
 
+    def away_reason(self, node):
+        return ""
+
     def call(self, node, method, *arguments):
         self.asked.append((node, method, *arguments))
         methods = {"logs": self._attempts[node].log, "log_tail": self._attempts[node].log_tail}
