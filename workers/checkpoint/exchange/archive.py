@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from cluster import sandbox
 from workers.checkpoint.exchange import symbols
-from workers.checkpoint.exchange.values import Storage
+from workers.checkpoint.exchange.tensors import Storage
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.words import text_of
@@ -28,7 +28,12 @@ _TYPED = {
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
+    **{f"{name}Storage": name.lower() for name in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4")},
 }  # fmt: skip
+
+
+_QUANTIZED_BYTES = {"qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}
+"""Storages of tensors that are refused by name, once it is known where they are."""
 
 
 class Archive:
@@ -104,15 +109,23 @@ class Archive:
             raise CheckpointError(f"{self.path} is big-endian", "save it on a little-endian machine")
 
     def _storage(self, file: IO[bytes]) -> Any:
+        dtypes: dict[str, str] = {}
+
         def persistent(pid: Any) -> Storage:
-            kind, typed, key, device, count = pid[:5] if isinstance(pid, tuple) and len(pid) >= 5 else (None,) * 5
+            kind, typed, key, device, count = pid if isinstance(pid, tuple) and len(pid) == 5 else (None,) * 5
             dtype = _TYPED.get(symbols.name_of(typed).rpartition(".")[2])
             info = self._entries.get(f"{self._prefix}data/{key}") if isinstance(key, str | int) else None
             if kind != "storage" or dtype is None or info is None or type(count) is not int or type(device) is not str:
                 raise CheckpointError(
                     f"{self.path} refers to a storage {text_of(key)[:80]} that it does not have", "is it whole?"
                 )
-            if count * DTYPES[dtype].bytes != info.file_size:
+            if dtypes.setdefault(str(key), dtype) != dtype:
+                raise CheckpointError(
+                    f"{self.path}: storage {key} is used as {dtypes[str(key)]} and as {dtype}",
+                    "torch.load would read both alike; save the tensors apart, with .clone()",
+                )
+            size_bytes = _QUANTIZED_BYTES[dtype] if dtype in _QUANTIZED_BYTES else DTYPES[dtype].bytes
+            if count * size_bytes != info.file_size:
                 raise CheckpointError(
                     f"{self.path}: storage {key} has {info.file_size} bytes, {count} {dtype} are told"
                 )

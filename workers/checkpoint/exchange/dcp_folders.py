@@ -11,7 +11,8 @@ from workers.checkpoint.exchange import symbols
 from workers.checkpoint.exchange.archive import Archive
 from workers.checkpoint.exchange.optimizers import MOST, is_optimizer
 from workers.checkpoint.exchange.symbols import Call
-from workers.checkpoint.exchange.values import Parts, Plain, Reference
+from workers.checkpoint.exchange.tensors import ForeignTensor, Parts, Reference
+from workers.checkpoint.exchange.values import Plain
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.links import real
 from workers.errors import CheckpointError
@@ -98,9 +99,15 @@ def _blob(place: _Place, plain: Plain, fqn: str) -> Any:
 
 def _joined(fqn: str, meta: Call, parts: dict[tuple[int, ...], Any]) -> Any:
     """A tensor; one that ranks have cut stays in its parts, which the importer writes as shards of one."""
-    if len(parts) == 1:
-        return next(iter(parts.values()))
-    return Parts(_sizes(meta.state["size"]), {k: v for k, v in parts.items() if isinstance(v, Reference)})
+    size = _sizes(meta.state["size"])
+    if any(part is None for part in parts.values()):
+        return None  # a part was refused
+    if len(parts) == 1 and isinstance(only := next(iter(parts.values())), ForeignTensor) and only.shape == size:
+        return only
+    cut = {offset: part for offset, part in parts.items() if isinstance(part, Reference)}
+    if not cut or len(cut) != len(parts):
+        raise CheckpointError(f"{fqn:.200} has parts that are no tensors", "is the folder complete?")
+    return Parts(size, cut)
 
 
 def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:

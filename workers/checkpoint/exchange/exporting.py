@@ -18,8 +18,10 @@ from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.library_folders import Written, made_folder, saved
 from workers.checkpoint.exchange.reading import FORMATS
 from workers.checkpoint.exchange.restoring import Values
+from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
-from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
+from workers.checkpoint.format.words import few
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.opening import OpenCheckpoint, open_checkpoint
 from workers.checkpoint.state import bits
@@ -124,7 +126,11 @@ def _weights(
     names = opened.manifest.own(module)
     stored = {name: opened.manifest.tensors[name].alias_of or name for name in names}
     left_out = [name for name, own in stored.items() if own != name and not opened.manifest.tensors[name].view]
-    pieces = (_piece(opened, module, name) for name in names if name not in left_out)
+    keys = {name.removeprefix(f"{module}/"): name for name in names if name not in left_out}
+    states = _extra_states(opened, module)
+    keys |= {key: str(value) for key, value in states.items() if isinstance(value, _TensorName)}
+    plain = sorted(set(states) - set(keys))
+    pieces = (_piece(opened, key, name) for key, name in keys.items())
     layouts = lay_out(pieces, sys.maxsize if single else SHARD_BYTES, metadata=metadata)
     count = len(layouts)
     renamed = [_renamed(layout, file, i, count) for i, layout in enumerate(layouts, start=1)]
@@ -137,7 +143,20 @@ def _weights(
         write_file(files, to / f"{file}.index.json", json.dumps(told, indent=2).encode())
     files.sync_folder(to)
     ties = [f"{name} is tied to {stored[name]} and not written twice" for name in left_out]
+    ties += [f"left out: {few(plain)}: safetensors holds tensors only"] if plain else []
     return Written(sum(len(layout.pieces) for layout in renamed), ties)
+
+
+class _TensorName(str):
+    """Stands for a tensor among plain values."""
+
+
+def _extra_states(opened: OpenCheckpoint, module: str) -> dict[str, Any]:
+    def leaf(name: str, tag: str) -> Any:
+        opened.entry(name)  # one that is not there is damage
+        return _TensorName(name) if tag == "$tensor" else name
+
+    return extra_states(opened.manifest.entries[module], partial(tree.decode, leaf=leaf))
 
 
 def _renamed(layout: Layout, file: str, number: int, count: int) -> Layout:
@@ -145,14 +164,13 @@ def _renamed(layout: Layout, file: str, number: int, count: int) -> Layout:
     return replace(layout, file=file if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors")
 
 
-def _piece(opened: OpenCheckpoint, module: str, name: str) -> Piece:
+def _piece(opened: OpenCheckpoint, key: str, name: str) -> Piece:
     entry = opened.entry(name)
     dtype, count = DTYPES[entry.dtype], 1
     for n in entry.shape:
         count *= n
     size_bytes = count * dtype.bytes
     shape = entry.shape if dtype.safetensors else (size_bytes,)
-    key = name.removeprefix(f"{module}/")
     return Piece(key, dtype.code, shape, size_bytes, dtype.bytes, partial(_read, opened, opened.manifest.resolve(name)))
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from workers.checkpoint.disk.layout import Piece
 from workers.checkpoint.exchange.forms import EntryOf, encode_form, renders, state_dict, with_entries
 from workers.checkpoint.exchange.optimizers import NoOptimizerError, Told, read_state_dict, why_plain
 from workers.checkpoint.exchange.strided import Source, count_of, in_order, last_of
+from workers.checkpoint.exchange.tensors import ForeignTensor, InlineTensor, Parts, Reference
 from workers.checkpoint.exchange.typed import Typed
-from workers.checkpoint.exchange.values import Parts, Reference
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
-from workers.checkpoint.format.manifest import ENTRY, Entry, Origin, Stored, TensorEntry, View
+from workers.checkpoint.format.manifest import ENTRY, EXTRA_STATE, Entry, Origin, Stored, TensorEntry, View
 from workers.checkpoint.format.optimizer_tree import Key
+from workers.checkpoint.format.words import few
 from workers.errors import CheckpointError
 
 MOST_ENTRIES = 10_000
@@ -73,7 +75,7 @@ class Found:
     def _form(self, found: EntryOf, leaf: tree.Leaf) -> Any:
         """An entry's name where an export of the entry gives the value as it was; else the value."""
         name, entry = found.name, self.entries[found.name]
-        if entry.kind == "module":
+        if entry.kind == "module" and not any(map(is_extra_state, found.value)):  # whose place is in between tensors
             return state_dict(name, found.value)
         if entry.kind == "optimizer" and renders(found.value, self.optimizers[name]):
             return {"$entry": name}
@@ -81,11 +83,14 @@ class Found:
         return {"$entry": name} if entry.kind == "tree" and spelled == entry.tree else spelled
 
     def module(self, entry: str, tensors: dict[str, Any]) -> None:
-        """A state dict: names and tensors only."""
+        """A state dict: tensors by name, and what modules gave in `get_extra_state`."""
         self._becomes(entry, tensors)
+        extra = {name: value for name, value in tensors.items() if is_extra_state(name)}
         for name, tensor in tensors.items():
-            self._tensor(f"{entry}/{name}", tensor, "parameter" if _is_float(tensor) else "buffer")
-        self.entries[entry] = Entry("module", "", {"extra_state": {}})
+            if name not in extra:
+                self._tensor(f"{entry}/{name}", tensor, "parameter" if _is_float(tensor) else "buffer")
+        states = {name.removesuffix(EXTRA_STATE): value for name, value in extra.items()}
+        self.entries[entry] = Entry("module", "", tree.encode({"extra_state": states}, entry, self._leaf))
 
     def _becomes(self, entry: str, value: Any) -> None:
         if isinstance(value, dict | list):  # a number or a tuple may be one object in several places
@@ -157,7 +162,7 @@ class Found:
         return tree.encode(value, where, lambda leaf, there: self._leaf(leaf, there, _role(there)))
 
     def _leaf(self, value: Any, where: str, role: str = "tensor") -> Any:
-        if isinstance(value, Reference | Parts):
+        if isinstance(value, ForeignTensor):
             return {"$tensor": self._tensor(where, value, role)}
         if isinstance(value, Typed):
             return tree.encode(value.content(), where, lambda leaf, there: self._leaf(leaf, there, role))
@@ -173,7 +178,7 @@ class Found:
         return tree.refuse(value, where)
 
     def _tensor(self, name: str, value: Any, role: str) -> str:
-        if not isinstance(value, Reference | Parts):
+        if not isinstance(value, ForeignTensor):
             raise CheckpointError(
                 f"{name} is a {type(value).__name__}, a tensor was expected", "import it as plain values"
             )
@@ -182,12 +187,12 @@ class Found:
             return name if role in ("parameter", "buffer") else self._named[id(value)]
         name = self._free(name)
         for part in value.parts.values() if isinstance(value, Parts) else (value,):
-            _check_inside(name, part)
+            if isinstance(part, Reference):
+                _check_inside(name, part)
         self._named[id(value)] = name
         self._kept.append(value)
-        self.references[name] = value
-        device = value.storage.device if isinstance(value, Reference) else ""
-        self.tensors[name] = TensorEntry(role, value.dtype, value.shape, device=device)
+        self.references[name] = value.array if isinstance(value, InlineTensor) else value
+        self.tensors[name] = TensorEntry(role, value.dtype, value.shape, device=value.device)
         return name
 
     def _free(self, name: str) -> str:
@@ -226,17 +231,24 @@ class Found:
                     yield part.storage.bytes
 
     def tie(self) -> None:
-        """Tensors of one storage: the same elements are a tie, a part of a larger one is a view."""
-        largest: dict[str, str] = {}
+        """Tensors of one storage with the same meaning of its bits: the same elements are a tie, a part of a larger
+        one is a view."""
+        largest: dict[tuple[Any, ...], str] = {}
+        same: dict[tuple[Any, ...], str] = {}
         whole = {n: r for n, r in self.references.items() if isinstance(r, Reference) and count_of(r)}
-        for name, found in sorted(whole.items(), key=lambda item: -count_of(item[1])):
-            base = largest.setdefault(found.storage.key, name)
-            first = whole[base]
-            if base == name or first.dtype != found.dtype or not in_order(first):
+        for name, found in sorted(whole.items(), key=lambda item: (-count_of(item[1]), not in_order(item[1]))):
+            meaning = (found.storage.key, found.dtype, found.conj, found.neg)
+            elements = (*meaning, found.offset, found.shape, found.strides)
+            if same.setdefault(elements, name) != name:
+                self.tensors[name] = TensorEntry(self.tensors[name].role, alias_of=same[elements])
                 continue
-            if (first.offset, first.shape, first.strides) == (found.offset, found.shape, found.strides):
-                self.tensors[name] = TensorEntry(self.tensors[name].role, alias_of=base)
-            elif first.offset <= found.offset and last_of(found) <= last_of(first):
+            if meaning not in largest:
+                if in_order(found):
+                    largest[meaning] = name
+                continue
+            base = largest[meaning]
+            first = whole[base]
+            if first.offset <= found.offset and last_of(found) <= last_of(first):
                 view = View(found.offset - first.offset, found.strides)
                 self.tensors[name] = TensorEntry(
                     self.tensors[name].role, found.dtype, found.shape, alias_of=base, view=view
@@ -244,6 +256,29 @@ class Found:
         for name, entry in self.tensors.items():
             if entry.alias_of and self.tensors[entry.alias_of].alias_of:
                 self.tensors[name] = replace(self.tensors[entry.alias_of], role=entry.role)
+
+    def note_shared(self) -> None:
+        """Say which tensors lie in the same memory and are neither a tie nor a view: each becomes one of its own."""
+        own = {n: r for n, r in self.references.items() if isinstance(r, Reference) and not self.tensors[n].alias_of}
+        spans = sorted((r.storage.file, *_bytes_in(r), n) for n, r in own.items() if count_of(r))
+        pairs = [
+            f"{name} and {other}"
+            for (file, _, end, name), (file2, start, _, other) in pairwise(spans)
+            if file == file2 and start < end
+        ]
+        if pairs:
+            self.notes.append(f"{few(pairs)} share memory in the file; here each has its own")
+
+
+def is_extra_state(name: str) -> bool:
+    """Whether it is a key of a state dict for what a module gave in `get_extra_state`."""
+    return name.rpartition(".")[2] == EXTRA_STATE
+
+
+def _bytes_in(found: Reference) -> tuple[int, int]:
+    """Where its first element begins in the file, and its last one ends."""
+    size = DTYPES[found.dtype].bytes
+    return found.storage.offset + found.offset * size, found.storage.offset + (last_of(found) + 1) * size
 
 
 def _piece(key: str, found: Any, shape: tuple[int, ...], name: str) -> Piece:
@@ -264,7 +299,7 @@ def _check_inside(name: str, found: Reference) -> None:
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(value, Reference | Parts) and "float" in dtype_name(value.dtype)
+    return isinstance(value, ForeignTensor) and "float" in dtype_name(value.dtype)
 
 
 def _role(where: str) -> str:

@@ -26,7 +26,7 @@ from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.found import Found
 from workers.checkpoint.exchange.reading import format_of, read
-from workers.checkpoint.exchange.values import Reference
+from workers.checkpoint.exchange.tensors import Reference
 from workers.checkpoint.format import links, versions
 from workers.checkpoint.format.checks import open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES

@@ -83,9 +83,14 @@ def _sound(source: Path, found: Found, plain: Plain, drop: bool) -> Found:
     found.notes += [f"dropped {where}: a {what}" for where, what in plain.refused.items()]
     found.notes += [f"left out {name}: {why}" for name, why in found.left_out.items()]
     found.left_out |= {where: f"a {what}" for where, what in plain.refused.items()}
+    if plain.with_grad:
+        found.notes.append(
+            f"requires_grad of {plain.with_grad} tensors is not kept: the model they are loaded into has it"
+        )
     found.tie()
     place_optimizers(found)
     found.tie()  # what optimizers hold, too
+    found.note_shared()
     _judge_unfit(source, found, drop)
     if not found.entries:
         raise CheckpointError(f"{source} holds no tensors and no values", "is it the right file?")

@@ -11,7 +11,7 @@ import torch
 
 from workers.checkpoint.exchange.forms import ROOT_DEPTH
 from workers.checkpoint.format import tree
-from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
 from workers.checkpoint.format.optimizer_tree import as_torch, read_optimizer
 from workers.checkpoint.opening import OpenCheckpoint
 
@@ -30,17 +30,18 @@ class Values:
         self.origin = opened.manifest.origin
 
     def entries(self) -> dict[str, Any]:
-        """A module as {name: tensor}, an optimizer as its state_dict."""
+        """A module as {name: tensor} and its extra states, an optimizer as its state_dict."""
         return {name: self.entry(name) for name in self._opened.manifest.entries}
 
     def entry(self, name: str) -> Any:
         manifest = self._opened.manifest
-        entry = manifest.entries[name]
+        entry, decode = manifest.entries[name], partial(tree.decode, leaf=self._leaf)
         if entry.kind == "module":
-            return {n.removeprefix(f"{name}/"): self._tensor(n) for n in manifest.own(name)}
+            tensors = {n.removeprefix(f"{name}/"): self._tensor(n) for n in manifest.own(name)}
+            return tensors | extra_states(entry, decode)
         if entry.kind == "optimizer":
-            return as_torch(read_optimizer(name, entry), partial(tree.decode, leaf=self._leaf))
-        return tree.decode(entry.tree, self._leaf)
+            return as_torch(read_optimizer(name, entry), decode)
+        return decode(entry.tree)
 
     def whole(self) -> Any:
         """What the file held that was imported; of any other checkpoint its entries."""

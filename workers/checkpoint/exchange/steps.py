@@ -1,5 +1,6 @@
 """The step of a source, read from the names that training scripts use."""
 
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -7,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.exchange.strided import Source, count_of
-from workers.checkpoint.exchange.values import Reference
+from workers.checkpoint.exchange.strided import Source
+from workers.checkpoint.exchange.tensors import InlineTensor, Reference
 from workers.checkpoint.format.dtypes import DTYPES
 
 NAMES = (
@@ -50,7 +51,7 @@ def _dicts(value: Any) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 def _number(value: Any) -> int | None:
     """A whole number from 0 on, also as a float or as a tensor or an array of one element."""
-    if isinstance(value, Reference):
+    if isinstance(value, Reference | InlineTensor):
         value = _element(value)
     elif isinstance(value, np.ndarray | np.generic) and value.size == 1:
         value = value.item()
@@ -59,9 +60,9 @@ def _number(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= LARGEST else None
 
 
-def _element(tensor: Reference) -> Any:
-    if count_of(tensor) != 1 or tensor.dtype not in _CODES:
+def _element(tensor: Reference | InlineTensor) -> Any:
+    if math.prod(tensor.shape) != 1 or tensor.dtype not in _CODES:
         return None
     data = bytearray(DTYPES[tensor.dtype].bytes)
-    Source(tensor).read(0, len(data), memoryview(data))
+    Source(tensor.array if isinstance(tensor, InlineTensor) else tensor).read(0, len(data), memoryview(data))
     return struct.unpack(_CODES[tensor.dtype], data)[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.exchange.values import Reference
+from workers.checkpoint.exchange.tensors import Reference
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import DamagedCheckpoint
@@ -55,6 +55,8 @@ class Source:
             self._read_at(self._found, start, out)
         else:
             self._gather(self._found, start, stop, out)
+        if isinstance(self._found, Reference) and self._found.sign_bytes:
+            _turn_signs(self._found, start, out)
 
     def _read_at(self, found: Reference, start: int, out: memoryview) -> None:
         begin, done = found.storage.offset + found.offset * DTYPES[found.dtype].bytes + start, 0
@@ -99,6 +101,13 @@ class Source:
         cells = np.frombuffer(held, kind, count=(end - begin) // size, offset=begin - page)
         strides = tuple(stride * size for stride in found.strides)
         return np.lib.stride_tricks.as_strided(cells, found.shape, strides, writeable=False)
+
+
+def _turn_signs(found: Reference, start: int, out: memoryview) -> None:
+    """Of the bytes from `start` on, so that they are the numbers which the conjugate and the negative bit stand for."""
+    size, data = DTYPES[found.dtype].bytes, np.frombuffer(out, np.uint8)
+    for byte in found.sign_bytes:
+        data[(byte - start) % size :: size] ^= 0x80
 
 
 def _take(laid: "np.ndarray[Any, Any]", start: int, stop: int, out: "np.ndarray[Any, Any]") -> None:

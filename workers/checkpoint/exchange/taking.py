@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.exchange.archive import Archive
-from workers.checkpoint.exchange.found import Found
+from workers.checkpoint.exchange.found import Found, is_extra_state
 from workers.checkpoint.exchange.optimizers import is_optimizer, optimizers_in
-from workers.checkpoint.exchange.values import Parts, Plain, Reference
+from workers.checkpoint.exchange.tensors import ForeignTensor
+from workers.checkpoint.exchange.values import Plain
 
 _SHORT = {
     "state_dict": "model", "model_state_dict": "model",
@@ -59,8 +60,8 @@ def take_optimizers(found: Found, name: str, value: Any) -> bool:
 
 
 def is_state_dict(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(k, str) and isinstance(v, Reference | Parts) for k, v in value.items())
-    )
+    """Whether it is a model's: tensors by name, perhaps beside what modules gave in `get_extra_state`."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        return False
+    tensors = [item for key, item in value.items() if not is_extra_state(key)]
+    return bool(tensors) and all(isinstance(item, ForeignTensor) for item in tensors)

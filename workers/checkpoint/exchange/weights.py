@@ -14,7 +14,8 @@ from workers.checkpoint.exchange.safetensors_files import (
     read_metadata,
 )
 from workers.checkpoint.exchange.taking import is_state_dict, read_value
-from workers.checkpoint.exchange.values import Plain, Reference, Storage
+from workers.checkpoint.exchange.tensors import Reference, Storage
+from workers.checkpoint.exchange.values import Plain
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.words import few
 from workers.errors import CheckpointError

@@ -13,6 +13,7 @@ checks.py what a manifest may not say, and versions.py how version 1 is read. No
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ FILE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.))*\.safetensors")
 """Also the names that others give their files, where they were taken over as they are; never a path."""
 ROLES = ("parameter", "buffer", "optimizer", "master", "rng", "tensor", "array")
 KINDS = ("module", "optimizer", "stateful", "rng", "tree")
+EXTRA_STATE = "_extra_state"
+"""How keys of a state dict end that hold what a module's `get_extra_state` gave. Source: torch.nn.Module."""
 LARGEST_BYTES = 256 << 20
 """Of a manifest: room for the names of a million tensors and the chunk hashes of some 20 TB."""
 SMALL_BYTES = 4 << 20
@@ -188,6 +191,15 @@ class Manifest:
 
     def size_bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
+
+
+def extra_states(entry: Entry, decode: Callable[[Any], Any]) -> dict[str, Any]:
+    """Of a module's entry, under the keys of torch's state dicts: what its modules gave in `get_extra_state`. Raises
+    DamagedCheckpoint where the entry does not have it by prefix."""
+    states = decode(entry.tree.get("extra_state", {})) if isinstance(entry.tree, dict) else {}
+    if not isinstance(states, dict):
+        raise DamagedCheckpoint(f"the manifest has extra state that is a {type(states).__name__}")
+    return {f"{prefix}{EXTRA_STATE}": value for prefix, value in states.items()}
 
 
 def digest_of(data: dict[str, Any]) -> str:

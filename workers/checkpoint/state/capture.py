@@ -44,7 +44,7 @@ class Capture:
             else:
                 self._store(slot.name, slot.tensor, slot.role)
         extra = {prefix: owner.get_extra_state() for prefix, owner in names.extra_states(module).items()}
-        self._entry(entry, "module", names.unwrapped(module), {"extra_state": extra}, "buffer")
+        self._entry(entry, "module", names.unwrapped(module), {"extra_state": extra}, "tensor")
 
     def optimizer(self, entry: str, live: torch.optim.Optimizer) -> None:
         parameters = {id(t): name for name, t in self.tensors.items() if self.roles[name] == "parameter"}

@@ -7,15 +7,12 @@ PEFT model, and so may the live model. The report says what was stripped.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workers.checkpoint.format.manifest import Manifest
+from workers.checkpoint.format.manifest import EXTRA_STATE, Manifest
 from workers.checkpoint.format.words import closest, few
 from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
 from workers.checkpoint.report import Report
 from workers.checkpoint.state.names import Slot
 from workers.errors import CheckpointError
-
-_EXTRA = "_extra_state"
-"""What torch's state_dict calls what `get_extra_state` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +32,12 @@ def match(
     Raises CheckpointError where names are missing or left over, with the nearest, or fit in more than one way.
     """
     stored = [name.removeprefix(f"{entry}/") for name in manifest.own(entry)]
-    stored_extra = {prefix: f"{prefix}{_EXTRA}" for prefix in saved_extra}
+    stored_extra = {prefix: f"{prefix}{EXTRA_STATE}" for prefix in saved_extra}
     places = {slot.name.removeprefix(f"{entry}/"): id(slot.tensor) for slot in slots}
-    places |= {f"{prefix}{_EXTRA}": -i for i, prefix in enumerate(extra, 1)}
+    places |= {f"{prefix}{EXTRA_STATE}": -i for i, prefix in enumerate(extra, 1)}
     renamed = _renamed(entry, [*stored, *stored_extra.values()], places, report)
     live = {f"{entry}/{new}": f"{entry}/{old}" for old, new in renamed.items()}
-    prefixes = {prefix: renamed.get(name, name).removesuffix(_EXTRA) for prefix, name in stored_extra.items()}
+    prefixes = {prefix: renamed.get(name, name).removesuffix(EXTRA_STATE) for prefix, name in stored_extra.items()}
     return Match(_slots(manifest, report, entry, slots, live), prefixes)
 
 

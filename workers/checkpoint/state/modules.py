@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from workers.checkpoint.format.dtypes import dtype_name
+from workers.checkpoint.format.manifest import EXTRA_STATE, extra_states
 from workers.checkpoint.format.words import few
 from workers.checkpoint.state import bits, matching, names, sharded
 from workers.checkpoint.state.names import Slot
@@ -113,9 +114,8 @@ def _check_tie(slot: Slot, kept: torch.Tensor, stored: str) -> None:
 
 def _saved_extra(stage: Stage, entry: str) -> dict[str, Any]:
     """What modules with `get_extra_state` saved, by their prefix."""
-    tree: Any = stage.entry(entry).tree or {}
-    saved: dict[str, Any] = stage.value(tree.get("extra_state", {}))
-    return saved
+    states = extra_states(stage.entry(entry), stage.value)
+    return {key.removesuffix(EXTRA_STATE): value for key, value in states.items()}
 
 
 def _stage_extra(entry: str, saved: dict[str, Any], owners: dict[str, nn.Module]) -> Apply:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from workers.checkpoint.format.manifest import extra_states
 from workers.checkpoint.format.optimizer_tree import as_torch, is_numbered, read_optimizer
 from workers.checkpoint.state.rng import rehearse, restore_rng
 from workers.checkpoint.state.staging import Apply, Stage
@@ -35,7 +36,8 @@ def plain(stage: Stage, name: str) -> Any:
     if entry.kind != "module":
         return stage.value(entry.tree)
     own = stage.reader.manifest.own(name)
-    return {n.removeprefix(f"{name}/"): stage.made(n, stage.wanted(n, stage.device), stage.device) for n in own}
+    made = {n.removeprefix(f"{name}/"): stage.made(n, stage.wanted(n, stage.device), stage.device) for n in own}
+    return made | extra_states(entry, stage.value)
 
 
 def stage_stateful(stage: Stage, name: str, live: Any) -> Apply:
