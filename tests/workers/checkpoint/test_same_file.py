@@ -124,6 +124,14 @@ def test_a_script_gets_its_own_file_back_and_the_import_knows_its_step(name, tmp
         assert back["shared"][0] is back["shared"][1]
 
 
+@pytest.mark.parametrize("wrapped", [lambda state: state, lambda state: {"a": [state], "step": 1}])
+def test_versions_of_modules_that_a_script_wrote_as_a_plain_dict_come_back(wrapped, tmp_path):
+    state = trained()[0].state_dict()
+    state._metadata = {"": {"version": 1}, "1": {"version": 2}}
+    told = import_here(str(saved(wrapped(state), tmp_path / "file.pt")), str(tmp_path / "in"))
+    assert differences(wrapped(state), returned(pathlib.Path(told["path"]))) == []
+
+
 @pytest.mark.parametrize("name", ["gpt", "gan", "named"])
 def test_a_converted_copy_keeps_the_form(name, tmp_path):
     value, _ = scripts()[name]

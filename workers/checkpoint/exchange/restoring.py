@@ -103,7 +103,8 @@ class Values:
 def _module_state(tensors: Any, versions: Any) -> Any:
     made = OrderedDict(tensors)
     if versions is not None:
-        made._metadata = _checked(versions, OrderedDict)  # type: ignore[attr-defined]
+        kind = OrderedDict if isinstance(versions, OrderedDict) else dict  # torch's own, and what scripts put there
+        made._metadata = _checked(versions, kind)  # type: ignore[attr-defined]
     return made
 
 
