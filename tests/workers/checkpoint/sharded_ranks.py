@@ -10,9 +10,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -130,10 +132,9 @@ def equal(found, wanted):
         assert torch.equal(found[name], tensor), name
 
 
-def be_rank(rank, count, port, root, what):
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(count)}
-    os.environ |= where | {"LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    dist.init_process_group("gloo")
+def be_rank(rank, count, meeting, root, what):
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", store=dist.FileStore(meeting, count), rank=rank, world_size=count)
     mesh = init_device_mesh("cpu", (count,), mesh_dim_names=("dp",))
     {"save": save_all, "load": load_all, "killed": be_killed}[what](root, mesh)
     dist.barrier()
@@ -152,18 +153,22 @@ def fork(rank, *arguments):
 
 
 def run(root, count, what):
-    """Exit codes by rank; when one has failed, the others are ended, as torchrun does."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = {fork(rank, count, store.port, root, what): rank for rank in range(count)}
-    codes, left = {}, set(ranks)
-    while left:
-        pid, status = os.waitpid(-1, 0)
-        left.discard(pid)
-        codes[ranks[pid]] = os.waitstatus_to_exitcode(status)
-        if codes[ranks[pid]]:
-            for other in left:
-                os.kill(other, signal.SIGKILL)
-    return [codes[rank] for rank in range(count)]
+    """Exit codes by rank; when one has failed, the others are ended, as torchrun does.
+
+    They meet in a file. A TCPStore has a thread, and a rank that is forked while that holds a lock waits for ever.
+    """
+    assert psutil.Process().num_threads() == 1
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = {fork(rank, count, f"{folder}/meeting", root, what): rank for rank in range(count)}
+        codes, left = {}, set(ranks)
+        while left:
+            pid, status = os.waitpid(-1, 0)
+            left.discard(pid)
+            codes[ranks[pid]] = os.waitstatus_to_exitcode(status)
+            if codes[ranks[pid]]:
+                for other in left:
+                    os.kill(other, signal.SIGKILL)
+        return [codes[rank] for rank in range(count)]
 
 
 if __name__ == "__main__":
