@@ -123,8 +123,11 @@ def other_vendor(job: Job, have: Devices) -> str:
     return f"is {have.backend}; the job last ran on {job.backend}, and recovery.cross_vendor is false"
 
 
+REQUESTED: tuple[Rule, ...] = (right_kind, not_emulated_unasked, right_pool, right_node)
+"""What makes devices those that the job asks for."""
+
 EVER: tuple[Rule, ...] = (
-    *(right_kind, not_emulated_unasked, right_pool, right_node),
+    *REQUESTED,
     *(enough_memory, enough_devices, not_too_dear, computes_with, offers_features),
 )
 """What no waiting will change on these devices."""

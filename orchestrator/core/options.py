@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.core import wait
-from orchestrator.core.fit import enough_free, least, other_vendor
+from orchestrator.core.fit import REQUESTED, enough_free, least, other_vendor, refusal
 from orchestrator.core.gang import Option, option, too_few_nodes
 from orchestrator.core.model import Candidate, Devices, Job
 from orchestrator.core.places import Island, Place
@@ -54,14 +54,16 @@ def _fits(index: int, want: Candidate, job: Job, room: Room) -> dict[Island, lis
 
 
 def refusals(job: Job, room: Room) -> Reasons:
-    """Why all other places are none."""
+    """Why all other places are none; last, why devices that the job does not ask for are none."""
     if not room.devices:
         return {(index, ""): NO_DEVICES for index in range(len(job.candidates))}
     reasons: Reasons = {}
+    of_others: Reasons = {}
     for index, want in enumerate(job.candidates):
         places = room.places(want)
         for why, ids in places.refused:
-            reasons |= dict.fromkeys([(index, devices_id) for devices_id in ids], why)
+            also = of_others if refusal(want, room.devices[ids[0]], REQUESTED) else reasons
+            also |= dict.fromkeys([(index, devices_id) for devices_id in ids], why)
         for devices_id in (devices_id for ids in places.islands.values() for devices_id in ids):
             have = room.devices[devices_id]
             why = other_vendor(job, have) or room.quota.needs(job, want, have) or enough_free(want, have)
@@ -70,7 +72,7 @@ def refusals(job: Job, room: Room) -> Reasons:
         fits = _fits(index, want, job, room)
         if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes(want, fits)):
             reasons[index, ""] = short
-    return reasons
+    return reasons | of_others
 
 
 def whole(job: Job, reasons: Reasons) -> str:
@@ -80,10 +82,12 @@ def whole(job: Job, reasons: Reasons) -> str:
 
 
 def summary(job: Job, reasons: Reasons) -> str:
-    """Why it waits, in one sentence: what is told of the whole fleet, else what devices lack, each by its name."""
+    """Why it waits, in one sentence: what is told of the whole fleet, else what devices lack, each by its name, first
+    those that it asks for.
+    """
     if told := whole(job, reasons):
         return told
-    each = list(dict.fromkeys(f"{devices_id} {text}" for (_, devices_id), text in sorted(reasons.items())))
+    each = list(dict.fromkeys(f"{devices_id} {text}" for (_, devices_id), text in reasons.items()))
     more = [f"{len(each) - MAX_NAMED} more are told by `polyfleet explain`"] if len(each) > MAX_NAMED else []
     return "; ".join([*each[:MAX_NAMED], *more])
 

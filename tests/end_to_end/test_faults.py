@@ -76,7 +76,7 @@ def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator
 def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
     fleet: Orchestrator, home: Path, until, cli, processes_of
 ):
-    job = fleet.submit(RunJob(command="sleep 60", resources={"pool": "right"}))
+    job = fleet.submit(RunJob(command="sleep 1000", resources={"pool": "right"}))
     until(lambda: job.state == "RUNNING")
     assert cli("server", "stop").returncode == 0
     kept = home / "kept"

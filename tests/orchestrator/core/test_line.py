@@ -37,3 +37,11 @@ def test_jobs_that_wait_for_the_same_devices_count_those_ahead_and_no_others(w):
         "gpu": "waits for 1 device on a/nvidia:H100-80GB",
     }
     assert Line(Plan(), {}).why(waiting[0]) == ""
+
+
+def test_devices_that_the_job_asks_for_come_before_those_of_other_pools(w):
+    drained = w.devices("z", 1, pool="right", schedulable=False, reason="node z is drained")
+    fleet = [w.devices("a", 1, pool="left"), w.devices("b", 1, pool="left"), drained]
+    job = w.job("j", w.want("nvidia", pool="right"))
+    [why] = plan(w.snapshot(fleet, [job])).why_not.values()
+    assert summary(job, why).startswith("z/nvidia:H100-80GB node z is drained; a/nvidia:H100-80GB is in pool left, job")
