@@ -2,7 +2,7 @@
 
 Nothing in an archive is believed. It is refused as a whole for its end record, for a name, type, size or count in its
 directory, and, when its entries are read, for content that does not unpack to what was announced. Time and memory are
-bounded by the limits below. Standard library only.
+bounded by the limits below. Links are checked against the other entries (archive_links.py). Standard library only.
 """
 
 import re
@@ -11,11 +11,12 @@ import struct
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from cluster.archive_links import MAX_TEXT_BYTES, Tree, folders_above
 from cluster.errors import UserError
 
 LARGEST_ARCHIVE_BYTES = 512 << 20
@@ -61,6 +62,7 @@ def check(archive: Path) -> list[zipfile.ZipInfo]:
                 f"the submitted archive holds {info.filename[:200]!r}, {reason}", "leave it out of working_dir"
             )
         _check_unique(info, seen)
+    _check_links(archive, entries)
     return entries
 
 
@@ -75,6 +77,15 @@ def read_each(archive: Path, take: Callable[[zipfile.ZipInfo, IO[bytes]], None])
                 take(info, content)
                 if content.tell() != info.file_size:
                     raise BrokenArchive(f"{info.filename[:200]!r} holds less than the directory says")
+
+
+def is_link(info: zipfile.ZipInfo) -> bool:
+    return stat.S_ISLNK(info.external_attr >> 16)
+
+
+def link_text(content: IO[bytes]) -> str:
+    """What a link says: the content of its entry, as Info-ZIP writes it. Raises UnicodeDecodeError."""
+    return content.read(MAX_TEXT_BYTES).decode()
 
 
 def name_refusal(name: str) -> str:
@@ -155,8 +166,10 @@ def _refusal(info: zipfile.ZipInfo) -> str:
     kind = stat.S_IFMT(info.external_attr >> 16)
     if reason := name_refusal(info.orig_filename.removesuffix("/")):
         return reason
-    if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (kind == stat.S_IFDIR) > info.is_dir():
-        return "which is neither a regular file nor a folder"
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK) or (kind == stat.S_IFDIR) > info.is_dir():
+        return "which is neither a regular file nor a folder nor a link"
+    if is_link(info) and (info.is_dir() or info.file_size > MAX_TEXT_BYTES):
+        return f"a link that is called a folder or says more than {MAX_TEXT_BYTES} bytes"
     if info.is_dir() and info.file_size:
         return "a folder with content"
     if info.flag_bits & ENCRYPTED or info.compress_type not in KNOWN_METHODS:
@@ -165,9 +178,11 @@ def _refusal(info: zipfile.ZipInfo) -> str:
 
 
 def _check_unique(info: zipfile.ZipInfo, seen: dict[str, bool]) -> None:
-    """Refuse names a file system may take for one, and files that are also folders. `seen`: name -> is a folder."""
+    """Refuse names a file system may take for one, and files or links that are also folders. `seen`: name -> is a
+    folder.
+    """
     name = unicodedata.normalize("NFC", info.filename.removesuffix("/")).casefold()
-    above = list(_above(name))
+    above = list(folders_above(name))
     clash = (name in seen and not (seen[name] and info.is_dir())) or any(seen.get(p) is False for p in above)
     if clash:
         raise UserError(
@@ -182,8 +197,19 @@ def _check_unique(info: zipfile.ZipInfo, seen: dict[str, bool]) -> None:
         )
 
 
-def _above(name: str) -> Iterable[str]:
-    """The folders that `name` lies in, nearest first."""
-    while "/" in name:
-        name = name.rpartition("/")[0]
-        yield name
+def _check_links(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
+    """Refuse a link unless what it says leads, by the names in the archive, to another entry."""
+    links = [info for info in entries if is_link(info)]
+    if not links:
+        return
+    texts: dict[str, str] = {}
+    with _opened(archive) as z:
+        for info in links:
+            with z.open(info) as content:
+                texts[info.filename] = link_text(content)
+    tree = Tree((info.filename for info in entries), texts)
+    for name in texts:
+        if reason := tree.refusal(name):
+            raise UserError(
+                f"the submitted archive holds {name[:200]!r}, a link {reason}", "leave it out of working_dir"
+            )

@@ -15,6 +15,8 @@ from typing import IO, Any
 
 import cluster
 from cluster import archives, sandbox
+from cluster.archive_links import Tree
+from cluster.descents import FOLDER, descend
 from cluster.errors import FleetError, UserError
 
 Read = Callable[[Path, "Path | None"], list[str]]
@@ -23,14 +25,28 @@ LARGEST_ANSWER_BYTES = 128 << 20
 
 
 def read(archive: Path, folder: "Path | None" = None) -> list[str]:
-    """The names of all entries, each of which was unpacked: into `folder`, which is empty, or to nowhere. In this
-    process. Raises UserError.
+    """The names of all entries, with a slash behind folders and links to them, each of which was unpacked: into
+    `folder`, which is empty, or to nowhere. In this process. Raises UserError.
     """
     entries = archives.check(archive)
     content_bytes = sum(info.file_size for info in entries)
     sandbox.expect(data_bytes=content_bytes, file_bytes=max(content_bytes, 1) if folder else 0)
-    archives.read_each(archive, lambda info, content: _write(info, content, folder) if folder else _exhaust(content))
-    return [info.filename for info in entries]
+    links: dict[str, str] = {}
+
+    def take(info: zipfile.ZipInfo, content: IO[bytes]) -> None:
+        if archives.is_link(info):
+            links[info.filename] = archives.link_text(content)
+        elif folder:
+            _write(info, content, folder)
+        else:
+            _exhaust(content)
+
+    archives.read_each(archive, take)
+    if folder:
+        _make_links(links, folder)  # last: nothing is written through one
+    names = [info.filename for info in entries]
+    tree = Tree(names, links)
+    return [f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in names]
 
 
 def read_apart(archive: Path, folder: "Path | None" = None) -> list[str]:
@@ -69,6 +85,23 @@ def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> None:
     with os.fdopen(descriptor, "wb") as to:
         shutil.copyfileobj(content, to, archives.COPY_BYTES)
         os.fchmod(descriptor, _mode(info))  # whatever the umask here is
+
+
+def _make_links(links: dict[str, str], folder: Path) -> None:
+    """Each is made in a folder that was reached without following a link. Raises UserError where one leads out of
+    `folder` on this disk, whatever the names in the archive say.
+    """
+    for name, text in links.items():
+        *above, last = name.split("/")
+        parent = descend(os.open(folder, FOLDER), above, make=True)
+        try:
+            os.symlink(text, last, dir_fd=parent)
+        finally:
+            os.close(parent)
+    inside = folder.resolve()
+    for name in links:
+        if not (folder / name).resolve(strict=True).is_relative_to(inside):
+            raise UserError(f"the submitted archive holds {name[:200]!r}, a link out of its folder", archives.AGAIN)
 
 
 def _mode(info: zipfile.ZipInfo) -> int:

@@ -1,8 +1,8 @@
 """A working folder as one zip archive: the same folder gives the same bytes, so that its SHA-256 names it.
 
 Left out: what `.polyfleetignore` names, and, told to the user, version control, caches, environments, compiled files,
-what .gitignore names, what looks like credentials, and what has no content. Links are followed inside the folder,
-refused outside.
+what .gitignore names, what looks like credentials, and what has no content. Links inside the folder come as links or,
+where that is not safe, as copies; links out of it are refused.
 """
 
 import hashlib
@@ -14,12 +14,14 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from cluster import archives
 from cluster.errors import SpecError, UserError
 from orchestrator import ignoring
-from orchestrator.submitted_folder import LeftOut, Walk, leave_out, send_as_data
+from orchestrator.left_out import LeftOut, leave_out, send_as_data
+from orchestrator.submitted_folder import Entry, Walk
 
 SCRATCH = "polyfleet-sending-"
 OUR_NAMES = ("workers", "cluster", "orchestrator")
@@ -66,11 +68,11 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
     """Write `folder` to the file `archive`. Raises SpecError or UserError, with nothing left behind."""
     _refuse_unless_folder(folder)
     rules = ignoring.ignored(folder)
-    walk = Walk(folder.resolve())
-    files = sorted(_within_limits(folder, walk.files(folder, rules)))
-    refuse_our_names((name for name, _ in files), task)
+    walk = Walk(folder.resolve(), copied=OUR_NAMES)  # so that it is seen whether what they hold hides ours
+    entries = sorted(_within_limits(folder, walk.entries(folder, rules)), key=attrgetter("name"))
+    refuse_our_names((entry.name for entry in entries), task)
     try:
-        size = _write(files, archive)
+        size = _write(entries, archive)
     except OSError as e:
         archive.unlink(missing_ok=True)
         raise UserError(
@@ -83,7 +85,7 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
         raise
     with archive.open("rb") as f:
         sha = hashlib.file_digest(f, "sha256").hexdigest()
-    count = sum(not name.endswith("/") for name, _ in files)
+    count = sum(entry.has_content for entry in entries)
     return Package(sha, archive, count, size, walk.left_out())
 
 
@@ -116,14 +118,14 @@ def refuse_our_names(names: Iterable[str], task: str) -> None:
             )
 
 
-def _within_limits(folder: Path, files: Iterator[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
-    """`files` itself. Stops at the limits, before a whole disk was walked, and names what is large."""
+def _within_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """`entries` itself. Stops at the limits, before a whole disk was walked, and names what is large."""
     total = count = 0
     by_top: dict[str, int] = {}
-    for name, path in files:
-        size = 0 if name.endswith("/") else path.stat().st_size
+    for entry in entries:
+        size = entry.path.stat().st_size if entry.has_content else 0
         total, count = total + size, count + 1
-        top = name.partition("/")[0]
+        top = entry.name.partition("/")[0]
         by_top[top] = by_top.get(top, 0) + size
         if total > LIMIT_BYTES or count > LIMIT_FILES:
             tops = sorted(by_top, key=by_top.__getitem__)[:-4:-1]
@@ -133,28 +135,34 @@ def _within_limits(folder: Path, files: Iterator[tuple[str, Path]]) -> Iterator[
                 f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files; the largest so far: {largest}",
                 f"{leave_out(tops[0])}; {send_as_data(folder / tops[0], tops[0])}",
             )
-        yield name, path
+        yield entry
 
 
-def _mode(path: Path) -> int:
-    """The owner's rights. Others have the same but for writing, or none: not what this user's umask happens to be."""
-    mode = path.stat().st_mode
+def _mode(entry: Entry) -> int:
+    """Type and the owner's rights. Others have the same but for writing, or none: not what this user's umask happens to
+    be.
+    """
+    if entry.link:
+        return stat.S_IFLNK | 0o777
+    if not entry.has_content:
+        return stat.S_IFDIR
+    mode = entry.path.stat().st_mode
     owner = (mode & stat.S_IRWXU) >> 6
-    return owner << 6 | (owner & 0o5) * 0o11 if mode & stat.S_IRWXO else owner << 6
+    return stat.S_IFREG | owner << 6 | ((owner & 0o5) * 0o11 if mode & stat.S_IRWXO else 0)
 
 
-def _write(files: list[tuple[str, Path]], archive: Path) -> int:
+def _write(entries: list[Entry], archive: Path) -> int:
     total = 0
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zipped:
-        for name, path in files:
-            info = zipfile.ZipInfo(name, EPOCH)
+        for entry in entries:
+            info = zipfile.ZipInfo(entry.name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3
-            info.external_attr = (stat.S_IFDIR if name.endswith("/") else stat.S_IFREG | _mode(path)) << 16
-            if name.endswith("/"):
-                zipped.writestr(info, b"")
+            info.external_attr = _mode(entry) << 16
+            if not entry.has_content:
+                zipped.writestr(info, entry.link)
                 continue
-            with path.open("rb") as source, zipped.open(info, "w") as target:
+            with entry.path.open("rb") as source, zipped.open(info, "w") as target:
                 while piece := source.read(PIECE_BYTES):
                     target.write(piece)
                     total += len(piece)

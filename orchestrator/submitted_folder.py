@@ -1,4 +1,4 @@
-"""The walk through a submitted folder: which files travel, and what stays behind and is told of."""
+"""The walk through a submitted folder: which files, folders and links travel, and what stays behind and is told of."""
 
 import errno
 import os
@@ -6,15 +6,15 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from cluster import archives
+from cluster.archive_links import Tree
 from cluster.errors import SpecError, UserError
 from orchestrator import ignoring
-from orchestrator.ignore_patterns import quoted
+from orchestrator.left_out import GIT, MOST_COUNTED, LeftOut, leave_out, send_as_data
 
-GIT = ".git"
-"""A folder, or in a worktree or a submodule a file that names one: no part of the code, and it may hold credentials."""
 PYCACHE = "__pycache__"
 GENERATED_FOLDERS = frozenset({
     PYCACHE, ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".tox",
@@ -28,87 +28,41 @@ CORE_DUMP = re.compile(r"(vg)?core(\.[\w-]+)?|.*\.core")
 ELF_CORE = 4
 """The type of a core dump. Source: elf(5), ET_CORE; 16-bit field at byte 16."""
 SPECIAL = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
-MOST_NAMED = 5
-MOST_COUNTED = 10_000
-"""Files in folders that stay behind: a data set of millions is not walked to tell how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """What stays behind and is told of: files and folders (these end in `/`) by the place they have in the folder;
-    `files` counts what is in the folders of `by_git` as well, up to MOST_COUNTED. `generated` is what tools make anew;
-    `special` are (what it is, where): links to nothing, sockets and the like, which have no content to send.
+class Entry:
+    """One of the archive. `name` has a slash behind it for a folder in which nothing comes; `link` is what a link says,
+    "" for what is none.
     """
 
-    credentials: tuple[str, ...] = ()
-    by_git: tuple[str, ...] = ()
-    files: int = 0
-    generated: tuple[str, ...] = ()
-    special: tuple[tuple[str, str], ...] = ()
+    name: str
+    path: Path
+    link: str = ""
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """A line for each reason; none when all of the folder travels."""
-        lines = []
-        if self.by_git:
-            files = f"at least {self.files:,} files" if self.files >= MOST_COUNTED else _count(self.files, "file")
-            lines.append(
-                f"left out of the submitted folder, because {ignoring.GIT_FILE} names them: {files}"
-                f" ({_named(self.by_git)}). {_take_back(self.by_git[0])}"
-            )
-        if self.credentials:
-            lines.append(
-                "left out of the submitted folder, because they may hold credentials:"
-                f" {_named(self.credentials)}. {_take_back(self.credentials[0])}"
-            )
-        if self.generated:
-            names = [name for name in self.generated if Path(name).name != GIT]
-            how = _take_back(names[0]) if names else f"{GIT} is never sent: a job that needs it clones the repository"
-            lines.append(
-                "left out of the submitted folder, because they are no part of the code:"
-                f" {_named(self.generated)}. {how}"
-            )
-        if self.special:
-            shown = tuple(f"{name} ({what})" for name, what in self.special)
-            lines.append(
-                f"left out of the submitted folder, because they are no files: {_named(shown)}. To send a file in place"
-                f" of {self.special[0][0]}, put one there; to leave it out without this line, write"
-                f" {quoted(self.special[0][0])} into {ignoring.FILE}"
-            )
-        return tuple(lines)
+    def has_content(self) -> bool:
+        return not (self.link or self.name.endswith("/"))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Met on the walk. `rules` hold where it lies, in the real folders `above`."""
 
-
-def _named(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
-
-
-def _take_back(name: str) -> str:
-    return f"To send {name} all the same, write !{quoted(name)} into {ignoring.FILE}"
-
-
-def leave_out(name: str) -> str:
-    return f"to leave it out, write {quoted(name)} into {ignoring.FILE}"
-
-
-def send_as_data(path: Path, mount: str) -> str:
-    """How a job reaches what is left out; `mount` is where it lies in the folder."""
-    mount += "/" if path.is_dir() else ""
-    return (
-        f"if the job needs it, also add `data: [{{uri: {path}, mount: {mount}}}]` to the job,"
-        " or give its command a path that its nodes have"
-    )
+    name: str
+    path: Path
+    rules: ignoring.Ignored
+    above: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """`root` is the submitted folder, without links; the others collect what stays behind, and why."""
+    """`root` is the submitted folder, without links. A link named in `copied` comes as a copy of what it leads to. The
+    others collect what stays behind, and why.
+    """
 
     root: Path
+    copied: tuple[str, ...] = ()
     credentials: list[str] = field(default_factory=list)
     by_git: list[tuple[str, Path]] = field(default_factory=list)
     generated: list[str] = field(default_factory=list)
@@ -122,20 +76,51 @@ class Walk:
         generated, special = tuple(sorted(self.generated)), tuple(sorted(self.special))
         return LeftOut(tuple(sorted(self.credentials)), tuple(names), min(files, MOST_COUNTED), generated, special)
 
-    def files(
-        self, folder: Path, rules: ignoring.Ignored, prefix: str = "", above: tuple[Path, ...] = ()
-    ) -> Iterator[tuple[str, Path]]:
-        """(name in the archive, file or folder) below `folder`, where `rules` held above it. A folder comes, with a
-        slash behind its name, where nothing in it does. `above`: the real folders on the way, to notice circles.
+    def entries(self, folder: Path, rules: ignoring.Ignored) -> Iterator[Entry]:
+        """All that travels of `folder`. A link comes as a link where the names that travel show it to be safe. It comes
+        as a copy where it is absolute, leads through another link, or to what stays behind.
         """
-        here = folder.resolve()
-        if len(above) > archives.MOST_FOLDERS:
+        names: list[str] = []
+        links: dict[str, str] = {}
+        met: list[_Link] = []
+        todo: list[Iterator[Entry]] = [self._files(folder, rules, met)]
+        while todo:
+            for entry in chain.from_iterable(todo):
+                names.append(entry.name)
+                yield entry
+            new = {link.name: str(link.path.readlink()) for link in met if link.name not in self.copied}
+            tree, todo, followed = Tree(names, links | new), [], met.copy()
+            met.clear()  # the walks of the next round fill it
+            for link in followed:
+                if link.name in new and not tree.refusal(link.name):
+                    links[link.name] = new[link.name]
+                    yield Entry(link.name, link.path, new[link.name])
+                else:
+                    todo.append(self._through(link, met))
+
+    def _through(self, link: _Link, met: list[_Link]) -> Iterator[Entry]:
+        """What comes in the place of a link that does not come itself."""
+        if not link.path.is_dir():
+            yield Entry(link.name, link.path)
+            return
+        if link.path.resolve() in link.above:
+            raise SpecError("working_dir", f"{link.path} is a link to a folder it is in", leave_out(link.name))
+        yield from self._files(link.path, link.rules, met, f"{link.name}/", link.above)
+
+    def _files(
+        self, folder: Path, rules: ignoring.Ignored, met: list[_Link], prefix: str = "", above: tuple[Path, ...] = ()
+    ) -> Iterator[Entry]:
+        """Files below `folder`, where `rules` held above it; or the folder itself where nothing in it comes. Links are
+        put into `met`. `above`: the real folders on the way, to notice circles.
+        """
+        above = (*above, folder.resolve())
+        if len(above) - 1 > archives.MOST_FOLDERS:
             raise SpecError(
                 "working_dir",
                 f"{prefix[:60]}… lies in more than {archives.MOST_FOLDERS} folders, one in another",
                 f"move it away, or name a folder above it in {ignoring.FILE}",
             )
-        rules = rules.inside(folder, prefix)
+        rules, empty = rules.inside(folder, prefix), True
         for entry in _entries(folder):
             path, name = Path(entry.path), prefix + entry.name
             if self._stays(name, entry, rules):
@@ -144,19 +129,16 @@ class Walk:
                 raise SpecError("working_dir", f"{str(path)!r} is {refusal}", "rename it")
             if what := _special(path):  # that `!` in the user's file takes back
                 raise SpecError("working_dir", f"{path} is a {what}, which has no content to send", leave_out(name))
+            empty = False
             if entry.is_symlink():
                 _refuse_link_outside(path, name, self.root)
-            if entry.is_dir():
-                if path.resolve() in (*above, here):
-                    raise SpecError("working_dir", f"{path} is a link to a folder it is in", leave_out(name))
-                empty = True
-                for found in self.files(path, rules, f"{name}/", (*above, here)):
-                    empty = False
-                    yield found
-                if empty:
-                    yield f"{name}/", path
+                met.append(_Link(name, path, rules, above))
+            elif entry.is_dir():
+                yield from self._files(path, rules, met, f"{name}/", above)
             else:
-                yield name, path
+                yield Entry(name, path)
+        if empty and prefix:
+            yield Entry(prefix, folder)
 
     def _stays(self, name: str, entry: "os.DirEntry[str]", rules: ignoring.Ignored) -> bool:
         is_folder, path = _is_folder(entry), Path(entry.path)

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import socket
+import stat
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -72,10 +74,81 @@ def test_a_file_is_no_folder(folder):
         pack(folder / "train.py")
 
 
-def test_a_link_inside_the_folder_is_followed(folder):
+def links(package):
+    with zipfile.ZipFile(package.path) as zipped:
+        found = {info.filename: info for info in zipped.infolist() if stat.S_ISLNK(info.external_attr >> 16)}
+        return {name: zipped.read(info).decode() for name, info in found.items()}
+
+
+def test_links_inside_the_folder_come_as_links(folder):
     (folder / "alias.py").symlink_to("lib/model.py")
     (folder / "also").symlink_to("lib")
-    assert names(pack(folder)) == ["alias.py", "also/model.py", "lib/model.py", "train.py"]
+    (folder / "lib" / "up").symlink_to("..")
+    (folder / "libx.so").symlink_to("libx.so.1")
+    (folder / "libx.so.1").symlink_to("libx.so.1.2")
+    (folder / "libx.so.1.2").write_bytes(b"ELF")
+    package = pack(folder)
+    assert links(package) == {
+        "alias.py": "lib/model.py",
+        "also": "lib",
+        "lib/up": "..",
+        "libx.so": "libx.so.1",
+        "libx.so.1": "libx.so.1.2",
+    }
+    assert names(package) == sorted((*links(package), "lib/model.py", "libx.so.1.2", "train.py"))
+    assert package.files == 3
+    before = package.sha
+    (folder / "alias.py").unlink()
+    (folder / "alias.py").symlink_to("train.py")
+    assert pack(folder).sha != before
+
+
+def test_they_arrive_as_they_were(folder, tmp_path):
+    (folder / "lib" / "alias.py").symlink_to("model.py")
+    (folder / "also").symlink_to("lib")
+    (tmp_path / "there").mkdir()
+    told = unpacking.read_apart(pack(folder).path, tmp_path / "there")
+    assert told == ["also/", "lib/alias.py", "lib/model.py", "train.py"]
+    assert (tmp_path / "there" / "lib" / "alias.py").readlink() == Path("model.py")
+    assert (tmp_path / "there" / "also" / "alias.py").read_text() == "x = 1"
+
+
+COPIED = {
+    "an absolute path": lambda folder: (folder / "l").symlink_to(folder / "lib"),
+    "through another link": lambda folder: (folder / "d").symlink_to("lib") or (folder / "l").symlink_to("d/../lib"),
+    "out of the folder and back": lambda folder: (folder / "l").symlink_to(f"../{folder.name}/lib"),
+    "a link that comes as a copy": lambda folder: (
+        (folder / "m").symlink_to(folder / "lib") or (folder / "l").symlink_to("m")
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COPIED)
+def test_where_a_link_is_not_known_to_be_safe_its_content_comes(folder, what):
+    COPIED[what](folder)
+    package = pack(folder)
+    assert "l" not in links(package) and "l/model.py" in names(package)
+
+
+def test_a_link_to_what_stays_behind_comes_as_a_copy(folder):
+    (folder / "big.bin").write_text("data")
+    (folder / "l.bin").symlink_to("big.bin")
+    (folder / ".polyfleetignore").write_text("/big.bin\n")
+    package = pack(folder)
+    assert names(package) == [".polyfleetignore", "l.bin", "lib/model.py", "train.py"]
+    assert links(package) == {}
+
+
+def test_in_a_folder_that_comes_as_a_copy_links_are_links(folder):
+    (folder / "lib" / "alias.py").symlink_to("model.py")
+    (folder / "also").symlink_to(folder / "lib")
+    assert links(pack(folder)) == {"also/alias.py": "model.py", "lib/alias.py": "model.py"}
+
+
+def test_a_link_to_a_folder_cannot_hide_our_modules(folder):
+    (folder / "cluster").symlink_to("lib")
+    with pytest.raises(SpecError, match="hide Polyfleet's own package 'cluster'"):
+        pack(folder)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "/", "lib/../../secret"])
@@ -94,7 +167,7 @@ def test_a_folder_linked_from_outside_is_refused_as_a_whole(folder, tmp_path):
 
 
 def test_a_circle_of_links_is_refused(folder):
-    (folder / "lib" / "up").symlink_to("..")
+    (folder / "lib" / "up").symlink_to(folder)  # a relative one comes as a link
     with pytest.raises(SpecError, match="link to a folder it is in"):
         pack(folder)
 

@@ -138,6 +138,16 @@ def test_a_mount_where_the_submitted_folder_has_something_is_refused(client, liv
     for mount in ("data", "data/x/deeper"):
         with pytest.raises(SpecError, match=f"'{mount}' is where the submitted folder has 'data/x'"):
             submission.submit(client, spec(tokens, mount=mount, working_dir=str(code)))
+    (code / "link").symlink_to("data")
+    with pytest.raises(SpecError, match="'link' is where the submitted folder has 'link/'"):
+        submission.submit(client, spec(tokens, mount="link", working_dir=str(code)))
+
+
+def test_data_is_shown_below_a_linked_folder(client, tokens, tmp_path):
+    (tmp_path / "code/storage").mkdir(parents=True)
+    (tmp_path / "code/data").symlink_to("storage")
+    command = "test -L data && ls storage/tokens && ls data/tokens/* > $POLYFLEET_OUTPUT_DIR/shown"
+    ended(client, spec(tokens, command=command, mount="data/tokens/", working_dir=str(tmp_path / "code")))
 
 
 def test_what_was_sent_goes_from_the_server_once_no_open_job_names_it(client, live, tokens, talking, wait_for):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import SpecError
-from orchestrator import bundle, ignoring, submitted_folder
+from orchestrator import bundle, ignoring, left_out, submitted_folder
 from orchestrator.ignore_patterns import parsed, quoted
 
 LINES = r"""
@@ -235,7 +235,8 @@ def test_what_git_leaves_out_is_counted_named_and_said_how_to_bring_along(folder
 
 
 def test_a_data_set_that_stays_behind_is_not_counted_to_its_end(folder, monkeypatch):
-    monkeypatch.setattr(submitted_folder, "MOST_COUNTED", 3)
+    for module in (left_out, submitted_folder):
+        monkeypatch.setattr(module, "MOST_COUNTED", 3)
     write(folder, {".gitignore": "data/\n", **dict.fromkeys((f"data/{n}/x" for n in range(5)), "")})
     (told,) = told_beside_history(pack(folder))
     assert "at least 3 files (data/)" in told

@@ -104,6 +104,16 @@ def test_a_package_this_node_does_not_have_is_not_found(store, tmp_path):
         store.unpack("0" * 64, tmp_path)
 
 
+def test_links_inside_arrive_as_links(unpacked, tmp_path):
+    link = stat.S_IFLNK | 0o777
+    data = archive(
+        (entry("alias.py", link), "lib/mod.py"), ("lib/mod.py", "x = 1"), (entry("only/links/up", link), "../../lib")
+    )
+    assert unpacked(data)["alias.py"] == "x = 1"
+    assert (tmp_path / "work/alias.py").readlink() == Path("lib/mod.py")
+    assert (tmp_path / "work/only/links/up/mod.py").read_text() == "x = 1"
+
+
 HOSTILE = {
     "an absolute path": [("/etc/cron.d/x", "")],
     "a path that climbs": [("a/../../x", "")],
@@ -117,6 +127,11 @@ HOSTILE = {
     "an escape": [("a\x1b[2Jb", "")],
     "a link": [(entry("link", stat.S_IFLNK | 0o777), "/etc/passwd")],
     "a link below which files lie": [(entry("d", stat.S_IFLNK | 0o777), "/tmp"), ("d/x", "")],
+    "a link out": [("d/x", ""), (entry("d/l", stat.S_IFLNK | 0o777), "../../x")],
+    "a link through a link": [("d/x", ""), (entry("l", stat.S_IFLNK | 0o777), "d"),
+                              (entry("m", stat.S_IFLNK | 0o777), "l/../..")],
+    "a link in the place of a folder": [("d/x", ""), (entry("D", stat.S_IFLNK | 0o777), "d")],
+    "a link to nothing": [(entry("l", stat.S_IFLNK | 0o777), "later")],
     "a device": [(entry("null", stat.S_IFCHR | 0o666), "")],
     "a fifo": [(entry("pipe", stat.S_IFIFO | 0o666), "")],
     "a socket": [(entry("sock", stat.S_IFSOCK | 0o666), "")],
@@ -128,7 +143,7 @@ HOSTILE = {
     "folders in two cases around a file": [("A", ""), ("a/b", "")],
     "a very long name": [("x" * 300, "")],
     "a very long path": [("/".join(["x" * 100] * 11), "")],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", HOSTILE)
