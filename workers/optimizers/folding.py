@@ -1,5 +1,6 @@
 """Batch norm folded into the convolution before it, for inference. Classes, names and forward code stay as they are."""
 
+import copy
 from collections.abc import Callable, Iterable
 
 from torch import fx, nn
@@ -50,8 +51,10 @@ def fold(model: nn.Module, names: Iterable[tuple[str, str]]) -> Callable[[], Non
 
 
 def _calls(model: nn.Module) -> list[fx.Node]:
+    """Traced is a copy with the same parameters: a forward may leave proxies in attributes, and change buffers."""
     try:
-        return [node for node in fx.symbolic_trace(model).graph.nodes if node.op == "call_module"]
+        traced = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        return [node for node in fx.symbolic_trace(traced).graph.nodes if node.op == "call_module"]
     except Exception as e:  # tracing runs the user's forward on proxies: anything may come out of it
         raise NotTraceable(f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}") from e
 

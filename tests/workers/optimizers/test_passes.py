@@ -45,8 +45,28 @@ class Viewing(nn.Module):
         return self.conv(x).view(x.shape[0], -1)
 
 
+class Remembering(nn.Module):
+    """Its forward leaves what it computes in an attribute, and counts in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.last = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.last = self.bn(self.conv(x))
+        return self.last
+
+
 def cpu():
     return backends.create("cpu")
+
+
+def test_looking_for_pairs_leaves_the_model_as_it_was():
+    model = Remembering().eval()
+    assert folding.pairs(model) == [("conv", "bn")]
+    assert (model.last, model.calls.item()) == (None, 0)
 
 
 def test_only_a_convolution_that_feeds_a_batch_norm_alone_is_folded():
