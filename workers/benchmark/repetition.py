@@ -1,9 +1,9 @@
-"""The same call again and again: on the same inputs and, for a forward, from the same parameters and buffers.
+"""The same call again and again: on the same inputs and, for a forward, from the same state of the model.
 
 A call that changes its inputs in place would else be timed on something else than the first, soon on infinities.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cluster.errors import UserError
 from workers.benchmark.timing import Refill
 from workers.optimizers.fingerprint import tensor_digest
-from workers.optimizers.inputs import Inputs, changed_names, digests
+from workers.optimizers.inputs import OPAQUE, PLAIN, Inputs, changed_names, digests
 from workers.optimizers.work import Sample
 
 MAX_NAMED = 3
@@ -21,7 +21,7 @@ MAX_NAMED = 3
 class Repetition:
     """`call` is what is timed, `refill` what has to happen before each `max_calls` of it, outside the timed part.
 
-    `forward` is the model where calls must leave its parameters and buffers as they are, None for training. `to_host`
+    `forward` is the model where calls must leave its state as it is, None for training. `to_host`
     is that of kernels, whose inputs may lie in a driver's memory: they are compared, and not copied. Use: `first`,
     then `settle`, then the others.
     """
@@ -35,7 +35,7 @@ class Repetition:
     ):
         self._run, self._sample, self._inputs, self._to_host = run, sample, Inputs(sample), to_host
         self._state = ModelState(forward) if isinstance(forward, nn.Module) else None
-        self._changed_buffers: tuple[str, ...] = ()
+        self._changed_state: tuple[str, ...] = ()
         self._on_host = self._inputs_on_host()
         self._given = sample if to_host else self._inputs.first()
 
@@ -46,8 +46,8 @@ class Repetition:
         """Compares inputs before and after the first call, and the model's state after it and after one more, which
         `second` makes: what only the first call fills in, such as a table of angles, needs no restoring.
 
-        Returns {"changed_in_place", "note"}, or {} where nothing changes. Raises UserError for a forward that changes a
-        parameter, and for kernels that change an input.
+        Returns {"changed_in_place", "note"}, or {} where nothing changes. Raises UserError for a forward that changes
+        what cannot be restored, and for kernels that change an input.
         """
         if self._to_host is None:
             self._inputs.compare()
@@ -60,12 +60,12 @@ class Repetition:
         self._inputs.refill(1)
         second(lambda: self._run(self._inputs.take()))
         if self._state:
-            self._changed_buffers = self._state.check(changed_names(before, self._state.digests()))
-            if self._changed_buffers:
+            self._changed_state = self._state.check(changed_names(before, self._state.digests()))
+            if self._changed_state:
                 self._state.restore()
             else:
                 self._state = None
-        changed = (*self._inputs.changed, *self._changed_buffers)
+        changed = (*self._inputs.changed, *self._changed_state)
         return {"changed_in_place": list(changed), "note": self._note(changed)} if changed else {}
 
     @property
@@ -75,12 +75,12 @@ class Repetition:
 
     @property
     def refill(self) -> Refill:
-        return self._refill if self._inputs.changed or self._changed_buffers else None
+        return self._refill if self._inputs.changed or self._changed_state else None
 
     @property
     def max_calls(self) -> int | None:
         """Of one part; None: any number."""
-        if self._changed_buffers:
+        if self._changed_state:
             return 1
         return self._inputs.max_calls if self._inputs.changed else None
 
@@ -102,40 +102,104 @@ class Repetition:
         )
 
 
+OWN = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+MAX_NESTING = 4
+
+
 class ModelState:
-    """Parameters and buffers of a model before its first call. Buffers are kept on the host, to be restored."""
+    """Parameters, buffers and plain attributes of a model before its first call. Buffers and attributes are restored:
+    tensors, which are kept on the host, and numbers and flags, such as the place in a cache.
+    """
 
     def __init__(self, model: nn.Module):
         self._model = model
-        self._buffers = [
-            (child._buffers, name, tensor, tensor.detach().cpu().clone())
-            for child in model.modules()
-            for name, tensor in child._buffers.items()
-            if tensor is not None
-        ]
+        self._tables = [_Table(values) for module in model.modules() for values in (module._buffers, vars(module))]
+        self._containers = {
+            name
+            for name, value in self._attributes()
+            if not isinstance(value, (Tensor, *PLAIN)) and _has_tensors(value)
+        }
 
     def digests(self) -> dict[str, str]:
         parameters = {f"parameter {_plain(name)}": p for name, p in self._model.named_parameters()}
         buffers = {f"buffer {_plain(name)}": b for name, b in self._model.named_buffers()}
         tensors: dict[str, Tensor] = {**parameters, **buffers}
-        return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+        attributes = {
+            name: " ".join(map(tensor_digest, _tensors(value)))
+            for name, value in self._attributes()
+            if _has_tensors(value)
+        }
+        return {name: tensor_digest(tensor) for name, tensor in tensors.items()} | attributes
 
-    @staticmethod
-    def check(changed: tuple[str, ...]) -> tuple[str, ...]:
-        """`changed` itself. Raises UserError where a parameter is in it."""
-        parameters = [name for name in changed if name.startswith("parameter ")]
-        if parameters:
+    def check(self, changed: tuple[str, ...]) -> tuple[str, ...]:
+        """`changed` itself. Raises UserError where something is in it that cannot be restored: a parameter, or what an
+        attribute that was a list or an object already before the first call has in it.
+        """
+        fixed = [name for name in changed if name.startswith("parameter ") or name in self._containers]
+        if fixed:
             raise UserError(
-                f"each forward changes {', '.join(parameters[:MAX_NAMED])}: two calls do not compute the same",
+                f"each forward changes {', '.join(fixed[:MAX_NAMED])}: two calls do not compute the same",
                 "change parameters in training only, or register what changes as a buffer",
             )
         return changed
 
     def restore(self) -> None:
         with torch.no_grad():
-            for table, name, tensor, before in self._buffers:
-                table[name] = tensor  # a forward may also put another tensor in its place
-                tensor.copy_(before)
+            for table in self._tables:
+                table.restore()
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of all that is neither a parameter nor a buffer nor a module."""
+        for path, module in self._model.named_modules():
+            for name, value in vars(module).items():
+                if name not in OWN:
+                    yield f"attribute {_plain(f'{path}.{name}'.lstrip('.'))}", value
+
+
+class _Table:
+    """Buffers or attributes of one module. What a forward puts in the place of a value is taken out again."""
+
+    def __init__(self, values: dict[str, Any]):
+        self._values, self._names = values, {*values, *OWN}
+        self._before = {
+            name: value for name, value in values.items() if name not in OWN and isinstance(value, (Tensor, *PLAIN))
+        }
+        tensors = [value for value in self._before.values() if isinstance(value, Tensor) and _has_own_bits(value)]
+        self._contents = [(tensor, tensor.detach().cpu().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
+        new = [name for name, value in self._values.items() if name not in self._names and _has_tensors(value)]
+        for name in new:
+            del self._values[name]
+        self._values.update(self._before)
+        for tensor, content in self._contents:
+            tensor.copy_(content)
+
+
+def _has_own_bits(tensor: Tensor) -> bool:
+    """Whether it can be written to: not one without memory, nor one whose elements share it."""
+    return not tensor.is_meta and tensor.layout == torch.strided and (0 not in tensor.stride() or tensor.numel() <= 1)
+
+
+def _has_tensors(value: Any) -> bool:
+    return next(_tensors(value), None) is not None
+
+
+def _tensors(value: Any, nesting: int = MAX_NESTING) -> Iterator[Tensor]:
+    """In nested lists, tuples, mappings and plain objects, such as a cache of keys and values."""
+    if isinstance(value, Tensor):
+        yield value
+    if nesting == 0 or isinstance(value, (Tensor, *PLAIN, *OPAQUE)):
+        return
+    if isinstance(value, Mapping):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    else:
+        inner = () if callable(value) else getattr(value, "__dict__", {}).values()
+    for item in inner:
+        yield from _tensors(item, nesting - 1)
 
 
 def _plain(name: str) -> str:

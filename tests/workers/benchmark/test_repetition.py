@@ -1,4 +1,4 @@
-"""A model may change its inputs and buffers in place: each timed call gets them as the first call had them."""
+"""A model may change its inputs, buffers and attributes: each timed call gets them as the first call had them."""
 
 from collections import namedtuple
 from dataclasses import dataclass
@@ -155,6 +155,104 @@ def test_buffers_that_go_on_changing_are_restored_before_each_call(backend, repl
     assert told["changed_in_place"] == ["buffer cache", "buffer place"], told
     assert (told["calls_per_part"], told["accuracy"]["ok"]) == (1, True)
     assert session.handle({"do": "block", "arm": "a"})["calls"] == 1
+
+
+class Attributes(nn.Module):
+    """Keeps what it goes on changing without registering it. `begin` gets the module before its first call."""
+
+    def __init__(self, begin, change):
+        super().__init__()
+        self.layer, self.change = nn.Linear(4, 4), change
+        begin(self)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y + self.change(self, y.detach()).to(y.dtype)
+
+
+def write_at_place(module, y):
+    module.cache = module.cache.to(y.dtype)
+    module.cache[module.place] = y[0]
+    module.place += 1
+    return module.cache.sum(0)
+
+
+def append(module, y):
+    module.cache = y if module.cache is None else torch.cat([module.cache.to(y.dtype), y])
+    return module.cache.sum(0)
+
+
+def begin_once(module, y):
+    if not hasattr(module, "sums"):
+        module.sums = torch.zeros(4, dtype=y.dtype)
+    module.sums = module.sums + y[0]
+    return module.sums
+
+
+def fill_list(module, y):
+    module.cache = [*(module.cache or []), y[0]]
+    return sum(module.cache)
+
+
+CHANGING = {
+    "a tensor and a number": (lambda m: vars(m).update(cache=torch.zeros(3, 4), place=0), write_at_place, "cache"),
+    "written in place": (lambda m: vars(m).update(sums=torch.zeros(4)),
+                         lambda m, y: m.sums.add_(y[0].to(m.sums.dtype)), "sums"),
+    "None at first": (lambda m: vars(m).update(cache=None), append, "cache"),
+    "made by the first call": (lambda m: None, begin_once, "sums"),
+    "a list in the place of None": (lambda m: vars(m).update(cache=None), fill_list, "cache"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_attributes_that_go_on_changing_are_restored_like_buffers(backend, kind):
+    begin, change, name = CHANGING[kind]
+    outputs = set()
+
+    class Model(Attributes):
+        def forward(self, x):
+            y = super().forward(x)
+            if y.dtype == torch.float32:
+                outputs.add(repr(y.tolist()))
+            return y
+
+    session = Session(backend, 0, lambda: (Model(begin, change), as_sample(x())))
+    told = opened(session)
+    assert told.get("changed_in_place") == [f"attribute {name}"], told
+    assert (told["calls_per_part"], told["accuracy"]["ok"]) == (1, True)
+    outputs.clear()
+    session.handle({"do": "block", "arm": "a"})
+    assert len(outputs) == 1
+
+
+UNRESTORED = {
+    "a list": (lambda m: vars(m).update(cache=[torch.zeros(4)]), lambda m, y: m.cache.append(y[0]) or y),
+    "a dict": (lambda m: vars(m).update(cache={"k": torch.zeros(4)}), lambda m, y: m.cache["k"].add_(1) + y),
+    "an object": (lambda m: vars(m).update(cache=Cache(torch.zeros(1, 4))), lambda m, y: m.cache.keys.add_(1) + y),
+}
+
+
+@pytest.mark.parametrize("kind", UNRESTORED)
+def test_what_an_attribute_holds_and_cannot_be_restored_is_refused_with_its_name(backend, kind):
+    told = opened(Session(backend, 0, lambda: (Attributes(*UNRESTORED[kind]), as_sample(x()))))
+    assert "each forward changes attribute cache" in told["failed"] and "buffer" in told["failed"]
+
+
+UNCHANGED = {
+    "the same result each time": (lambda m: None, lambda m, y: setattr(m, "last", y) or y),
+    "a table that is made once": (lambda m: vars(m).update(angles=None),
+                                  lambda m, y: vars(m).update(angles=torch.arange(4.0)) or m.angles),
+    "a count of calls": (lambda m: vars(m).update(calls=0), lambda m, y: vars(m).update(calls=m.calls + 1) or y),
+    "one that has no memory of its own": (lambda m: vars(m).update(a=torch.zeros(1).expand(4),
+                                                                   b=torch.zeros(4, device="meta")), lambda m, y: y),
+    "weights in a list": (lambda m: vars(m).update(all=[m.layer.weight]), lambda m, y: y),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNCHANGED)
+def test_attributes_that_stay_the_same_are_left_alone(backend, kind):
+    told = opened(Session(backend, 0, lambda: (Attributes(*UNCHANGED[kind]), as_sample(x()))))
+    assert "note" not in told and told["accuracy"]["ok"] is True, told
 
 
 class Norm(nn.Module):
