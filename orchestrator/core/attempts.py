@@ -68,7 +68,8 @@ class Part:
     it, 0 where its newest list has not: neither a node that appears again nor one with an empty disk says anything of
     it. `told`: by its own node, not concluded from its silence.
 
-    `unsure` is "" or why its node may not have it: it ends as lost once that is certain. `spoiled` is "" or why what
+    `unsure` is "" or why its node may not have it: it ends as lost once that is certain, unless its node reports it,
+    or lists it, again. `spoiled` is "" or why what
     its agent told of it cannot be used: it is stopped, and ends as failed.
     """
 

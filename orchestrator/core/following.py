@@ -178,8 +178,8 @@ def _seen_epoch(draft: Draft, node: str, job: str, epoch: int) -> None:
 
 
 def _listed(draft: Draft, node: Node, there: frozenset[str]) -> None:
-    """Parts that their own node knows nothing of: the order never arrived, or the node's folder is gone. Strangers
-    that it has forgotten.
+    """Parts that their own node knows nothing of: the order never arrived, or the node's folder is gone. One that it
+    has after all, as after an agent that could not read it, is in doubt no more. Strangers that it has forgotten.
     """
     if gone := node.strangers.keys() - there:
         strangers = {key: s for key, s in node.strangers.items() if key not in gone}
@@ -189,13 +189,14 @@ def _listed(draft: Draft, node: Node, there: frozenset[str]) -> None:
         live = draft.lives[job]
         if not live.launching and node.listed_s is not None and node.listed_s >= live.since_s:
             for rank, part in enumerate(live.parts):
-                if part.node == node.name and part.outcome is None and live.part_key(rank) not in there:
-                    _missing(draft, job, rank)
+                if part.node == node.name and part.outcome is None:
+                    _doubted(draft, job, rank, live.part_key(rank) in there)
 
 
-def _missing(draft: Draft, job: str, rank: int) -> None:
+def _doubted(draft: Draft, job: str, rank: int, is_there: bool) -> None:
+    """By the newest list of its node: what an older one lacked, or a launch was not answered, says less."""
     live = draft.lives[job]
     part = live.parts[rank]
-    if not part.unsure:
-        unsure = f"node {part.node} has no record of this attempt"
+    unsure = "" if is_there else part.unsure or f"node {part.node} has no record of this attempt"
+    if unsure != part.unsure:
         draft.lives[job] = live.with_part(rank, replace(part, unsure=unsure))

@@ -60,9 +60,12 @@ def _of_part(control: Control, live: Live, rank: int, part: Part) -> Iterator[st
         yield f"part {rank} has ended and is in doubt"
     if live.job not in control.on_node.get(part.node, ()):
         yield f"part {rank} is not looked for on {part.node}"
-    node = control.nodes.get(part.node)
-    if node is not None and not node.same_as and live.part_key(rank) in node.strangers:
+    node, key = control.nodes.get(part.node), live.part_key(rank)
+    if node is not None and not node.same_as and key in node.strangers:
         yield f"part {rank} counts on {part.node} as none of ours"
+    listed_s = node.listed_s if node is not None and not live.launching else None
+    if part.unsure and node is not None and listed_s is not None and listed_s > live.since_s and key in node.listed:
+        yield f"part {rank} is in doubt, and the newest list of {part.node} has it: {part.unsure}"
 
 
 def steps_back(was: Mapping[str, Live], now: Mapping[str, Live]) -> Iterator[Found]:

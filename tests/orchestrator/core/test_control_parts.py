@@ -77,6 +77,36 @@ def test_a_report_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(g
     assert part(gang, 0).unsure == ""
 
 
+def test_a_part_that_the_newest_list_of_its_node_has_again_is_in_doubt_no_more(c, w):
+    """Its agent could not read it, and the next one can. Nothing of the part is news, so that no report comes."""
+    c.node("a")
+    c.run(w.job("j", w.want("cpu")))
+    c.hear("a", there=(), after_s=5.0)
+    c.tick()
+    c.tell(m.Fenced("j", 2, stands=2))
+    c.hear("a", after_s=1.0)
+    assert part(c, 0, "j").unsure == ""
+    assert Fence("j", 1, lower=True) in c.tick()[1], "it counts again"
+    c.tell(m.Fenced("j", 1, stands=1))
+    assert c.hear_all("a", seconds=60) == ([], [])
+    assert c.state("j") == "RUNNING"
+
+
+def test_a_list_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(gang):
+    before_s = gang.s
+    gang.hear("a", there=(), after_s=5.0)
+    gang.hear("a", asked_s=before_s)
+    assert part(gang, 0).unsure == "node a has no record of this attempt"
+
+
+def test_a_part_whose_start_was_not_answered_and_that_its_node_lists_was_started(launching):
+    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", nodes=("a", "b"), failed=("b",)))
+    assert [p.unsure for p in launching.control.lives["g"].parts] == ["node b gave no answer"] * 2
+    launching.hear("a", after_s=1.0)
+    launching.hear("b", there=())
+    assert [p.unsure for p in launching.control.lives["g"].parts] == ["", "node b gave no answer"]
+
+
 def test_the_end_that_a_late_answer_tells_counts_all_the_same(gang, t):
     before_s = gang.s
     gang.hear("a", there=(), after_s=5.0)
