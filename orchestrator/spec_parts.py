@@ -18,6 +18,7 @@ from cluster.validation import WrongValueError, in_field
 from orchestrator import resources as written
 from orchestrator import spec_fields as f
 from orchestrator.core.model import Declared, Recovery
+from orchestrator.core.timing import MIN_LEASE_S
 from orchestrator.resources import Wanted, counted, duration_s, hang_after_s
 from orchestrator.spec_memory import Memory, MemorySpec, Model
 
@@ -173,7 +174,7 @@ class RecoverySpec(Model):
     """First pause; it doubles up to 60 s."""
 
     lease: f.Duration = "10s"
-    """How long an attempt runs on without hearing from the server or the cluster's head; at least 3 s. It has no effect
+    """How long an attempt runs on without hearing from the server or the cluster's head; at least 5 s. It has no effect
     beside `on_disconnect: wait`."""
 
     grace: f.Duration = "30s"
@@ -207,8 +208,9 @@ class RecoverySpec(Model):
     @field_validator("lease")
     @classmethod
     def _long_enough(cls, lease: Any) -> Any:
-        if duration_s(lease) < 3:
-            raise WrongValueError(f"{lease} is too short", "write at least 3s: it is renewed over the network")
+        if duration_s(lease) < MIN_LEASE_S:
+            why = "a node cannot renew a shorter one in time while the server is silent"
+            raise WrongValueError(f"{lease} is too short", f"write at least {MIN_LEASE_S:.0f}s: {why}")
         return lease
 
     @cached_property

@@ -42,6 +42,8 @@ from workers.script_checkpoints import ScriptCheckpoints
 FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
 FENCE_EVERY_S = 1.0
+SILENT_SHARE_OF_LEASE = 1 / 3
+"""Of a lease: an answer takes no longer, and after so long without a call of the server its fence is read."""
 LOG = logging.getLogger(__name__)
 
 
@@ -171,7 +173,7 @@ class Agent(NodeFiles, NodeExecs):
         self._generation.admit(generation)
         self._heard_s = time.monotonic()
         self._attempts.renew(clock_s)
-        leases = [a.lease_s / 3 for a in self._attempts.live()]
+        leases = [a.lease_s * SILENT_SHARE_OF_LEASE for a in self._attempts.live()]
         due_s = 0.0 if self._told_s == float("-inf") else timeout_s
         reports = self._attempts.news(cursors, known, min([due_s, *leases]), gather_s)
         told = {
@@ -245,7 +247,8 @@ class Agent(NodeFiles, NodeExecs):
             time.sleep(FENCE_EVERY_S)
             silent_s = time.monotonic() - self._heard_s
             try:
-                fence.check([a for a in self._attempts.live() if silent_s > a.lease_s / 3], self._fences)
+                due = [a for a in self._attempts.live() if silent_s > a.lease_s * SILENT_SHARE_OF_LEASE]
+                fence.check(due, self._fences)
             except Exception:
                 LOG.exception("fences were not looked at")
 

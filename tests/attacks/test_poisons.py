@@ -50,7 +50,7 @@ def submitted(fleet: Orchestrator, tmp_path: Path) -> Callable[[str], JobHandle]
             command=["python", "poison.py", poison],
             working_dir=str(tmp_path),
             resources={"pool": "crowded"},
-            recovery={"lease": "4s", "max_restarts": 0, "max_interruptions": 0},
+            recovery={"lease": "5s", "max_restarts": 0, "max_interruptions": 0},
         )
         return fleet.submit(job)
 

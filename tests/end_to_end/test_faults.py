@@ -24,7 +24,7 @@ def holding(training: dict[str, Any]) -> Path:
 def test_a_killed_node_costs_its_job_nothing_but_time_and_comes_back_by_itself(
     fleet: Orchestrator, training, until, raylet_of
 ):
-    training["recovery"] = {"lease": "4s"}
+    training["recovery"] = {"lease": "5s"}
     go_on = holding(training)
     job = fleet.submit(TrainJob(**training, resources={"ordered": [{"pool": "right"}, {"pool": "left"}]}))
     until(lambda: job.view["checkpoint"])

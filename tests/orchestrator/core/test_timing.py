@@ -1,5 +1,7 @@
 """What must be true between limits of time that lie in several places: each is right only beside the others."""
 
+import pytest
+
 from orchestrator.core import fencing, membership, nodes, timing
 from orchestrator.core.model import Recovery
 from orchestrator.runtime import controller, health, steps
@@ -7,6 +9,8 @@ from workers import agent
 from workers.attempt import attempt, fence, life, supervisor
 
 LEASE_S = Recovery().lease_s
+BUSY_S = 0.5
+"""So late threads of a node may be that has more to do than it can."""
 
 
 def test_a_node_whose_attempts_are_fenced_off_gets_no_new_work(c, w):
@@ -41,5 +45,20 @@ def test_a_supervisor_looks_at_its_lease_before_its_agent_kills_it():
     assert supervisor.LOOK_EVERY_S < life.LEASE_MARGIN_S
 
 
-def test_a_fence_is_read_in_time_to_renew_a_lease_while_the_server_is_silent():
-    assert agent.FENCE_EVERY_S + LEASE_S / 3 + fence.SHARE_OF_LEASE * LEASE_S < LEASE_S
+@pytest.mark.parametrize("lease_s", [timing.MIN_LEASE_S, LEASE_S])
+def test_a_fence_is_read_in_time_to_renew_a_lease_while_the_server_is_silent(lease_s):
+    """Also on a busy node, and again for the next renewal, which follows the one before by a look and an answer."""
+    silent_s, answer_s = lease_s * agent.SILENT_SHARE_OF_LEASE, lease_s * fence.SHARE_OF_LEASE
+    assert silent_s + agent.FENCE_EVERY_S + answer_s + BUSY_S < lease_s
+    assert answer_s + agent.FENCE_EVERY_S + answer_s + BUSY_S < lease_s
+
+
+def test_an_attempt_of_the_shortest_lease_is_started_and_renewed_before_that_ends():
+    """It counts from when the fence was asked for."""
+    assert fence.STORE_LIMIT_S + 2 * BUSY_S < timing.MIN_LEASE_S
+
+
+def test_a_shorter_lease_could_not_be_renewed_in_time():
+    shorter_s = timing.MIN_LEASE_S - 1.0
+    slow_s = shorter_s * (agent.SILENT_SHARE_OF_LEASE + fence.SHARE_OF_LEASE)
+    assert slow_s + agent.FENCE_EVERY_S + BUSY_S > shorter_s
