@@ -43,6 +43,8 @@ class Faults:
     secret_missing: float = 0.0
     crash_points: float = 0.0
     fences_fail: float = 0.0
+    start_refused: float = 0.0
+    upload_conflicts: float = 0.0
 
     @property
     def on(self) -> tuple[str, ...]:
@@ -57,6 +59,8 @@ CHANCES = {
     "secret_missing": 0.02,
     "crash_points": 0.002,
     "fences_fail": 0.1,
+    "start_refused": 0.05,
+    "upload_conflicts": 0.05,
 }
 RARE = {"older_backup_s": 400.0, "head_lost_s": 300.0, "disk_wiped_s": 200.0, "machine_gone_s": 300.0}
 OFTEN_S = 60.0

@@ -65,7 +65,7 @@ class Fences:
             if (what := rng.random()) < 0.2:
                 before = ray.fences.get(job, 0)
                 ray.folder[job] = after = change.write(before)
-                self._arrive(job, change, before, after, ray.head)
+                self._arrive(job, change, before, after, (ray.head, self.server.life))
                 return
             if what < 0.8:
                 self.server.later(0.5, self._write, job, change)
@@ -78,29 +78,30 @@ class Fences:
                 return
         before = ray.fences.get(job, 0)
         ray.folder[job] = after = change.write(before)
-        self._stands(job, before, after)
+        self._stands(job, before, after, self.server.life)
         self.server.later(0.005, self._told, job, change, before, 0 if error else after, error)
 
-    def _arrive(self, job: str, change: Change, before: int, after: int, head: int) -> None:
+    def _arrive(self, job: str, change: Change, before: int, after: int, sent: tuple[int, int]) -> None:
         """What the head has got it does, also when the server has ended meanwhile, or left. A call to one that is gone
-        for good ends with an error.
+        for good ends with an error. `sent`: to which head, by which life of the server.
         """
         ray, error = self.world.ray, ""
         if ray.away or ray.fences_away:
-            self.world.after(0.1, self._arrive, job, change, before, after, head)
+            self.world.after(0.1, self._arrive, job, change, before, after, sent)
             return
+        head, life = sent
         if ray.head == head:
-            self._stands(job, before, after)
+            self._stands(job, before, after, life)
         else:
             before, after, error = 0, 0, "the head is gone"
         if self.counts():
             self.server.later(0.005, self._told, job, change, before, after, error)
 
-    def _stands(self, job: str, before: int, after: int) -> None:
+    def _stands(self, job: str, before: int, after: int, life: int) -> None:
         ray = self.world.ray
         ray.fences[job] = after
         if after > before:
-            ray.raised_by[job] = self.server.life
+            ray.raised_by[job] = life
 
     def _told(self, job: str, change: Change, before: int, after: int, error: str) -> None:
         queue = self._waiting.get(job, [])

@@ -1,6 +1,6 @@
 """What must be true of every world after every step. Names and sentences are those of docs/simulator.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -8,7 +8,7 @@ from cluster.catalogue import meets
 from orchestrator.core.commands import Command, Stop, StoreReport
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Record, apply, ignored
-from orchestrator.core.messages import Message
+from orchestrator.core.messages import LaunchFailed, Message
 from orchestrator.core.model import Event
 from orchestrator.core.nodes import EVENTS as OF_NODES
 from orchestrator.core.states import TERMINAL, State
@@ -42,6 +42,7 @@ SENTENCES = {
     "I19": "a fence that the controller raised itself is never taken for that of a newer attempt",
     "I20": "what counts as released is reserved for nobody",
     "I21": "the phases of a part come in their order",
+    "I22": "what its user got wrong ends a job before it is started again",
     "L1": "every job ends, or waits with a reason",
     "L2": "a job fails only where its own code, or what its user asked for, makes it fail",
     "L3": "nothing is left: attempts, reservations, strangers, reports of ended attempts",
@@ -95,6 +96,7 @@ class Checks:
         self.leases: dict[tuple[str, int], str] = {}
         self.asked: dict[tuple[str, str], int] = {}
         self.used: dict[tuple[str, int], int] = {}
+        self.refused: dict[str, int] = {}
         self.overdue = Overdue(world)
 
     def broken(self, name: str, job: str, what: str) -> None:
@@ -151,6 +153,8 @@ class Checks:
         self.asked = {pair: count for pair, count in self.asked.items() if pair[0] != job.id} if self.asked else {}
         if job.id in world.cancelled:
             self.broken("I16", job.id, "was placed after its cancel was acknowledged")
+        if self.refused.get(job.id) == world.server.life and job.id not in world.spoiled:
+            self.broken("I22", job.id, "is placed again, and its user got something wrong that no start can mend")
         for devices_id, numbers in record.attempts[-1].leases:
             for number in numbers:
                 if holder := self.leases.get((devices_id, number)):
@@ -243,9 +247,10 @@ class Checks:
         if self.asked[pair] > MOST_ASKED:
             self.broken("L5", event.job, f"was preempted {MOST_ASKED} times for {pair[0]}, which never started")
 
-    def turned(self, was: Control, control: Control, events: Sequence[Event]) -> None:
+    def turned(self, was: Control, control: Control, told: Iterable[Message], events: Sequence[Event]) -> None:
         """The controller agrees with itself, and with the store on every job that this turn has moved."""
         store = self.world.store
+        self._users_were_wrong(was, told)
         for job, what in contradictions(control):
             self.broken("I18", job, what)
         for job, what in steps_back(was.lives, control.lives):
@@ -260,6 +265,14 @@ class Checks:
                 self.broken("I8", job, f"the store has {stored}, the controller {held}")
             if (held is not None and held.live is not None) != (job in control.lives):
                 self.broken("I8", job, "its attempt is not followed")
+
+    def _users_were_wrong(self, was: Control, told: Iterable[Message]) -> None:
+        """A server that starts later does not know of it."""
+        for message in told:
+            if isinstance(message, LaunchFailed) and message.kind == "user":
+                live = was.lives.get(message.job)
+                if live is not None and live.launching and live.epoch == message.epoch:
+                    self.refused[message.job] = self.world.server.life
 
     def _released(self, was: Control, control: Control) -> None:
         if gone := was.releasing.keys() - control.releasing.keys():

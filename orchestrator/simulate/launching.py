@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import commands as c
 from orchestrator.core import messages as m
 from orchestrator.simulate.fences import Change
-from orchestrator.simulate.machine import Machine, Refused
+from orchestrator.simulate.machine import Machine, Refused, RefusedForUser
 
 if TYPE_CHECKING:
     from orchestrator.simulate.carrying import Carrying
@@ -15,8 +15,17 @@ RESERVE_S = 6.0
 FENCE_S = 2.0
 
 
+class UploadConflict(Refused):
+    """Somebody else sends the same code to a node."""
+
+
+def newest_epoch(error: Exception) -> int:
+    """That a node's refusal names; 0 where a newer attempt is not why it refused."""
+    return getattr(error, "seen", 0)
+
+
 class Launching:
-    """One launch: reserve, fence, start everywhere at once, answer."""
+    """One launch: reserve, fence, send the code, start everywhere at once, answer."""
 
     def __init__(self, carrying: "Carrying", command: c.Launch):
         self.carrying, self.command = carrying, command
@@ -24,7 +33,7 @@ class Launching:
         self.left = len(command.orders)
         self.maybe: set[str] = set()
         self.failed: set[str] = set()
-        self.errors: list[Exception] = []
+        self.errors: dict[str, Exception] = {}
 
     def fail(self, message: str, kind: str = "launch", seen: int = 0) -> None:
         nodes, failed = tuple(sorted(self.maybe)), tuple(sorted(self.failed))
@@ -80,8 +89,7 @@ class Launching:
             elif refused(before):
                 self.fail(f"the fence stands at {before}", seen=before)
             else:
-                world.ray.raised_by.pop(command.job, None)
-                self.server.later(world.rng.uniform(0.01, 0.3), self.start)
+                self.server.later(world.rng.uniform(0.01, 0.3), self.send)
 
         def late() -> None:
             if not answered:
@@ -92,6 +100,14 @@ class Launching:
         change = Change(lambda stands: stands if refused(stands) else command.epoch, told)
         self.server.later(FENCE_S, late)
         self.carrying.fences.change(command.job, change)
+
+    def send(self) -> None:
+        """Nothing is started before every node has the code."""
+        world, chance = self.world, self.world.faults.upload_conflicts
+        if chance and not world.healed and world.rng.random() < chance:
+            self._failed(UploadConflict("piece at byte 4194304 of an upload that has 8388608"))
+        else:
+            self.start()
 
     def start(self) -> None:
         number, generation = self.world.next_launch(), self.server.generation
@@ -106,7 +122,7 @@ class Launching:
     def started(self, node: str, error: Exception | None) -> None:
         self.left -= 1
         if error:
-            self.errors.append(error)
+            self.errors[node] = error
             if isinstance(error, Refused):
                 self.maybe.discard(node)
             else:
@@ -114,7 +130,12 @@ class Launching:
         if self.left:
             return
         if self.errors:
-            self.fail(str(self.errors[0]), seen=max(getattr(e, "seen", 0) for e in self.errors))
+            causes = [self.errors[node] for node in self.command.nodes if node in self.errors]
+            self._failed(next(filter(newest_epoch, causes), causes[0]))
         else:
             step = self.world.newest_step(self.command.job)
             self.server.tell(m.Launched(self.command.job, self.command.epoch, step or None))
+
+    def _failed(self, cause: Exception) -> None:
+        kind = "user" if isinstance(cause, RefusedForUser) else "launch"
+        self.fail(str(cause), kind, newest_epoch(cause))

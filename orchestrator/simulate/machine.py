@@ -28,6 +28,10 @@ class Refused(Exception):
         self.seen = seen
 
 
+class RefusedForUser(Refused):
+    """What its user got wrong keeps a part from being started."""
+
+
 class Machine:
     """`attempts`, `seen` (newest epoch by job) and `generation` lie on its disk. `ray_id` is "" while no raylet runs.
 
@@ -206,6 +210,8 @@ class Machine:
             if attempt.job == order.job and attempt.epoch != order.epoch:
                 attempt.asked("fence")
         self.seen[order.job] = order.epoch
+        if order.node_rank == self.world.scripts[order.job].refused_rank:
+            raise RefusedForUser("the submitted folder cannot be used")
         attempt = Attempt(self, order, self.world.now_s, self.world.newest_step(order.job), number)
         self.attempts[key] = attempt
         self.world.started(attempt)

@@ -24,7 +24,6 @@ from orchestrator.core import (
 )
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import Live, Part
-from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Draft
 from orchestrator.core.fold import apply
 from orchestrator.core.gang import Option
@@ -32,10 +31,9 @@ from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.planted_answers import BUGS, Change
 from orchestrator.simulate.ray import Ray
 from orchestrator.simulate.server import Server
-
-Change = tuple[Any, str, Any]
 
 
 def first_cause_forgotten() -> list[Change]:
@@ -171,63 +169,14 @@ def node_restarted_amid_work() -> list[Change]:
     return [(leaks, "_is_idle", lambda draft, node: True), (Ray, "withholds", lambda ray, ray_id: True)]
 
 
-def cut_off_for_ever() -> list[Change]:
-    """A node that was silent once explains every later failure."""
-    return [(Live, "reached", lambda live, now_s: live)]
-
-
-def own_fence_taken_for_anothers() -> list[Change]:
-    """In a cluster that is joined anew, a fence that we raised is read as if nobody knew whose it is."""
-
-    def rejoined(draft: Draft) -> None:
-        for live in draft.lives.values():
-            if not live.launching:
-                draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None, lowering=None)
-                draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
-
-    def read(draft: Draft, live: Live) -> None:
-        draft.lives[live.job] = fencing._fenced_by_others(draft, live, live.epoch + 1)
-
-    return [(fencing, "rejoined", rejoined), (fencing, "_own_fence_read", read)]
-
-
-def late_answers_believed() -> list[Change]:
-    """What a node said before it said something newer counts as news."""
-    return [(following, "_is_late", lambda draft, part, report, beat: False)]
-
-
-def ended_parts_doubted() -> list[Change]:
-    """Where the answer of a launch is lost, every part may have been started, those that have ended as well."""
-
-    def after(live: Live, rank: int, part: Part, told: m.LaunchFailed, now_s: float) -> Part:
-        return replace(part, unsure=told.message) if part.node in told.nodes else was(live, rank, part, told, now_s)
-
-    was = ending._after_failed_launch
-    return [(ending, "_after_failed_launch", after)]
-
-
-def stops_begin_anew() -> list[Change]:
-    """Since when an attempt was to stop is forgotten with each time that its node is asked."""
-    was = ending._ask
-
-    def ask(draft: Draft, job: str, node: str, how: str) -> None:
-        before = draft.lives[job].asked.get(node)
-        was(draft, job, node, how)
-        live = draft.lives[job]
-        if live.asked.get(node) is not before and live.cancelled_s is not None:
-            draft.lives[job] = replace(live, cancelled_s=draft.now.s)
-
-    return [(ending, "_ask", ask)]
-
-
 PLANTED: dict[str, Callable[[], list[Change]]] = {
     made.__name__: made
     for made in (
         *(first_cause_forgotten, cancel_loses_its_release, launch_answers_dropped, silence_never_missed),
         *(no_wait_after_the_fence, sisters_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
         *(epochs_used_again, lease_stretched, devices_given_twice, reservations_kept, old_lists_believed),
-        *(withheld_for_ever, node_restarted_amid_work, cut_off_for_ever, own_fence_taken_for_anothers),
-        *(late_answers_believed, ended_parts_doubted, stops_begin_anew),
+        *(withheld_for_ever, node_restarted_amid_work),
+        *BUGS,
     )
 }
 
@@ -253,6 +202,11 @@ FAULTS: dict[str, Callable[[], Faults]] = {
     "late_answers_believed": lambda: Faults(doubled=0.2, slow=0.2),
     "ended_parts_doubted": lambda: Faults(slow=0.3, lost=0.1, cut_out_s=15.0),
     "stops_begin_anew": lambda: Faults(attempt_frozen_s=5.0),
+    "lowering_asked_for_once": lambda: Faults(cut_out_s=4.0, fences_fail=0.5),
+    "any_release_believed": lambda: Faults(doubled=0.8, ray_away_s=8.0),
+    "users_error_taken_for_a_lost_node": lambda: Faults(start_refused=0.5),
+    "users_error_tried_again": lambda: Faults(secret_missing=1.0),
+    "conflict_taken_for_a_newer_attempt": lambda: Faults(upload_conflicts=0.2),
 }
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class Ray:
     """`reserved`: devices (Ray id, number) by place. `withheld`: those that are reserved for nobody. `asked`: how
     many nodes its autoscaler is to have. `fences` are in its store, `folder` has them on the server's machine, where
-    ranks read them before they save; `raised_by`: the server that raised one by a command, and not for a launch.
+    ranks read them before they save; `raised_by`: the life of the server that raised each.
     """
 
     def __init__(self, world: "World"):

@@ -193,7 +193,7 @@ class Server:
             return
         self._turning = False
         was, self.control = self.control, control
-        self.world.checks.turned(was, control, events)
+        self.world.checks.turned(was, control, [message for message, _ in taken], events)
         for _, done in taken:
             if done:
                 done()

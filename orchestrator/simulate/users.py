@@ -1,6 +1,6 @@
 """What users do to a simulated fleet: the jobs they submit, what these do, and what is asked of them later."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,16 @@ FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the code of a job does: so much work, and how its starts fail: (start, node rank, after, kind)."""
+    """What the code of a job does: so much work, and how its starts fail: (start, node rank, after, kind). The node of
+    `refused_rank` cannot start its part, for what the user got wrong.
+    """
 
     work_s: float
     fails: tuple[tuple[int, int, float, str], ...] = ()
     may_fail: bool = False
     secret_missing: bool = False
     runs: tuple[int, ...] = ()
+    refused_rank: int = -1
 
     def failure(self, start: int, rank: int) -> tuple[float, str] | None:
         return next(((s, kind) for n, r, s, kind in self.fails if (n, r) == (start, rank)), None)
@@ -96,9 +99,16 @@ class Users:
             return
         self.number += 1
         job, script = make(rng, self.number)
-        world.scripts[job.id] = script
+        world.scripts[job.id] = self._perhaps_refused(job, script)
         world.processes[job.id] = []
         self.send(job, rng.random() < 0.05)
+
+    def _perhaps_refused(self, job: Job, script: Script) -> Script:
+        chance, rng = self.world.faults.start_refused, self.world.rng
+        if not chance or rng.random() >= chance:
+            return script
+        rank = rng.randrange(max(want.nodes for want in job.candidates))
+        return replace(script, refused_rank=rank, may_fail=True)
 
     def send(self, job: Job, twice: bool = False) -> None:
         """Again until it is acknowledged, with the same key. `twice`: the answer is lost, and the client asks again
