@@ -201,7 +201,7 @@ def _own_fence_read(draft: Draft, live: Live) -> None:
 
 def _fenced_by_others(draft: Draft, live: Live, stands: int) -> Live:
     draft.event(live.job, "overtaken", live.epoch, node="", seen=stands)
-    why = f"its fence stands at epoch {stands}, above this attempt"
+    why = f"attempt {stands} has superseded it: its fence stands there"
     raised_s = draft.now.s if live.fence_asked_s is None else live.raised_s
     after = replace(live, overruled=why, fence_known=True, fence_asked_s=draft.now.s, raised_s=raised_s)
     return replace(after, lowering=None).cut(why, draft.now.s)

@@ -74,7 +74,8 @@ def _left_s(job: Job, known: Overtaken, now_s: float) -> float:
 
 
 def _sentence(job: Job, known: Overtaken, left_s: float) -> str:
-    why = f"an attempt that this server's database does not know (epoch {job.floor} at most) may still run"
+    newest = f"attempt {job.floor} or an earlier one" if job.floor > 1 else "attempt 1"
+    why = f"{newest}, which this server's database does not know, may still run"
     if left_s == float("inf"):
         return f"{why}; its fence is being raised"
     lease = "the lease of a day that recovery.on_disconnect: wait gives" if lease_s(job) > 3600 else "its lease"

@@ -66,7 +66,7 @@ class Launcher:
             self._reserve(asked)
             self._does(asked, "waits for Ray to raise its fence")
             if stands := fences.take(asked.job, asked.epoch, asked.fenced):
-                why = f"its fence stands at epoch {stands} already"
+                why = f"attempt {stands} of it may have run before: its fence stands there already"
                 return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
             brought = self._bringer.bring(asked, partial(self._does, asked))
             missed_files = FileMoves(self.agents, self.checkpoints.pace).bring(asked, partial(self._does, asked))

@@ -96,7 +96,8 @@ class JobTable:
 
     def _load_anew(self, connection: Connection, ids: list[str]) -> None:
         """In their place in the order of submission."""
-        long_work.warning("%d rows of jobs are folded anew from their events", len(ids))
+        of = "1 job" if len(ids) == 1 else f"{len(ids):,} jobs"
+        long_work.warning("reading %s anew from the log of events: rows are damaged or of another version", of)
         folding.rebuild_some(connection, ids, self._damage)
         known = {record.job.id: record for record in self._ledger.open()}
         self._ledger.forget_all()

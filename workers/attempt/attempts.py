@@ -81,23 +81,23 @@ class Attempts(Known):
         try:
             fence = self._fences.epoch(attempt.job)
         except Unreadable as e:
+            still = f"whether attempt {attempt.epoch} of {attempt.job} still counts"
             raise FleetError(
-                f"whether epoch {attempt.epoch} of {attempt.job} still counts cannot be read on node {self._node}: {e}",
-                "it is tried again; Ray's head must answer",
+                f"{still} cannot be read on node {self._node}: {e}", "it is tried again; Ray's head must answer"
             ) from None
         if attempt.epoch < fence:
-            raise EpochPast(f"epoch {attempt.epoch} of {attempt.job} is past: epoch {fence} has taken over", fence)
+            raise EpochPast(f"attempt {attempt.epoch} of {attempt.job} was superseded by attempt {fence}", fence)
 
     def _refuse_past(self, attempt: AttemptId, folder: Folder) -> None:
         newest = self._epochs.get(attempt.job, 0)
         if newest > attempt.epoch:
-            told = f"epoch {attempt.epoch} of {attempt.job} is past: this node has seen epoch {newest}"
+            told = f"attempt {attempt.epoch} of {attempt.job} was superseded: {self._node} has seen attempt {newest}"
             raise EpochPast(told, newest)
         if folder.forgotten.exists():
-            told = f"epoch {attempt.epoch} of {attempt.job} has run on node {self._node} and was forgotten"
+            told = f"attempt {attempt.epoch} of {attempt.job} has run on node {self._node} and was forgotten"
             raise EpochPast(told, attempt.epoch)
         if not folder.supervisor.exists() and self._stopped.has(attempt.job, attempt.epoch):
-            told = f"epoch {attempt.epoch} of {attempt.job} was stopped before it was started here"
+            told = f"attempt {attempt.epoch} of {attempt.job} was stopped before it was started here"
             raise EpochPast(told, attempt.epoch)
 
     def _end_older(self, attempt: AttemptId) -> None:
@@ -131,7 +131,7 @@ class Attempts(Known):
             self._ids.setdefault(attempt.job, set()).add(attempt)
             if lock is not None and not known.begin():
                 os.close(lock)
-                told = f"epoch {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran"
+                told = f"attempt {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran"
                 raise EpochPast(told, attempt.epoch)
         try:
             yield lock

@@ -44,7 +44,7 @@ def replaced(shared: Path) -> str:
     if isinstance(launch, dict) and launch.get("fences"):
         with suppress(fence.Unreadable):
             epoch = fence.of_folder(Path(launch["fences"]), attempt.job)
-            return f"epoch {epoch} of its job has taken over" if epoch > attempt.epoch else ""
+            return f"attempt {epoch} of its job has superseded it" if epoch > attempt.epoch else ""
     return ""
 
 

@@ -128,7 +128,7 @@ def _check(attempt: "Attempt", fences: Fences, lease_s: float) -> None:
     with suppress(Unreadable):
         epoch, asked_s = fences.known(attempt.id.job, lease_s)
         if epoch > attempt.id.epoch:
-            LOG.warning("attempt %s ends: epoch %d of its job has taken over", attempt.id, epoch)
+            LOG.warning("attempt %s ends: attempt %d of its job has superseded it", attempt.id, epoch)
             attempt.stop("fence")
         else:
             attempt.renew(asked_s)

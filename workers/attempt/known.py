@@ -90,7 +90,7 @@ class Known:
         """That of the node ranks whose log it is; the others, if there are any, have none."""
         ids = self._ids_of(job, epoch)
         if not ids:
-            raise NotFound(f"this node never ran epoch {epoch} of {job}", "`show` says on which node it ran")
+            raise NotFound(f"this node never ran attempt {epoch} of {job}", "`show` says on which node it ran")
         folders = [(a, Folder(self._folder / str(a))) for a in ids]
         attempt, folder = next(((a, f) for a, f in folders if f.log(rank).exists()), folders[0])
         return Attempt(attempt, folder, 0.0)
@@ -99,7 +99,7 @@ class Known:
         """Where the ranks of the first attempt here write. Raises NotFound."""
         attempts = self._of(job, epoch)
         if not attempts:
-            raise NotFound(f"epoch {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
+            raise NotFound(f"attempt {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
         return attempts[0].folder.shared
 
     def running(self, job: str, epoch: int, rank: int) -> Folder:

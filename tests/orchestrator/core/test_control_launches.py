@@ -151,7 +151,7 @@ def test_a_launch_that_never_arrived_before_the_controller_restarted_costs_its_j
 def test_an_epoch_that_a_node_or_the_fence_knows_is_never_used(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    told = m.LaunchFailed("j", 1, "launch", "its fence stands at epoch 4 already", seen=4)
+    told = m.LaunchFailed("j", 1, "launch", "attempt 4 of it may have run before", seen=4)
     assert c.tell(told)[0] == [("j", "overtaken", 1), ("j", "interrupted", 1)]
     assert c.control.records["j"].job.next_epoch == 5
 

@@ -9,7 +9,7 @@ from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
 from orchestrator.core.orders import PATIENT_LEASE_S
 
-STANDS_AT_4 = m.LaunchFailed("j", 1, "launch", "its fence stands at epoch 4 already", seen=4)
+STANDS_AT_4 = m.LaunchFailed("j", 1, "launch", "attempt 4 of it may have run before", seen=4)
 
 
 def overtaken(c, w, **recovery):
@@ -37,7 +37,7 @@ def test_a_fence_is_raised_and_the_job_placed_one_lease_after_it_stood(c, w):
     c.tell(m.Fenced("j", 5, stands=5))
     assert c.hear_all("a", seconds=10)[0] == []
     assert why(c) == (
-        "an attempt that this server's database does not know (epoch 4 at most) may still run: its lease ends in 3 s"
+        "attempt 4 or an earlier one, which this server's database does not know, may still run: its lease ends in 3 s"
     )
     assert launches(c.hear_all("a", seconds=6)[1]) == [(5, True)], "our own fence is no attempt of that epoch"
     c.tell(m.LaunchFailed("j", 5, "launch", "no devices"))

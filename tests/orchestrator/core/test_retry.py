@@ -202,6 +202,6 @@ def test_a_job_that_is_to_stop_when_it_is_cut_off_ends_with_its_node(w):
 
 
 def test_a_rank_that_was_told_that_its_attempt_was_replaced_did_not_fail(w):
-    ended = Ended("failed", 0, "lost", "this attempt may not save: epoch 2 of its job has taken over", (1,), ("a",))
+    ended = Ended("failed", 0, "lost", "this attempt may not save: attempt 2 has superseded it", (1,), ("a",))
     decided = after(running(w), ended)
     assert (decided.event, decided.restarts, decided.interruptions) == ("interrupted", 0, 1)

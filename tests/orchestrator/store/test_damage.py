@@ -120,8 +120,10 @@ def test_a_row_and_events_that_disagree_are_named(reopened):
         "UPDATE jobs SET version = 'older' WHERE id = 'bad'",
     ],
 )
-def test_a_row_of_a_job_that_cannot_be_read_is_made_anew_from_its_events(reopened, statement):
+def test_a_row_of_a_job_that_cannot_be_read_is_made_anew_from_its_events(reopened, statement, caplog):
     store = reopened(statement)
+    reading = "reading 1 job anew from the log of events: rows are damaged or of another version"
+    assert reading in caplog.messages
     jobs = Jobs(store)
     assert [r.job.id for r in jobs.open()] == ["bad", "good"] and jobs.damaged == {}
     assert jobs["bad"].job.state is State.RUNNING and jobs["bad"].live.leases == (("cpu-0/cpu", (0,)),)

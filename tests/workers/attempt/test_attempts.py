@@ -91,7 +91,7 @@ def test_many_starts_at_once_start_one_supervisor(node):
 
 def test_an_epoch_that_is_past_is_refused(node):
     node.start(epoch=4)
-    with pytest.raises(Conflict, match="epoch 3 of j is past: this node has seen epoch 4"):
+    with pytest.raises(Conflict, match=r"attempt 3 of j was superseded: .* has seen attempt 4"):
         node.start(epoch=3)
     node.outcome(epoch=4)
     node.attempts.forget("j", 4)
@@ -291,7 +291,7 @@ def test_the_folder_of_a_log_is_found_without_a_look_at_all_there_are(node, monk
             assert attempts.log("a", 1, 0, 0, 100)["data"].endswith("out 1\n")
             assert attempts.log("a.1", 0, 0, 0, 100)["data"].endswith("out 2\n")
     node.attempts.remove([("a", 1)])
-    with pytest.raises(NotFound, match="never ran epoch 1 of a"):
+    with pytest.raises(NotFound, match="never ran attempt 1 of a"):
         node.attempts.log("a", 1, 0, 0, 100)
     assert node.attempts.log_tail("a.1", 0, 0, 1)["start"] == 0
 

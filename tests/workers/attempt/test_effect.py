@@ -111,7 +111,7 @@ def test_an_attempt_counts_until_its_lease_has_passed_or_its_fence_was_raised(no
     folder = node.folder(epoch=2)
     assert effect.replaced(folder.shared) == ""
     (tmp_path / "fences/j").write_text("3\n")
-    assert effect.replaced(folder.shared) == "epoch 3 of its job has taken over"
+    assert effect.replaced(folder.shared) == "attempt 3 of its job has superseded it"
     (tmp_path / "fences/j").write_text("2\n")
     assert effect.replaced(folder.shared) == ""
     lease.write(folder.lease, -1.0)

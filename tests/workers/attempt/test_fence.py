@@ -104,7 +104,7 @@ def test_an_epoch_below_the_fence_is_not_started(node, tmp_path):
     (tmp_path / "j").write_text("3\n")
     node.fences = Fences(folder=tmp_path)
     node.reopen()
-    with pytest.raises(Conflict, match="epoch 2 of j is past: epoch 3 has taken over"):
+    with pytest.raises(Conflict, match="attempt 2 of j was superseded by attempt 3"):
         node.start(epoch=2)
     assert not node.folder(epoch=2).path.exists()
     node.start(epoch=3)
@@ -114,7 +114,7 @@ def test_an_epoch_below_the_fence_is_not_started(node, tmp_path):
 def test_nothing_is_started_while_its_fence_cannot_be_read(node, tmp_path):
     node.fences = Fences(folder=tmp_path / "absent")
     node.reopen()
-    with pytest.raises(FleetError, match="whether epoch 1 of j still counts cannot be read on node n0"):
+    with pytest.raises(FleetError, match="whether attempt 1 of j still counts cannot be read on node n0"):
         node.start()
     assert not node.folder().path.exists()
     (tmp_path / "absent").mkdir()
