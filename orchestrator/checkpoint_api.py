@@ -4,7 +4,14 @@ from typing import Any
 
 from cluster.errors import FleetError, SpecError
 from orchestrator import client as http
-from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, expanded, is_local
+from orchestrator.checkpoint_places import (
+    all_local,
+    between_here_and_a_pool,
+    expanded,
+    is_local,
+    names_checkpoints,
+    of_job,
+)
 from orchestrator.connection import Bytes
 from orchestrator.show import checkpoints as show
 from orchestrator.show.grid import facts
@@ -19,7 +26,8 @@ def _quiet(done: int, total: int) -> None:
 
 class Checkpoints:
     """Checkpoints in the pools' storage, in folders of this machine and in object stores. A place is POOL:PATH, a path
-    (absolute, `./…` or `~…` where it has a colon) or a URI; `progress` gets bytes done and bytes in all.
+    (absolute, `./…` or `~…` where it has a colon), a URI, or a job whose checkpoints one pool has; `progress` gets
+    bytes done and bytes in all.
     """
 
     def __init__(self, client: http.Client):
@@ -33,6 +41,7 @@ class Checkpoints:
         return Rows(rows, show.checkpoints)
 
     def show(self, ref: str) -> Facts:
+        ref = of_job(self._client, ref)
         told = _here("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)
         return Facts(told, show.shown)
 
@@ -42,7 +51,7 @@ class Checkpoints:
 
     def plan(self, ref: str, to_kind: str, count: int = 1) -> Facts:
         """What devices of another kind would keep, convert or refuse, and whether it fits."""
-        return Facts(self._client.checkpoint_plan(ref, to_kind, count), show.planned)
+        return Facts(self._client.checkpoint_plan(of_job(self._client, ref), to_kind, count), show.planned)
 
     def copy(
         self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
@@ -50,6 +59,7 @@ class Checkpoints:
         """Copy between pools, folders of this machine and object stores, and verify there. Only what is missing
         travels, so that a copy that was cut goes on. Between pools and stores it is converted first for `to_kind`.
         """
+        source = of_job(self._client, source)
         between = between_here_and_a_pool(source, target)
         if between or all_local(source, target):
             if to_kind:
@@ -124,6 +134,7 @@ class Checkpoints:
         self, verb: str, named: dict[str, str], progress: Bytes | None = None, options: Data | None = None
     ) -> Data:
         """On this machine where all places are, else on a node."""
+        named = named | {name: of_job(self._client, named[name]) for name in names_checkpoints(verb)}
         arguments: Data = {**named, **(options or {})}
         if all_local(*named.values()):
             return _here(verb, arguments, progress)

@@ -4,10 +4,13 @@ machine reaches. The command line and Python read them alike.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster import places
-from cluster.errors import UserError
+from cluster.errors import FleetError, UserError
+
+if TYPE_CHECKING:
+    from orchestrator.client import Client
 
 _POOL = re.compile(rf"{places.POOL.pattern}:[^/\\].*")
 
@@ -45,3 +48,34 @@ def between_here_and_a_pool(one: str, other: str) -> bool:
 
 def expanded(value: Any) -> Any:
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~") else value
+
+
+def names_checkpoints(verb: str) -> tuple[str, ...]:
+    """Arguments of a tool that name a checkpoint, or a folder of them, that is there."""
+    return tuple(name for name, use in places.TOOLS[verb].items() if use.written == use.whole)
+
+
+def may_be_a_job(place: str) -> bool:
+    """A plain word that is no file or folder here: it may be a job's name or id."""
+    plain = not (places.is_uri(place) or set("/\\:") & set(place) or place.startswith((".", "~")))
+    return plain and place != "" and not Path(place).exists()
+
+
+def of_job(client: "Client", place: str) -> str:
+    """POOL:ID of the job that a plain word names, where one pool has its checkpoints; else `place` as it is. Raises
+    UserError where several pools have some, or none has; FleetError where that cannot be read now.
+    """
+    if not may_be_a_job(place):
+        return place
+    try:
+        job = str(client.job(place)["id"])
+    except UserError:
+        return place
+    pools = sorted({str(row["pool"]) for row in client.checkpoints("", job)})
+    if len(pools) == 1:
+        return f"{pools[0]}:{job}"
+    if pools:
+        raise UserError(f"pools {', '.join(pools)} have checkpoints of job {job}", f"name one: {pools[0]}:{place}")
+    if away := client.checkpoints_away():
+        raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
+    raise UserError(f"job {job} has no checkpoint", "`polyfleet checkpoint list` has those of other jobs")

@@ -58,6 +58,13 @@ class Storages:
         job = self._job_id(name) if name else ""
         return f"{job}{slash}{rest}" if job not in ("", name) else ""
 
+    def folder(self, place: Place) -> Place:
+        """The folder of checkpoints that `place` means: of a job that is so called, where no checkpoint lies there."""
+        path = self.of_job(place.path)
+        if not path or any(self._agents.call(node, "checkpoints", place.path) for node in self.nodes_of(place.pool)):
+            return place
+        return Place(place.pool, path)
+
     def find(self, reference: Place, field: str = "checkpoint") -> Found:
         """Raises NotFound naming the nearest one that is there."""
         answers: dict[str, Answer] = {}

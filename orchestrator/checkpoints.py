@@ -50,19 +50,22 @@ class Checkpoints:
 
     def list(self, pool: str, prefix: str = "") -> "list[dict[str, Any]]":
         """Summaries of all checkpoints below `prefix`, a path or the name of a job, oldest first. Pool "" means every
-        pool. `nodes`: one for each
-        storage of the pool that has it; where all nodes share one, the first speaks for all.
+        pool. `nodes`: one for each storage of the pool that has it; where all nodes share one, the first speaks for
+        all. What lies on nodes that do not answer is left out, see `away`; of a single pool FleetError says so where
+        nothing else is there.
         """
         pools = [pool] if pool else sorted({a.facts.pool for _, a in self._agents.ready() if a.facts})
         rows: builtins.list[dict[str, Any]] = []
         for name in pools:
             there: dict[str, dict[str, Any]] = {}
             for node in self._storages.nodes_of(name):
-                for row in self._agents.call(node, "checkpoints", prefix):
+                for row in self._agents.call(node, "checkpoints", prefix) if not self._agents.away_reason(node) else ():
                     there.setdefault(row["path"], {"pool": name, **row, "nodes": []})["nodes"].append(node)
             rows += there.values()
         if not rows and (path := self._storages.of_job(prefix)):
             return self.list(pool, path)
+        if pool and not rows and (away := self.away(pool)):
+            raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
         return rows
 
     def away(self, pool: str) -> "builtins.list[str]":
@@ -282,6 +285,8 @@ class Checkpoints:
                 arguments[name] = {"uri": str(place)}
                 continue
             found = None if use.written or use.whole else self._find(str(place), name)
+            if use.written and use.whole:
+                place = self._storages.folder(place)
             arguments[name] = {"pool": place.pool, "path": found.place.path if found else place.path}
             reached.insert(0 if use.written else len(reached), (place.pool, found.node if found else ""))
         if not reached:

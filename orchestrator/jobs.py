@@ -14,7 +14,7 @@ from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
 from orchestrator.show.grid import Stack
 from orchestrator.show.text import visible
-from orchestrator.show.views import Facts
+from orchestrator.show.views import Facts, Rows
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -97,10 +97,14 @@ class LogLine:
 
 
 class Log(list[LogLine]):
-    """Lines of a job's log; printed, they read as the job wrote them, made harmless for a terminal."""
+    """Lines of a job's log; printed, they read as the job wrote them, made harmless for a terminal. `away` has a
+    sentence for each part that is not among them, since its node does not answer; printed, they come last.
+    """
+
+    away: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(visible(line.text) for line in self)
+        return "\n".join([*(visible(line.text) for line in self), *(f"… not shown: {why}" for why in self.away)])
 
     __repr__ = __str__
 
@@ -132,17 +136,17 @@ class JobHandle:
         self._client.wait(self.id, timeout_s, seen)
         return self
 
-    def result(self, timeout_s: float | None = None) -> Data:
+    def result(self, timeout_s: float | None = None) -> Facts:
         """What its task returned, waited for. Raises JobFailed when it did not succeed."""
         view = self._client.wait(self.id, timeout_s)
         if view["state"] != "SUCCEEDED":
             failure = view["failure"] or {}
             said = [failure.get("message") or view["reason"], failure.get("traceback", "")]
             raise JobFailed(self.id, view["state"], "\n".join(filter(None, said)))
-        return view["result"] or {}
+        return Facts(view["result"] or {}, lambda result: show.result(view["task"], result))
 
     def logs(self, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None) -> Log:
-        """Its lines so far. Raises FleetError where they are on a node that cannot be reached, and nothing is here."""
+        """Its lines so far. Raises FleetError where they are on a node that does not answer, and nothing is here."""
         page = self._client.logs(self.id, rank=rank, epoch=epoch, tail=tail)
         lines = page["lines"]
         while tail is None and page["lines"]:
@@ -150,20 +154,22 @@ class JobHandle:
             lines += page["lines"]
         if page["away"] and not lines and tail != 0:
             raise FleetError("; ".join(page["away"]))
-        return Log(LogLine(**line) for line in joined(lines))
+        log = Log(LogLine(**line) for line in joined(lines))
+        log.away = tuple(page["away"])
+        return log
 
     def follow(self, *, rank: int | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Its lines as they come, until it has ended."""
         for line in self._client.follow_logs(self.id, rank=rank, tail=tail):
             yield LogLine(**line)
 
-    def reports(self) -> list[Data]:
+    def reports(self) -> Rows:
         """Everything its code gave to `ctx.report`, oldest first."""
-        return self._client.reports(self.id)
+        return Rows(self._client.reports(self.id), show.reports)
 
-    def history(self) -> list[Data]:
+    def history(self) -> Rows:
         """Every event of it, oldest first."""
-        return self._client.history(self.id)
+        return Rows(self._client.history(self.id), show.history)
 
     def explain(self, *changes: str) -> Facts:
         """Per candidate and devices: fits, or the sentence that refused it.

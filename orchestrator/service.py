@@ -95,8 +95,9 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         keeping = Keeping(kept, self.agents, self.jobs_table)
         served = (self.jobs_table, self.store, self.agents, launcher, inbox, keeping)
         self.runtime = Runtime(*served, self._rates.newest, pulse, self._repair, Histories(self.jobs_table).newest)
-        self._fleet = FleetSeen(self.runtime, self.agents, KnownDevices(home / "inventory.json"))
-        self._views = JobViews(self.jobs_table, self.runtime, launcher.doing)
+        known = KnownDevices(home / "inventory.json")
+        self._fleet = FleetSeen(self.runtime, self.agents, known)
+        self._views = JobViews(self.jobs_table, self.runtime, launcher.doing, known)
         parts = (self.jobs_table, self.store, self.packages, self.data, self._checkpoints)
         self._submissions = Submissions(
             *parts,

@@ -25,8 +25,8 @@ class LogVerbs:
     def logs_tail(self, ref: str, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
         return self._logs.tail(self._ran(ref), rank, epoch, count)
 
-    def logs_away(self, ref: str, epoch: int | None) -> list[str]:
-        return self._logs.away(self._ran(ref), epoch)
+    def logs_away(self, ref: str, rank: int | None, epoch: int | None, first: int) -> list[str]:
+        return self._logs.away(self._ran(ref), rank, epoch, first)
 
     def _ran(self, ref: str) -> Record:
         """The job, once the fleet has shown the nodes it ran on, if any."""

@@ -11,7 +11,7 @@ ON_DEVICES, WAITING = ("STARTING", "RUNNING", "SAVING"), ("RECOVERING", "PENDING
 MOST = 200
 """Jobs of either sort that are asked for."""
 FIELDS = ("id", "state", "kind", "pool", "nodes", "submitted_at", "started_at", "resumed_step", "metrics", "reason",
-          "attempts", "progress")  # fmt: skip
+          "attempts", "progress", "known_until")  # fmt: skip
 RATE_OVER_S = 30.0
 
 
@@ -160,16 +160,17 @@ def _left_s(progress: Data | None) -> float | None:
 
 
 def _job(job: Data, rates: Rates, now_s: float) -> JobNow:
-    started = moment(job["started_at"])
+    started, known = moment(job["started_at"]), moment(job.get("known_until"))
+    until_s = known.timestamp() if known else now_s
     runs = job["state"] in (State.RUNNING, State.SAVING)
     return {
         "id": job["id"],
         "state": job["state"],
         "kind": job["kind"],
         "nodes": job["nodes"],
-        "ran_s": max(0.0, now_s - started.timestamp()) if started else None,
+        "ran_s": max(0.0, until_s - started.timestamp()) if started else None,
         "step": step_of(job),
         "steps_per_s": rates.of(job, now_s) if runs else None,
         "left_s": _left_s(job.get("progress")),
-        "reason": "" if runs else str(job["reason"] or ""),
+        "reason": "" if runs and not known else str(job["reason"] or ""),
     }

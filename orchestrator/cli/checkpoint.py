@@ -5,24 +5,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import FleetError, UserError
-from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, is_local
+from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, is_local, names_checkpoints
 from orchestrator.cli.output import Format, Output, emit, say
-from orchestrator.cli.places import in_the_fleet, on_this_machine, working
+from orchestrator.cli.places import in_its_pool, in_the_fleet, on_this_machine, working
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
 
 app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_args_is_help=True, rich_markup_mode=None)
-PLACE = "POOL:PATH|PATH|URI"
+PLACE = "POOL:PATH|JOB|PATH|URI"
 LISTED = "[JOB|POOL|POOL:PATH|PATH]"
 Place = Annotated[str, typer.Argument(help="A checkpoint, or a folder of them: then its newest.", metavar=PLACE)]
-Root = Annotated[str, typer.Argument(help="The folder that holds the step-… folders.", metavar="POOL:PATH|PATH")]
-Key = Annotated[str, typer.Option("--key", help="Asked again with the same key, it counts once. Of work in the fleet.")]
+Root = Annotated[str, typer.Argument(help="The folder that holds the step-… folders.", metavar="POOL:PATH|JOB|PATH")]
+Key = Annotated[str, typer.Option("--key", help="Idempotency key: work in the fleet with the same key is done once.")]
 REFUSED, DIFFERENT = 1, 1
 CONVERT = "copy it, then `polyfleet checkpoint convert` it where it is"
 
 
 def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **options: Any) -> Any:
+    places |= {name: in_its_pool(places[name]) for name in names_checkpoints(verb)}
     if all_local(*places.values()):
         return on_this_machine(verb, {**places, **options}, what)
     return in_the_fleet(verb, {**places, **options}, what, key)
@@ -31,9 +32,10 @@ def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **opt
 @app.command("list")
 def list_(
     prefix: Annotated[
-        str, typer.Argument(help="Only of this job or pool, below this path, or a folder here.", metavar=LISTED)
+        str,
+        typer.Argument(help="Only of this job or pool, below this path, or in a folder here.", metavar=LISTED),
     ] = "",
-    pool: Annotated[str, typer.Option(help="Only of this pool.")] = "",
+    pool: Annotated[str, typer.Option(help="Only checkpoints of this pool.")] = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Checkpoints of one pool, of all, or of a folder of this machine (a path with a slash or dot first)."""
@@ -71,6 +73,7 @@ def show(ref: Place, output: Output = Format.TABLE) -> None:
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import shown
 
+    ref = in_its_pool(ref)
     if is_local(ref):
         answer = on_this_machine("show", {"path": ref})
     else:
@@ -109,13 +112,14 @@ def diff(
 def plan(
     ref: Place,
     to: Annotated[str, typer.Option("--to", help="Kind to move to, e.g. tpu:v5e.")],
-    count: Annotated[int, typer.Option(help="How many of them.", min=1)] = 1,
+    count: Annotated[int, typer.Option(help="Number of devices of that kind.", min=1)] = 1,
     output: Output = Format.TABLE,
 ) -> None:
     """What devices of another kind would keep, convert or refuse, and whether it fits. Exit code 1 where it cannot."""
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import planned
 
+    ref = in_its_pool(ref)
     if is_local(ref):
         answer = on_this_machine("plan", {"path": ref, "to": to, "count": count})
     else:
@@ -130,9 +134,9 @@ def plan(
 def convert(
     source: Place,
     target: Annotated[str, typer.Argument(help="The folder to write into.", metavar="POOL:FOLDER|FOLDER")],
-    to_kind: Annotated[str, typer.Option(help="Make it what this kind computes with, e.g. tpu:v5e.")] = "",
-    dtype: Annotated[list[str] | None, typer.Option(help="FROM=TO, or NAME*=TO. Repeat for more.")] = None,
-    on_lossy: Annotated[str, typer.Option(help="error or allow, where values would change.")] = "error",
+    to_kind: Annotated[str, typer.Option(help="Convert to the dtypes of this device kind, e.g. tpu:v5e.")] = "",
+    dtype: Annotated[list[str] | None, typer.Option(help="FROM=TO, or NAME*=TO for tensors; may be repeated.")] = None,
+    on_lossy: Annotated[str, typer.Option(help="Where values would change: error or allow.")] = "error",
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -140,7 +144,7 @@ def convert(
     from orchestrator.show.checkpoints import conversion
 
     if not to_kind and not dtype:
-        raise UserError("nothing says what to convert to", "give --to-kind or --dtype")
+        raise UserError("the target of the conversion is missing", "give --to-kind or --dtype")
     options = {"to_kind": to_kind or None, "dtype": _mapping(dtype or []) or None, "on_lossy": on_lossy}
     answer = _run("convert", {"source": source, "root": target}, f"converting {source}", key, **options)
     emit(answer, output, conversion)
@@ -150,7 +154,7 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
     split = (pair.partition("=") for pair in pairs)
     mapping = {source: target for source, _, target in split}
     if bad := [key for key, value in mapping.items() if not key or not value]:
-        raise UserError(f"--dtype {bad[0]!r} is no pair", "write FROM=TO, such as float32=bfloat16")
+        raise UserError(f"--dtype {bad[0]!r} is not a pair FROM=TO", "write FROM=TO, such as float32=bfloat16")
     return mapping
 
 
@@ -158,18 +162,19 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
 def copy(
     source: Place,
     target: Annotated[str, typer.Argument(help="The folder to copy into.", metavar="POOL:FOLDER|FOLDER|URI")],
-    to_kind: Annotated[str, typer.Option(help="Convert it for this kind on the way, e.g. tpu:v5e.")] = "",
-    convert_at: Annotated[str, typer.Option(help="source or target: on a node of which pool.")] = "source",
-    on_lossy: Annotated[str, typer.Option(help="error or allow, where a conversion would change values.")] = "error",
+    to_kind: Annotated[str, typer.Option(help="Convert it for this device kind on the way, e.g. tpu:v5e.")] = "",
+    convert_at: Annotated[str, typer.Option(help="Pool that converts it: source or target.")] = "source",
+    on_lossy: Annotated[str, typer.Option(help="Where a conversion would change values: error or allow.")] = "error",
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Copy a checkpoint between pools, this machine and object stores, and verify it there. Only missing chunks travel:
-    cut off, it goes on where it was.
+    """Copy a checkpoint between pools, this machine and object stores, and verify it there. Only missing chunks are
+    sent: run it again after an interruption, and it resumes.
     """
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import copied
 
+    source = in_its_pool(source)
     what = f"copying {source}"
     if between_here_and_a_pool(source, target):
         if to_kind:
@@ -193,8 +198,8 @@ def copy(
 @app.command()
 def prune(
     root: Root,
-    keep: Annotated[int, typer.Option(help="How many of the newest sound ones stay.", min=1)],
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    keep: Annotated[int, typer.Option(help="Number of newest sound checkpoints to keep.", min=1)],
+    dry_run: Annotated[bool, typer.Option(help="Print what would be deleted, and delete nothing.")] = False,
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -207,7 +212,7 @@ def prune(
 @app.command()
 def pin(
     ref: Place,
-    remove: Annotated[bool, typer.Option(help="Take the pin away.")] = False,
+    remove: Annotated[bool, typer.Option(help="Remove the pin.")] = False,
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -221,12 +226,12 @@ def pin(
 def import_(
     source: Annotated[str, typer.Argument(help="A file or folder of another format.", metavar="POOL:PATH|PATH")],
     target: Annotated[
-        str, typer.Argument(help="Folder of checkpoints to import into; none: safetensors stay where they are.")
+        str, typer.Argument(help="Folder of checkpoints to import into (default: beside the safetensors).")
     ] = "",
-    format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate, trainer; none: found.")] = "",  # noqa: A002
-    step: Annotated[int | None, typer.Option(help="Its step (default: as the source tells it).", min=0)] = None,
+    format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate, trainer (default: detected).")] = "",  # noqa: A002
+    step: Annotated[int | None, typer.Option(help="Its step (default: read from the source).", min=0)] = None,
     drop: Annotated[
-        bool, typer.Option(help="Leave out objects that are no plain values, and broken states of optimizers.")
+        bool, typer.Option(help="Leave out objects that are not plain values, and broken optimizer states.")
     ] = False,
     key: Key = "",
     output: Output = Format.TABLE,
@@ -252,9 +257,9 @@ def import_(
 @app.command()
 def export(
     source: Place,
-    target: Annotated[str, typer.Argument(help="What to write; it must not exist.", metavar="POOL:PATH|PATH")],
+    target: Annotated[str, typer.Argument(help="New file or folder to write.", metavar="POOL:PATH|PATH")],
     format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate or trainer.")] = "safetensors",  # noqa: A002
-    entry: Annotated[str, typer.Option(help="Which module, where there are several.")] = "",
+    entry: Annotated[str, typer.Option(help="Module to export, where there are several.")] = "",
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:

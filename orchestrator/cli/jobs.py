@@ -15,16 +15,18 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def jobs(
-    state: Annotated[list[str] | None, typer.Option("--state", help="Only in this state; may be repeated.")] = None,
-    name: Annotated[str, typer.Option("--name", "-n", help="Only of this name, or of a pattern: 'sweep-*'.")] = "",
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", "-n", help="Only jobs of this name or pattern, e.g. 'sweep-*'.")] = "",
     since: Annotated[
         str, typer.Option("--since", help="Submitted within this time (2h, 7d) or since a day (2026-11-20).")
     ] = "",
-    limit: Annotated[int, typer.Option(help="The newest so many.", min=1, max=10_000)] = 100,
-    every: Annotated[bool, typer.Option("--all", help="All of them, however many.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of jobs; the newest are listed.", min=1, max=10_000)] = 100,
+    every: Annotated[bool, typer.Option("--all", help="List every job, without a limit.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """The newest jobs, the newest last."""
+    """List the newest jobs, the newest last."""
     from orchestrator.client import connect
     from orchestrator.show.jobs import COLUMNS
     from orchestrator.show.jobs import jobs as shown
@@ -83,7 +85,7 @@ def cancel(ref: Ref, output: Output = Format.TABLE) -> None:
     with connect(progress=say) as client:
         before = client.job(ref)
         view = client.cancel(before["id"])
-    note = ", it had ended already" if before["ended_at"] else ""
+    note = " (it had already ended)" if before["ended_at"] else ""
     emit(view, output, lambda view: Stack((f"{view['id']}: {view['state']}{note}",)))
 
 
@@ -96,7 +98,7 @@ def migrate(
 ) -> None:
     """Move a job to other devices: it is asked to save, stops, and goes on there from its newest checkpoint.
 
-    Without a checkpoint that is known it starts anew. Which of both it will be is said before the move.
+    Without a known checkpoint it starts anew. Which of the two will happen is printed before the move.
     """
     from orchestrator.client import connect
     from orchestrator.show.grid import Stack
@@ -119,8 +121,8 @@ def explain(
 ) -> None:
     """Why a job runs where it does, or nowhere.
 
-    Per candidate and devices: fits, or the rule that refused it. With --if, which may be given several times, the
-    planner is asked about the fleet as it would be, and told is also what changes for other jobs.
+    For each candidate and node: fits, or the rule that refused it. With --if the answer is for the fleet with that
+    change, and includes what would change for other jobs. Repeat --if for several changes.
     """
     from orchestrator.client import connect
     from orchestrator.show.jobs import plan

@@ -18,15 +18,20 @@ Data = dict[str, Any]
 
 def logs(
     ref: Ref,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Only this rank.", min=0)] = None,
-    epoch: Annotated[int | None, typer.Option(help="Only this attempt.", min=0)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Only lines of this rank.", min=0)] = None,
+    epoch: Annotated[
+        int | None, typer.Option("--attempt", "--epoch", help="Only lines of this attempt.", min=0)
+    ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", help="Only the last so many lines there are now.", min=0)
+        int | None, typer.Option("--tail", help="Print only the last N lines that exist now.", min=0)
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """What a job printed. With `-o json` one object per line."""
+    """What a job printed. With `-o json` one object per line.
+
+    Exit code 3 when a part of what was asked for is not shown, because the node that has it does not answer.
+    """
     from orchestrator.client import connect
 
     with connect(progress=say) as client:
@@ -35,14 +40,14 @@ def logs(
             printed = print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
         else:
             printed = print_lines(_pages(client, ref, rank=rank, epoch=epoch, tail=tail), output)
+        if tail == 0:
+            return
         view = client.job(ref)
-        away = client.logs(ref, epoch=epoch, tail=0)["away"] if view["attempts"] else []
-        if away and not printed and tail != 0:
-            raise FleetError("; ".join(away))
-        if not printed and tail != 0:
+        away = client.logs(ref, rank=rank, epoch=epoch, tail=tail or 0)["away"] if view["attempts"] else []
+        if away:
+            raise FleetError(f"{'a part of the log is not shown: ' if printed else ''}{'; '.join(away)}")
+        if not printed:
             _say_why_nothing(view, rank, epoch)
-        for sentence in away:
-            say(sentence)
 
 
 def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
@@ -56,10 +61,11 @@ def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Ite
 
 def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
     if not view["attempts"]:
-        say(f"{view['id']} never ran: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
+        never = "never ran" if view["ended_at"] else "has not run yet"
+        say(f"{view['id']} {never}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
     else:
         who = "".join(f", {what} {n}" for what, n in (("rank", rank), ("attempt", epoch)) if n is not None)
-        say(f"{view['id']}{who} has printed nothing; it is {view['state']}")
+        say(f"{view['id']}{who} has printed nothing{'' if view['ended_at'] else ' yet'}; its state is {view['state']}")
 
 
 class Printer:

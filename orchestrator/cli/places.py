@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from orchestrator.checkpoint_places import expanded
+from cluster.errors import FleetError
+from orchestrator.checkpoint_places import expanded, may_be_a_job, of_job
 from orchestrator.cli.output import say, waiting
 from orchestrator.show.units import size
 
@@ -27,6 +28,20 @@ def in_the_fleet(verb: str, arguments: dict[str, Any], what: str = "", key: str 
     told = {k: v for k, v in arguments.items() if v is not None}
     with connect(progress=say) as client, working(what or verb) as progress:
         return client.checkpoint_tool(verb, told, progress, key)
+
+
+def in_its_pool(place: str) -> str:
+    """As checkpoint_places.of_job; without a server it is a path of this machine."""
+    if not may_be_a_job(place):
+        return place
+    from orchestrator.client import connect
+
+    try:
+        client = connect(start=False)
+    except FleetError:
+        return place
+    with client:
+        return of_job(client, place)
 
 
 @contextmanager

@@ -41,6 +41,9 @@ def launched(draft: Draft, told: Launched) -> None:
     if live is None or live.epoch != told.epoch or not live.launching:
         return
     draft.lives[live.job] = replace(live, launching=False, since_s=draft.now.s)
+    for name in {part.node for part in live.parts}:
+        if (node := draft.nodes.get(name)) is not None and node.taken_s > float("-inf"):
+            draft.nodes[name] = replace(node, taken_s=float("-inf"))
     said = {"missed": told.missed, "missed_files": told.missed_files, "script": told.script, "source": told.source}
     before = draft.records[live.job]
     if told.step is not None or any(said.values()) or before.missed_files or before.resumed_step is not None:
@@ -68,6 +71,7 @@ def launch_failed(draft: Draft, told: LaunchFailed) -> None:
     if not started:
         _node_failed(draft, told)
     leaks.told(draft, told.unheld)
+    _note_taken(draft, told)
     look_after(draft, live.job)
 
 
@@ -86,6 +90,12 @@ def _not_started(live: Live, rank: int, told: LaunchFailed) -> Outcome:
     if told.short and live.parts[rank].node not in told.short:
         return replace(outcome, state="cancelled", failure=None)
     return outcome
+
+
+def _note_taken(draft: Draft, told: LaunchFailed) -> None:
+    for name in set(told.short) - set(told.unheld):
+        if (node := draft.nodes.get(name)) is not None:
+            draft.nodes[name] = replace(node, taken_s=draft.now.s)
 
 
 def _node_failed(draft: Draft, told: LaunchFailed) -> None:

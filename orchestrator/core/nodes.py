@@ -61,7 +61,8 @@ class Node:
     node bears. `failures`: the newest, as (when, what). `failing`: a failure was told since it was last heard.
     `withheld`: see core/leaks.py. `cpus`: how many Ray gives out there, 0 where that is not known. `unmade`: how
     often in a row its agent could not be made or ended without a word. `resting_s`: when its agent was last ended
-    since an autoscaler may take the node away, None while it is to have one. Monotonic seconds.
+    since an autoscaler may take the node away, None while it is to have one. `taken_s`: when a launch was last refused
+    since another user of the Ray cluster holds devices there. Monotonic seconds.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Node:
     unmade: int = 0
     pool: str = ""
     resting_s: float | None = None
+    taken_s: float = float("-inf")
 
     @property
     def ready(self) -> bool:

@@ -34,5 +34,5 @@ def _reasons(job: Job, pause_s: float) -> Reasons:
 
 
 def _troubles(job: Job) -> str:
-    told = [(job.restarts, "failure"), (job.interruptions, "interruption")]
+    told = [(job.restarts, "failure"), (job.interruptions, "interruption"), (job.refusals, "failed start")]
     return " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in told if count) or "a pause"

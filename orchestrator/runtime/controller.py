@@ -58,8 +58,8 @@ LIMIT_S = 10.0
 
 class Runtime(threading.Thread):
     """`holding` is "" or why nothing is placed.
-    `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go. `measured` is
-    what the newest tick had of workloads.
+    `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go, `heard` when
+    each node answered last, once nobody hears them any more. `measured` is what the newest tick had of workloads.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Runtime(threading.Thread):
         self.pulse = pulse or Pulse()
         self.replaced = False
         self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
+        self.heard: Callable[[dict[str, float]], None] = lambda _: None
         self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
         self._record: FleetRecord | None = None
@@ -153,6 +154,8 @@ class Runtime(threading.Thread):
         self._closing.set()
         self._inbox.put(None)
         self.join(timeout=10)
+        if not self.trouble:
+            self._tell_heard()
         self._carrier.close()
         self._link.close()
 
@@ -186,7 +189,12 @@ class Runtime(threading.Thread):
     def _troubled(self, why: str) -> None:
         if why and not self.trouble:
             self._trouble_since_s = time.monotonic()
+            self._tell_heard()
         self._agents.trouble = why
+
+    def _tell_heard(self) -> None:
+        at = now()
+        self.heard({node.name: at.wall_s - node.silent_s(at.s) for node in self.control.nodes.values()})
 
     def _wait_s(self) -> float:
         if not (self.control.changed and self.control.joined) or self.control.trouble:

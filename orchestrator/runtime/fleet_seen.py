@@ -25,7 +25,7 @@ class FleetSeen:
     def __init__(self, runtime: Runtime, agents: Agents, known: KnownDevices):
         self._runtime, self._agents, self._known = runtime, agents, known
         self._settled = ""
-        runtime.seen = self._look
+        runtime.seen, runtime.heard = self._look, known.hear
 
     def devices(self) -> tuple[tuple[Devices, ...] | None, str]:
         """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""

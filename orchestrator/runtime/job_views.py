@@ -3,24 +3,29 @@
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.core.attempts import node_of
 from orchestrator.core.fencing import waits_for
 from orchestrator.core.fold import Record
 from orchestrator.core.line import Line
+from orchestrator.core.messages import Now
 from orchestrator.core.model import Event, Plan, Progress
 from orchestrator.core.progress import ran_on
 from orchestrator.core.remaining import Known
 from orchestrator.core.states import WAITING
+from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.jobs import Jobs
+from orchestrator.runtime.known import KnownDevices
 from orchestrator.runtime.steps import now
 from orchestrator.runtime.views import job_view, progress_view
+from orchestrator.show.units import when
 
 
 class JobViews:
-    """`launching` tells by the key of an attempt what its launch does now."""
+    """`launching` tells by the key of an attempt what its launch does now, `known` when nodes were heard last."""
 
-    def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str]):
-        self._jobs, self._runtime, self._launching = jobs, runtime, launching
+    def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str], known: KnownDevices):
+        self._jobs, self._runtime, self._launching, self._known_devices = jobs, runtime, launching, known
         self._line = Line(Plan(), {})
 
     def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
@@ -29,7 +34,8 @@ class JobViews:
 
     def whole(self, record: Record) -> dict[str, Any]:
         metrics = self._jobs.metrics(record.job.id) if record.attempts else {}
-        return job_view(record, metrics, self.why(record), progress_view(record, self._known(record)))
+        progress = progress_view(record, self._known(record))
+        return job_view(record, metrics, self.why(record), progress, self._known_until_s(record))
 
     def _known(self, record: Record) -> Known:
         throughput, history = self._runtime.measured
@@ -42,7 +48,8 @@ class JobViews:
         """
         if record.live is not None:
             if trouble := self._runtime.trouble:
-                return f"{trouble}; that is its state when its node last answered"
+                at = when(self._known_until_s(record) or 0.0)
+                return f"{trouble}; it was {record.job.state} when it was last heard of, at {at} UTC"
             doing = self._launching.get(f"{record.job.id}.{record.live.epoch}", "")
             return waits_for(self._runtime.control, record.job.id, now(), doing)
         if record.job.state not in WAITING:
@@ -51,7 +58,23 @@ class JobViews:
             return waits
         if (line := self._line).plan is not self._runtime.planned:
             line = self._line = Line(self._runtime.planned, self._runtime.control.records)
-        return line.why(record.job)
+        why, paused_s = line.why(record.job), self._runtime.control.paused_until_s.get(record.job.id, 0.0)
+        return f"{record.reason}; {why}" if why and record.reason and paused_s > now().s else why
+
+    def _known_until_s(self, record: Record) -> float | None:
+        """Until when its state is known (seconds since the epoch); None while all its nodes are heard."""
+        if (live := record.live) is None or not live.leases:
+            return None
+        at = now()
+        heard_s = min(self._heard_s(node_of(devices_id), at) for devices_id, _ in live.leases)
+        told_s = max(live.placed_s, live.started_s or 0.0)
+        is_unheard = self._runtime.trouble or heard_s < at.wall_s - NODE_SILENT_S
+        return max(told_s, heard_s) if is_unheard else None
+
+    def _heard_s(self, name: str, at: Now) -> float:
+        """When the node was heard last, seconds since the epoch; 0 where nobody knows."""
+        node = None if self._runtime.trouble else self._runtime.control.nodes.get(name)
+        return self._known_devices.heard_s(name) if node is None else at.wall_s - node.silent_s(at.s)
 
     def event(self, event: Event) -> dict[str, Any]:
         record = self._jobs.get(event.job)

@@ -7,7 +7,8 @@ import json
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """`devices` with nothing held, as they were at `seen_s` (seconds since the epoch)."""
+    """`devices` with nothing held, as they were at `seen_s` (seconds since the epoch). `heard_s` has when each node
+    answered last, as far as the fleet is down or the server has ended.
+    """
 
     seen_s: float
     devices: tuple[Devices, ...]
+    heard_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def seen_at(self) -> str:
@@ -47,11 +51,25 @@ class KnownDevices:
         with self._lock:
             if self.newest is not None and self.newest.devices == now:
                 return
-            self.newest = Inventory(time.time(), now)
-            try:
-                write_private(self._path, json.dumps(to_plain(self.newest)))
-            except OSError as e:  # a full disk: the next server knows an older inventory
-                log.warning("%s cannot be written: %s", self._path, e.strerror or e)
+            heard_s = self.newest.heard_s if self.newest else {}
+            self._write(Inventory(time.time(), now, heard_s))
+
+    def hear(self, heard_s: Mapping[str, float]) -> None:
+        """When nodes answered last: nobody hears them from now on."""
+        with self._lock:
+            if heard_s and self.newest is not None:
+                self._write(replace(self.newest, heard_s={**self.newest.heard_s, **heard_s}))
+
+    def heard_s(self, node: str) -> float:
+        """When it answered last, seconds since the epoch, before nobody heard it any more; 0 where nobody knows."""
+        return self.newest.heard_s.get(node, 0.0) if self.newest else 0.0
+
+    def _write(self, newest: Inventory) -> None:
+        self.newest = newest
+        try:
+            write_private(self._path, json.dumps(to_plain(newest)))
+        except OSError as e:  # a full disk: the next server knows an older inventory
+            log.warning("%s cannot be written: %s", self._path, e.strerror or e)
 
 
 def _read(path: Path) -> Inventory | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import NotFound, PolyfleetError
+from cluster.errors import FleetError, NotFound, PolyfleetError
 from orchestrator.core.attempts import node_of, ranks_of
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL
@@ -52,6 +52,7 @@ class Logs:
     def __init__(self, agents: Agents, kept: KeptLogs):
         self._agents, self._kept = agents, kept
         self._read_to_end: dict[tuple[str, str], int] = {}  # where logs end to which nothing is added any more
+        self._unanswered: dict[str, str] = {}  # why a node did not answer when it was asked last
 
     def read(
         self, record: Record, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
@@ -73,15 +74,26 @@ class Logs:
             lines = [*self._last_whole(record, attempt, rank, at, wanted), *lines]
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
 
-    def away(self, record: Record, epoch: int | None) -> list[str]:
-        """What is not shown since it lies on a node that cannot be read now: a sentence for each."""
+    def away(self, record: Record, rank: int | None, epoch: int | None, first: int = 0) -> list[str]:
+        """What is not shown, once the rest was read, since it lies on a node that did not answer: a sentence for each.
+        Of attempts before `first` nothing was asked for.
+        """
         sentences: dict[str, None] = {}
         for attempt in self._attempts(record, epoch):
-            for rank, name in placed_ranks(record, attempt):
-                why = self._agents.away_reason(name)
-                if why and not self._kept.has(record.job.id, attempt.epoch, rank):
+            for number, name in placed_ranks(record, attempt, rank) if attempt.epoch >= first else ():
+                why = self._unread_reason(name)
+                if why and not self._kept.has(record.job.id, attempt.epoch, number):
                     sentences[f"the log of attempt {attempt.epoch} is on node {name}, {why}; {BACK}"] = None
         return list(sentences)
+
+    def _unread_reason(self, name: str) -> str:
+        """Why the node's logs were not read just now, as words behind its name; "" where they were. A node that is
+        silent may answer nevertheless, and one that is not yet called silent may not.
+        """
+        failed, node = self._unanswered.get(name, ""), self._agents.get(name)
+        if node is not None and node.ready and not failed:
+            return ""
+        return self._agents.away_reason(name) or f"which did not answer ({failed})"
 
     def _attempts(self, record: Record, epoch: int | None) -> list[Attempt]:
         attempts = [a for a in record.attempts if epoch in (None, a.epoch)]
@@ -163,9 +175,14 @@ class Logs:
         if agent is None or not agent.ready:
             return None
         try:
-            return self._agents.call(node, method, *arguments)
-        except PolyfleetError:
+            answer = self._agents.call(node, method, *arguments)
+        except FleetError as e:
+            self._unanswered[node] = e.message
             return None
+        except PolyfleetError:
+            answer = None
+        self._unanswered.pop(node, None)
+        return answer
 
     def _remember_end(self, job: str, key: str, end: int) -> None:
         if len(self._read_to_end) >= MOST_READ_TO_END:

@@ -12,24 +12,23 @@ PLACES = 4
 SMALLEST = 10.0**-PLACES
 """Ray counts in ten-thousandths: each amount is rounded to that."""
 
-UNUSED = "nothing that Ray lists uses them"
 Resources = dict[str, float]
 
 
 class NoRoom(FleetError):
-    """Ray does not report as free what was asked for. `short`: Ray ids of the nodes; `unheld`: those of them where
-    nobody whom Ray knows holds it.
+    """Ray did not reserve `wanted` (Ray resources by node). `short`: the nodes that do not have it free; `unheld`:
+    those of them where nobody whom Ray knows holds it.
     """
 
-    def __init__(self, message: str, remedy: str, short: Sequence[str], unheld: Sequence[str]):
-        super().__init__(message, remedy)
-        self.args = (message, remedy, tuple(short), tuple(unheld))
-        self.short, self.unheld = tuple(short), tuple(unheld)
+    def __init__(self, wanted: Mapping[str, Resources], short: Sequence[str], unheld: Sequence[str]):
+        super().__init__(_said(wanted, short, unheld))
+        self.args = (dict(wanted), tuple(short), tuple(unheld))
+        self.wanted, self.short, self.unheld = wanted, tuple(short), tuple(unheld)
 
     def named(self, names: Mapping[str, str]) -> "NoRoom":
         """With names for Ray ids."""
         short, unheld = ([names[node] for node in nodes] for nodes in (self.short, self.unheld))
-        return NoRoom(self.message, self.remedy, short, unheld)
+        return NoRoom({names[node]: wanted for node, wanted in self.wanted.items()}, short, unheld)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +58,24 @@ def explained(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: He
     wanted = _sums(bundles, ray_node_ids)
     lacking = [node for node in wanted if not _covers(ray.free.get(node, {}), wanted[node])]
     unheld = [node for node in lacking if _is_unheld(node, wanted[node], ray)]
-    said = f"Ray does not report the resources {list(bundles)} as free: {_why(lacking, unheld)}"
+    return NoRoom(wanted, lacking, unheld)
+
+
+def _said(wanted: Mapping[str, Resources], lacking: Sequence[str], unheld: Sequence[str]) -> str:
     if not lacking:
-        said = f"Ray reports the resources {list(bundles)} as free, and did not reserve them in time"
-    return NoRoom(said, "they are tried again", lacking, unheld)
-
-
-def _why(lacking: Sequence[str], unheld: Sequence[str]) -> str:
+        return f"Ray reports {_amounts(wanted, wanted)} as free, but did not reserve them in time"
+    needed = f"Ray does not report {_amounts(wanted, lacking)} as free"
     if len(unheld) == len(lacking):
-        return f"{UNUSED}: it missed that they were given back"
-    return "another user of this Ray cluster holds them, or Ray missed that they were given back"
+        return f"{needed}: nothing that Ray lists uses them, so Ray missed that they were given back"
+    return f"{needed}: another program of this Ray cluster uses them, or Ray missed that they were given back"
+
+
+def _amounts(wanted: Mapping[str, Resources], nodes: Iterable[str]) -> str:
+    """`1 CPU and 2 GPU of node a`"""
+    return ", ".join(
+        f"{' and '.join(f'{amount:g} {name}' for name, amount in wanted[node].items())} of node {node}"
+        for node in nodes
+    )
 
 
 def _is_unheld(node: str, wanted: Resources, ray: Held) -> bool:

@@ -17,6 +17,9 @@ from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import ScriptCheckpoint
 
+TAKEN_SHOWN_S = 180.0
+"""A job is tried again within a minute and some seconds, and then it is seen again."""
+
 
 def iso(seconds: float | None) -> str | None:
     """UTC to the millisecond, or None for a time that has not come."""
@@ -54,8 +57,13 @@ def progress_view(record: Record, known: Known) -> ProgressView | None:
 
 
 def job_view(
-    record: Record, metrics: dict[str, Any], why_waiting: str = "", progress: ProgressView | None = None
+    record: Record,
+    metrics: dict[str, Any],
+    why_waiting: str = "",
+    progress: ProgressView | None = None,
+    known_until_s: float | None = None,
 ) -> dict[str, Any]:
+    """`known_until_s`: of one that is not heard of now (seconds since the epoch)."""
     job, last = record.job, record.attempts[-1] if record.attempts else None
     return {
         "id": job.id,
@@ -72,6 +80,7 @@ def job_view(
         "submitted_at": iso(job.submitted_s),
         "started_at": iso(record.started_s),
         "ended_at": iso(record.ended_s),
+        "known_until": iso(known_until_s),
         "restarts": job.restarts,
         "interruptions": job.interruptions,
         "resumed_step": record.resumed_step,
@@ -144,9 +153,13 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
 
 
 def node_view(node: Node, control: Control, now_s: float, leased: Leased) -> dict[str, Any]:
-    """`closed` says why it takes no new work, "" when it does."""
-    closed = nodes.closed(node, control.drained, now_s)
-    view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed, "devices": []}
+    """`closed` says why it takes no new work, "" when it does. `note`: who beside us uses its devices, as far as that
+    was seen lately.
+    """
+    closed, taken_s = nodes.closed(node, control.drained, now_s), now_s - node.taken_s
+    used = f"another program of this Ray cluster used devices of this node {taken_s:.0f} s ago"
+    view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
+                            "note": used if taken_s < TAKEN_SHOWN_S else "", "devices": []}  # fmt: skip
     if node.facts is None:
         return view
     view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}

@@ -233,9 +233,9 @@ class Logs:
         """The last `count` lines there are now, whatever the cursor was; it is behind them afterwards."""
         return await self._lines(self.service.logs_tail, count)
 
-    async def away(self) -> list[str]:
-        """Which attempts ran on nodes that are not here, whose lines are missing."""
-        return list(await self.streams.call(self.service.logs_away, self.ref, self.epoch))
+    async def away(self, first: int = 0) -> list[str]:
+        """Of which attempts, from number `first` on, lines are missing: their nodes did not answer."""
+        return list(await self.streams.call(self.service.logs_away, self.ref, self.rank, self.epoch, first))
 
     async def _lines(self, ask: Callable[..., Data], *arguments: Any) -> list[Data]:
         asked = (self.ref, self.rank, self.epoch, *arguments)

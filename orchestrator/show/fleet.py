@@ -44,9 +44,9 @@ def fleet(told: Data) -> Stack:
 
 def policy(told: Data) -> str:
     by_order = told["name"] in ("fifo", "priority")
-    parts = [] if by_order else [f"equals may be stopped or moved every {told['every_s']:g} s"]
+    parts = [] if by_order else [f"jobs of equal priority may be stopped or moved every {told['every_s']:g} s"]
     if told["ageing_s"]:
-        parts += [f"a priority more for each {told['ageing_s']:g} s of waiting"]
+        parts += [f"a waiting job gains 1 priority every {told['ageing_s']:g} s"]
     return "; ".join([f"policy {told['name']}", *parts])
 
 
@@ -125,7 +125,9 @@ def _device_state(node: Data, device: Data) -> str:
         return str(node["state"])
     if device["unavailable_reason"]:
         return f"unavailable: {device['unavailable_reason']}"
-    return f"allocated to {device['leased_by']}" if device["leased_by"] else "ready"
+    if device["leased_by"]:
+        return f"allocated to {device['leased_by']}"
+    return f"ready; {node['note']}" if node.get("note") else "ready"
 
 
 def backends(rows: list[Data]) -> Grid:

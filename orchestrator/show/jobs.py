@@ -7,10 +7,11 @@ from orchestrator.core.states import TERMINAL
 from orchestrator.show import benchmark
 from orchestrator.show.grid import Grid, Stack, facts, grid
 from orchestrator.show.text import visible
-from orchestrator.show.units import ago, between, size
+from orchestrator.show.units import ago, between, size, when
 
 Data = dict[str, Any]
-COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "attempts", "reason")
+COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "known_until", "attempts",
+           "reason")  # fmt: skip
 """The fields of a job that a line of the list is made of."""
 NO_JOBS = "no jobs; `polyfleet submit FILE.yaml` submits one"
 
@@ -38,10 +39,12 @@ def jobs(rows: list[Data], chosen: str = "") -> Grid:
 
 
 def ran(view: Data) -> str:
-    """How long a job or an attempt ran. One that ended before it was seen running counts from its placement."""
+    """How long a job or an attempt ran, as far as that is known. One that ended before it was seen running counts from
+    its placement.
+    """
     placed = [view.get("placed_at"), *(attempt["placed_at"] for attempt in view.get("attempts", []))]
     first = view["started_at"] or (next(filter(None, placed), None) if view["ended_at"] else None)
-    return between(first, view["ended_at"])
+    return between(first, view["ended_at"] or view.get("known_until"))
 
 
 def _why(job: Data) -> str:
@@ -56,22 +59,51 @@ def job(view: Data) -> Stack:
     if view["metrics"]:
         parts += ["", facts({"last report": view["metrics"]})]
     if view["result"]:
-        parts += ["", "result", _result(view["task"], view["result"])]
+        parts += ["", "result", result(view["task"], view["result"])]
     if view["attempts"]:
         parts += ["", attempts(view)]
     return Stack(tuple(parts))
 
 
-def _result(task: str, result: Data) -> Stack | str:
-    if task == "benchmark" and "host" in result:
-        return benchmark.measured(result)
-    return visible(json.dumps(result, indent=1, ensure_ascii=False, default=str))
+def result(task: str, returned: Data) -> Grid | Stack:
+    """What a task returned: a line for each of its values, of several parts as JSON."""
+    if task == "benchmark" and "host" in returned:
+        return benchmark.measured(returned)
+    lines = ((name, _flat(value)) for name, value in returned.items())
+    return grid(("", ""), lines, empty="its task returned nothing")
+
+
+def _flat(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else str(value)
+
+
+def reports(rows: list[Data]) -> Grid:
+    """A line for each report of a job, a column for each of its metrics."""
+    metrics = dict.fromkeys(name for row in rows for name in row if name not in ("seq", "epoch", "step", "time"))
+    lines = ((row["epoch"], row.get("step"), when(row["time"]), *(row.get(name) for name in metrics)) for row in rows)
+    return grid(("ATTEMPT", "STEP", "TIME", *metrics), lines, empty="nothing was reported with ctx.report")
+
+
+def history(rows: list[Data]) -> Grid:
+    """A line for each event of a job."""
+    lines = ((when(row["time"]), row["epoch"] or "", row["event"], _event(row["data"])) for row in rows)
+    return grid(("TIME", "ATTEMPT", "EVENT", "WHAT"), lines, empty="no events")
+
+
+def _event(data: Data) -> str:
+    """Its reason, else the single values that it has: the data has all."""
+    if reason := data.get("reason"):
+        return str(reason)
+    single = {name: value for name, value in data.items() if isinstance(value, str | int | float) and value != ""}
+    return ", ".join(f"{name} {value}" for name, value in single.items())
 
 
 def _head(view: Data) -> Data:
     point = view["checkpoint"]
-    keys = ("id", "name", "task", "state", "reason", "kind", "pool", "nodes", "epoch", "priority")
+    keys = ("id", "name", "task", "state", "reason", "kind", "pool", "nodes")
     return {key: view[key] for key in keys if view.get(key) not in (None, "")} | {
+        "attempt": view["epoch"] or None,
+        "priority": view["priority"],
         "submitted": view["submitted_at"],
         "started": view["started_at"],
         "ended": view["ended_at"],
@@ -135,7 +167,7 @@ def attempts(view: Data) -> Grid:
                 a["kind"],
                 a["pool"],
                 a["placed_at"],
-                ran(a),
+                ran(a | {"known_until": view.get("known_until")}),
                 ended_as(a, view),
                 a["reason"],
             )
@@ -185,8 +217,8 @@ def _state_lines(answer: Data) -> list[str]:
     if not state:
         return []
     said = visible(f"{state}: {answer['reason']}" if answer["reason"] else state)
-    missed = [f"it continued without all that it had: {visible(why)}" for why in answer.get("missed", ())]
-    return [said, *missed, *(["it has ended; for the same job now:"] if state in TERMINAL else [])]
+    missed = [f"it resumed without a part of its state: {visible(why)}" for why in answer.get("missed", ())]
+    return [said, *missed, *(["it has ended; if it were submitted now:"] if state in TERMINAL else [])]
 
 
 def _candidate_rows(candidate: Data, runs: Data | None) -> list[tuple[Any, ...]]:

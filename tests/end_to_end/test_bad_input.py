@@ -104,7 +104,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("checkpoint", "show", "x"), 2, "x is no checkpoint: it has no MANIFEST.json"),
     (("checkpoint", "diff", "left:x", "./y"), 2, "left:x and ./y are a path of this machine and a pool's storage"),
     (("checkpoint", "copy", "left:x", "http://y/z"), 2, "has the scheme 'http'"),
-    (("checkpoint", "convert", "left:x", "left:y"), 2, "nothing says what to convert to"),
+    (("checkpoint", "convert", "left:x", "left:y"), 2, "the target of the conversion is missing"),
     (("checkpoint", "copy", "left:absent", "right:x"), 2, "no checkpoint at left:absent"),
     (("checkpoint", "copy", "nopool:x", "right:x"), 2, "source: no pool 'nopool'\n  valid: left, right"),
     (("checkpoint", "list", "--pool", "nopool"), 2, "no pool 'nopool'"),
@@ -193,10 +193,10 @@ def test_a_run_job_may_have_modules_named_like_ours(whole_fleet: Orchestrator, p
 
 def test_asking_for_what_is_over_is_no_error(whole_fleet: Orchestrator, polyfleet: Cli):
     job = whole_fleet.submit(RunJob(command="true")).wait(180)
-    assert polyfleet("cancel", job.id).stdout == f"{job.id}: SUCCEEDED, it had ended already\n"
+    assert polyfleet("cancel", job.id).stdout == f"{job.id}: SUCCEEDED (it had already ended)\n"
     silent = polyfleet("logs", job.id)
     assert (silent.returncode, silent.stdout) == (0, "")
-    assert silent.stderr == f"{job.id} has printed nothing; it is SUCCEEDED\n"
+    assert silent.stderr == f"{job.id} has printed nothing; its state is SUCCEEDED\n"
     assert polyfleet("explain", job.id).stdout.startswith("SUCCEEDED: every rank ended with exit code 0\nit has ended;")
 
 

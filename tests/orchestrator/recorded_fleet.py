@@ -27,6 +27,7 @@ from cluster.version import VERSION
 from cluster.vocabulary import NodeFacts
 from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Event
+from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime import actors, reservations
 from orchestrator.runtime.engine import RAY
 from orchestrator.service import Service
@@ -119,6 +120,9 @@ class Method:
 
     def remote(self, *arguments: Any) -> Ref:
         def call() -> Any:
+            if not self._actor.heard.is_set() and self._name != "watch":
+                raise FleetError(f"{self._name} gave no answer")  # what a call to a frozen node ends with, at once
+            assert self._actor.heard.wait(HANG_S)
             given = [a.future().result(HANG_S) if isinstance(a, Ref) else a for a in arguments]
             return getattr(self._actor.agent, self._name)(*given)
 
@@ -136,6 +140,8 @@ class Actor:
     def __init__(self, agent: RecordedAgent):
         self.agent = agent
         self.threads = ThreadPoolExecutor(16, thread_name_prefix=agent.facts["node"])
+        self.heard = threading.Event()
+        self.heard.set()
 
     def __getattr__(self, name: str) -> Method:
         return Method(self, name)
@@ -213,6 +219,17 @@ class RecordedFleet:
         self.facts = {i: f for i, f in self.facts.items() if f["node"] != node}
         _until(service, lambda: not service.agents[node].ready)
 
+    @contextmanager
+    def silent(self, service: Service, node: str) -> Iterator[None]:
+        """Frozen, or cut off, and not lost: its agent answers nothing meanwhile."""
+        actor = next(a for a in self._by_id.values() if a.agent.facts["node"] == node)
+        actor.heard.clear()
+        try:
+            _until(service, lambda: service.agents[node].silent_s(time.monotonic()) > NODE_SILENT_S)
+            yield
+        finally:
+            actor.heard.set()
+
     def tell(self, service: Service, node: str, **facts: Any) -> None:
         """From its agent's next answer on."""
         self.agent(node).facts |= facts
@@ -242,6 +259,7 @@ class RecordedFleet:
         while RAY._calls and time.monotonic() < end:
             time.sleep(0.002)
         for actor in self._by_id.values():
+            actor.heard.set()
             actor.agent.stop_all()
             actor.threads.shutdown(wait=False)
 

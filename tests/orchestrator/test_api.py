@@ -146,7 +146,8 @@ def test_a_printed_answer_is_its_table_as_wide_as_the_terminal_and_no_longer_tha
         monkeypatch.setenv("COLUMNS", str(columns))
         for shown in (o.fleet(), o.inventory(), o.backends(), o.doctor(), o.jobs(), job.view, job.explain(),
                       job.files(), o.checkpoints.list(), o.checkpoints.show(checkpoint), o.benchmark_runs(),
-                      o.plan({"command": "true"}), o.offer({"command": "true"})):  # fmt: skip
+                      o.plan({"command": "true"}), o.offer({"command": "true"}), job.history(), job.reports(),
+                      job.result()):  # fmt: skip
             printed = f"{shown}"
             assert printed == repr(shown) and "{" not in printed and "\x1b" not in printed
             assert max(map(len, printed.split("\n"))) <= columns, printed

@@ -143,13 +143,15 @@ async def logs(
     """Lines there are now: one page from `cursor` on, or the last `tail`. `ended`: no more will come.
 
     `job` is its id: ask for the next page with it, since a name means the newest job so called. `away`: a sentence for
-    each node whose lines are missing since it is not in the fleet now. A line that was read before its end has
-    `unfinished`; its rest is a line of the same rank and stream that has `continues`.
+    each node whose lines are missing since it did not answer; with `tail`, of attempts that were needed for so many. A
+    line that was read before its end has `unfinished`; its rest is a line of the same rank and stream that has
+    `continues`.
     """
     log = Logs(request, ref, rank, epoch, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)
     told = {"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended}
-    return answer(told | {"away": await log.away()})
+    first = lines[0]["epoch"] if tail and len(lines) >= tail else 0  # earlier attempts were not needed
+    return answer(told | {"away": await log.away(first)})
 
 
 @router.get("/jobs/{ref}/logs/stream")

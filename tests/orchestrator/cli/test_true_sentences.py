@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from cluster.errors import FleetError
+from orchestrator import Orchestrator
 from orchestrator import client as http
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Candidate, Job
 from orchestrator.core.states import State
+from orchestrator.runtime import reservations
+from orchestrator.runtime.room import Held, explained
 from orchestrator.runtime.views import continues
 
 CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoint-v1"
@@ -52,7 +56,7 @@ def test_a_log_that_is_on_a_node_of_a_fleet_that_is_down_is_not_told_to_be_empty
 
 OF_CHECKPOINTS = (
     "list", "list --pool cpu", "list cpu:", "show cpu:talked", "verify cpu:talked", "plan cpu:talked --to tpu:v5e",
-    "prune cpu:talked --keep 1", "pin cpu:talked", "copy cpu:talked xla:there",
+    "show talked", "prune talked --keep 1", "prune cpu:talked --keep 1", "pin cpu:talked", "copy cpu:talked xla:there",
 )  # fmt: skip
 OF_NODES = (
     "inventory", "backends", "benchmark run mlp", "node drain cpu-0", "node resume cpu-0", "node remove cpu-0",
@@ -84,9 +88,16 @@ def test_a_job_that_is_running_when_its_fleet_goes_down_is_told_as_it_was_last_s
     job = submit(talking.spec)["id"]
     wait_for(lambda: json.loads(here("show", job, "-o", "json").stdout)["state"] == "RUNNING")
     assert here("jobs").stdout.splitlines()[1].split()[-1] != DOWN
+    running = json.loads(here("show", job, "-o", "json").stdout)
     live.fleet.down(live.service)
-    told = "no fleet is up; that is its state when its node last answered"
-    assert told in here("jobs").stdout and told in here("show", job).stdout
+    known = json.loads(here("show", job, "-o", "json").stdout)["known_until"]
+    assert running["known_until"] is None and known >= running["started_at"]
+    at = known[:19].replace("T", " ")
+    told = f"no fleet is up; it was RUNNING when it was last heard of, at {at} UTC"
+    assert told in here("jobs").stdout and told in here("show", job).stdout and told in here("top", "--once").stdout
+    ran = [json.loads(here("jobs", "-o", "json").stdout)[0]["known_until"] for _ in range(2)]
+    assert ran == [known, known], "it does not count on"
+    assert json.loads((live.home / "inventory.json").read_text())["heard_s"]["cpu-0"] > 0, "the next server knows it"
 
 
 def test_a_move_to_a_pool_of_a_fleet_that_is_down_means_the_pool(live, talked, recorded):
@@ -192,3 +203,96 @@ def test_jobs_are_chosen_by_a_pattern_and_none_that_matches_is_not_no_jobs(here,
         == "no job matches --name 'sweap-*'; `polyfleet jobs --all` lists every job\n"
     )
     assert "no job matches --state 'FAILED'" in here("jobs", "--state", "FAILED").stdout
+
+
+def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be_a_part(here, live, talking, wait_for):
+    job = submit(talking.spec | {"resources": {"pool": "cpu"}})["id"]
+    talking.say("first\n")
+    wait_for(lambda: here("logs", job).stdout == "first\n")
+    assert here("migrate", job, "--to", "xla").returncode == 0
+    wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "xla")
+    talking.say("second\n")
+    wait_for(lambda: here("logs", job).stdout == "first\nsecond\n")
+    live.fleet.lose(live.service, "cpu-0")
+    why = "the log of attempt 1 is on node cpu-0, which has been away for "
+    for words in ([], ["--tail", "2"]):
+        done = here("logs", job, *words)
+        assert (done.returncode, done.stdout) == (
+            3,
+            "second\n",
+        ) and f"a part of the log is not shown: {why}" in done.stderr
+    for words in (["--attempt", "2"], ["--tail", "1"]):
+        done = here("logs", job, *words)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "second\n", ""), "all that was asked for is here"
+    nothing = here("logs", job, "--tail", "0")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "")
+    with Orchestrator.connect(start=False) as o:
+        shown = str(o.job(job).logs()).splitlines()
+        assert shown[0] == "second" and shown[1].startswith(f"… not shown: {why}")
+        assert o.job(job).logs(tail=1).away == ()
+    talking.end()
+    wait_for(lambda: live.service.job(job)["state"] == "SUCCEEDED")
+    followed = here("logs", "-f", job)
+    assert (followed.returncode, followed.stdout) == (3, "second\n") and why in followed.stderr
+
+
+def test_a_node_that_does_not_answer_when_it_is_asked_is_not_told_to_have_nothing(here, live, talked):
+    """It is not called silent yet."""
+    live.fleet.agent("cpu-0").log_tail = live.fleet.agent("cpu-0").logs = refuses("log: gave no answer within 30 s")
+    done = here("logs", "talked")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "on node cpu-0, which did not answer (log: gave no answer within 30 s)" in done.stderr
+
+
+def refuses(why):
+    def call(*_):
+        raise FleetError(why)
+
+    return call
+
+
+def test_a_device_that_another_user_of_the_ray_cluster_holds_is_told_to_be_in_use(here, live, monkeypatch, wait_for):
+    """What Ray tells is recorded: all of the node is taken, by a driver that is not ours."""
+
+    def refuse(place, bundles, ids):
+        has, free = {node: {"CPU": 64.0} for node in ids}, {node: {} for node in ids}
+        raise explained(bundles, ids, Held(has, free, {}, frozenset(ids)))
+
+    monkeypatch.setattr(reservations, "reserve", refuse)
+    spec = ECHO | {"resources": {"pool": "cpu"}, "recovery": {"backoff": "30s"}}
+    job = submit(spec)["id"]
+    wait_for(lambda: live.service.job(job)["attempts"] and live.service.job(job)["state"] == "RECOVERING")
+    why = "of node cpu-0 as free: another program of this Ray cluster uses them, or Ray missed"
+    for words in (["jobs"], ["show", job], ["explain", job]):
+        said = here(*words).stdout
+        assert why in said and "after 1 failed start" in said and "waits for" not in said, words
+    devices = {line.split()[1]: line for line in here("inventory").stdout.splitlines()[1:]}
+    assert "ready; another program of this Ray cluster used devices of this node" in devices["cpu-0"]
+    assert devices["xla-0"].endswith("ready")
+    monkeypatch.setattr(reservations, "reserve", lambda *_: None)
+    live.ran(ECHO | {"name": "next", "resources": {"pool": "cpu"}})
+    assert "another program" not in here("inventory").stdout
+
+
+def test_a_job_names_its_checkpoints_wherever_a_checkpoint_is_named(here, live, talked, tmp_path, monkeypatch):
+    def answer(*words):
+        done = here("checkpoint", *words, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    for ref in ("talked", talked["id"], "cpu:talked"):
+        assert answer("show", ref)["path"] == f"{talked['id']}/step-00000012-adeb0f13"
+        assert answer("verify", ref)["ok"] and answer("plan", ref, "--to", "cpu")["step"] == 12
+        assert len(answer("prune", ref, "--keep", "1", "--dry-run")["kept"]) == 1
+    assert answer("pin", "talked")["pinned"]
+    with Orchestrator.connect(start=False) as o:
+        assert o.checkpoints.show("talked")["step"] == 12 and len(o.checkpoints.prune("cpu:talked", 1)["kept"]) == 1
+    shutil.copytree(CHECKPOINTS, live.home / "storage" / "xla" / talked["id"])
+    several = here("checkpoint", "show", "talked")
+    assert (several.returncode, f"pools cpu, xla have checkpoints of job {talked['id']}" in several.stderr) == (2, True)
+    assert "name one: cpu:talked" in several.stderr
+    none = live.ran(ECHO | {"name": "unsaved"})["id"]
+    assert f"job {none} has no checkpoint" in here("checkpoint", "show", "unsaved").stderr
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talked").mkdir()
+    assert "pools cpu" not in here("checkpoint", "show", "talked").stderr, "a folder of this machine is meant"

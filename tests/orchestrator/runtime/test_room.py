@@ -1,3 +1,5 @@
+import pickle
+
 from orchestrator.runtime.room import Held, explained, fits, held, is_withheld, shared
 
 FREE = {"a": {"CPU": 2.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
@@ -29,13 +31,15 @@ def explain(*told, **more):
 
 def test_a_node_of_which_a_group_holds_what_is_missing_is_short_of_it():
     short, unheld, said = explain({"a": {}, "b": {"CPU": 2.0}}, {"a": {"CPU": 1.0}})
-    assert (short, unheld) == (("a",), ()) and "another user of this Ray cluster holds them, or" in said
+    assert (short, unheld) == (("a",), ()) and said.startswith(
+        "Ray does not report 2 CPU of node a as free: another program of this Ray cluster uses them, or Ray missed"
+    )
 
 
 def test_what_is_missing_and_nobody_holds_is_told():
     short, unheld, said = explain({"a": {}, "b": {"CPU": 0.5}})
     assert (short, unheld) == (("a", "b"), ("a", "b"))
-    assert "nothing that Ray lists uses them: it missed that they were given back" in said
+    assert "2 CPU of node a, 2 CPU of node b as free: nothing that Ray lists uses them, so Ray missed that" in said
 
 
 def test_where_others_run_something_or_ray_knows_no_node_nobody_knows_who_holds_it():
@@ -45,7 +49,8 @@ def test_where_others_run_something_or_ray_knows_no_node_nobody_knows_who_holds_
 
 def test_the_names_of_nodes_replace_their_ids():
     error = explained([{"CPU": 2.0}], ["a"], ray({"a": {}})).named({"a": "left-0"})
-    assert (error.short, error.unheld) == (("left-0",), ("left-0",))
+    assert (error.short, error.unheld) == (("left-0",), ("left-0",)) and "2 CPU of node left-0" in str(error)
+    assert pickle.loads(pickle.dumps(error)).args == error.args
 
 
 def test_groups_that_are_removed_or_lie_nowhere_hold_nothing():
@@ -91,4 +96,4 @@ def test_shares_of_all_devices_that_do_not_come_out_even_are_not_taken_for_lost(
 
 def test_what_ray_reports_as_free_and_does_not_reserve_is_said_so():
     error = explained([{"CPU": 2.0}], ["a"], ray({"a": {"CPU": 2.0}}))
-    assert error.short == () and "as free, and did not reserve them in time" in str(error)
+    assert error.short == () and "Ray reports 2 CPU of node a as free, but did not reserve them in time" in str(error)

@@ -37,8 +37,8 @@ def test_the_policy_is_told_in_a_line_and_what_it_does_not_do_is_left_out():
     def line(**policy):
         return fleet(FLEET | {"policy": FLEET["policy"] | policy}).parts[2]
 
-    assert line() == "policy finish_time; equals may be stopped or moved every 60 s"
-    assert line(name="fifo", ageing_s=7200.0) == "policy fifo; a priority more for each 7200 s of waiting"
+    assert line() == "policy finish_time; jobs of equal priority may be stopped or moved every 60 s"
+    assert line(name="fifo", ageing_s=7200.0) == "policy fifo; a waiting job gains 1 priority every 7200 s"
 
 
 def test_projects_have_a_line_for_each_kind_of_their_quota():

@@ -46,7 +46,7 @@ def answer(*candidates, **given):
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
         ({"impossible": "no pool has tpu:v5p"}, "can never start: no pool has tpu:v5p"),
         ({"state": "PENDING", "reason": "waits for 8 devices"}, "PENDING: waits for 8 devices"),
-        ({"state": "RUNNING", "reason": "", "missed": ["x"]}, "it continued without all that it had: x"),
+        ({"state": "RUNNING", "reason": "", "missed": ["x"]}, "it resumed without a part of its state: x"),
     ],
 )  # fmt: skip
 def test_a_plan_ends_with_what_would_happen(given, sentence):
@@ -91,6 +91,8 @@ def test_how_long_a_job_too_short_to_be_seen_running_took_counts_from_its_placem
     ended = {"started_at": None, "ended_at": "2026-11-20T11:00:03Z", "attempts": [attempt(1, "succeeded")]}
     assert (ran(ended), ran(ended["attempts"][0])) == ("2 s", "2 s")
     assert ran(ended | {"started_at": "2026-11-20T11:00:02Z"}) == "1 s"
+    lost = {"started_at": "2026-11-20T11:00:02Z", "ended_at": None, "known_until": "2026-11-20T11:00:07Z"}
+    assert ran(lost) == "5 s", "so long it ran as far as anybody knows"
     assert ran(ended | {"attempts": []}) == ""
     assert ran({"started_at": None, "ended_at": None, "attempts": [attempt(1, "", ended_at=None)]}) == ""
 
