@@ -9,7 +9,7 @@ from orchestrator.cli.places import working
 
 app = typer.Typer(help="Files of jobs: $POLYFLEET_OUTPUT_DIR.", no_args_is_help=True, rich_markup_mode=None)
 Where = Annotated[str, typer.Argument(help="A job, or a path in its folder.", metavar="JOB[:PATH]", show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Write over files that differ.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")]
 
 
 @app.command("ls")

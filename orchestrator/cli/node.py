@@ -7,7 +7,7 @@ import typer
 from orchestrator.cli.output import Format, Output, emit, say
 
 app = typer.Typer(help="Take nodes out of use, and back.", no_args_is_help=True, rich_markup_mode=None)
-Node = Annotated[str, typer.Argument(help="As `polyfleet inventory` names it.", metavar="NODE")]
+Node = Annotated[str, typer.Argument(help="Node name, as `polyfleet inventory` prints it.", metavar="NODE")]
 Data = dict[str, Any]
 
 

@@ -41,7 +41,7 @@ def start(
         from cluster.errors import Conflict
 
         where = f"on port {running.port}" if running.port else "without a TCP port"
-        raise Conflict(f"the server runs already, {where}", "`polyfleet server stop` first")
+        raise Conflict(f"the server is already running, {where}", "`polyfleet server stop` first")
     _show(output)
 
 
@@ -145,7 +145,7 @@ def _choose_database(url: str, is_running: bool) -> None:
     if wanted == now:
         return  # as set up already, there with a password
     if is_running:
-        raise Conflict(f"the server runs already, with its jobs in {now}", "`polyfleet server stop` first")
+        raise Conflict(f"the server is already running, with its jobs in {now}", "`polyfleet server stop` first")
     os.environ[setting.VARIABLE] = url
 
 

@@ -63,7 +63,7 @@ def simulate(
     faults: Annotated[
         Path | None, typer.Option(metavar="FILE", help="YAML file of how often nodes fail, and for how long.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the noise.", min=0)] = 0,
     controller: Annotated[
         bool,
         typer.Option("--controller", help="The whole controller plans, on nodes: slower."),

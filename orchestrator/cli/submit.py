@@ -46,7 +46,7 @@ class WithCommand(TyperCommand):
 Words = Annotated[
     list[str] | None, typer.Argument(help="Job files, or a command after `--`.", metavar="FILE... | -- COMMAND")
 ]
-Name = Annotated[str, typer.Option("--name", "-n", help="What to call it.")]
+Name = Annotated[str, typer.Option("--name", "-n", help="Job name.")]
 Env = Annotated[
     list[str] | None, typer.Option("--env", help="Variable for the job, K=V; may be repeated.", metavar="K=V")
 ]
@@ -80,8 +80,8 @@ LaunchAs = Annotated[
     Launch | None,
     typer.Option("--launch", help="Without a file: start the command once per node, or per device as torchrun does."),
 ]
-Pool = Annotated[str, typer.Option("--pool", help="Only nodes of this pool.")]
-Key = Annotated[str, typer.Option("--key", help="Asked again with the same key, it counts once. Made anew by default.")]
+Pool = Annotated[str, typer.Option("--pool", help="Use only nodes of this pool.")]
+Key = Annotated[str, typer.Option("--key", help="Idempotency key: a submission with the same key counts once.")]
 
 
 def submit(
@@ -98,11 +98,11 @@ def submit(
     launch: LaunchAs = None,
     data: Shown = None,
     checkpoint: Checkpoint = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; the exit code tells how it ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended; the exit code tells how.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print its log until its end; implies --wait.")
+        bool, typer.Option("--follow", "-f", help="Print its log until it has ended; implies --wait.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would happen, and submit nothing.")] = False,
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:

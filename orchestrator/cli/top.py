@@ -25,7 +25,7 @@ not interrupt it."""
 
 
 def top(
-    count: Annotated[int, typer.Option("--count", "-n", help="End after so many refreshes; 0: never.", min=0)] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", help="End after this many refreshes (0: never).", min=0)] = 0,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and end, as without a terminal.")] = False,
     every: Annotated[float, typer.Option("--every", help="Seconds between refreshes.", min=0.5, max=3600.0)] = 2.0,
     output: Output = Format.TABLE,

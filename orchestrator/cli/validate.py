@@ -14,11 +14,11 @@ def validate(
     on: Annotated[str, typer.Option(help="Pools or kinds, a,b; others are compared with the first.")],
     working_dir: Annotated[str, typer.Option(help="Folder to send along; by default this one.")] = "",
     sample_input: Annotated[str, typer.Option(help="What makes the input: module:function.")] = "",
-    batch_size: Annotated[int, typer.Option(help="What sample_input is called with; 0: 1.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Batch size passed to sample_input (default 1).", min=0)] = 0,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "",
     steps: Annotated[int, typer.Option(help="Training steps to follow.", min=0)] = 3,
-    seed: Annotated[int, typer.Option(help="Of weights and inputs.", min=0)] = 0,
-    rtol: Annotated[float, typer.Option(help="Largest relative difference; 0: what rounding explains.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Random seed of weights and inputs.", min=0)] = 0,
+    rtol: Annotated[float, typer.Option(help="Largest relative difference (0: what rounding explains).", min=0)] = 0.0,
     output: Output = Format.TABLE,
 ) -> None:
     """Activations layer by layer, loss, gradients and training steps on several devices, from the same weights.

@@ -95,7 +95,7 @@ def planned(data: Data) -> Stack:
 def _memory(memory: Data) -> str:
     needed = size(memory["needed_bytes"])
     if memory["device_bytes"] is None:
-        return f"{needed} needed; nothing is written about these devices"
+        return f"{needed} needed; the memory of these devices is not known"
     words = {"replicated": "each holds all", "sharded": "fits when sharded", "no": "does not fit"}
     return f"{needed} needed, {size(memory['device_bytes'])} per device: {words[memory['fits']]}"
 
@@ -105,7 +105,7 @@ def copied(data: Data) -> Stack:
         "source": data["source"],
         "target": data["target"],
         "step": data["step"],
-        "copied": "nothing, it was there already"
+        "copied": "nothing: it was already there"
         if data["already_there"]
         else f"{size(data['travelled_bytes'])} of {size(data['bytes'])} travelled, {duration(data['seconds'])}",
         "verified": data["verified"],

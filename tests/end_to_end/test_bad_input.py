@@ -111,7 +111,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("up", "-f", "other.yaml"), 2, "fleet 'test' is up at 127.0.0.1:"),
     (("up", "-f", "backend.yaml"), 2, "pools.a.backend: unknown backend 'nvidiaa' (in backend.yaml)\n  did you mean"),
     (("up", "-f", "absent.yaml"), 2, "cannot read absent.yaml"),
-    (("server", "start", "--port", "1"), 2, "the server runs already, without a TCP port"),
+    (("server", "start", "--port", "1"), 2, "the server is already running, without a TCP port"),
 ]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]

@@ -46,7 +46,7 @@ def test_the_database_can_be_named_when_the_server_is_started(home, polyfleet, p
     assert jobs(polyfleet) == {"there": "PENDING"}
     assert polyfleet("server", "start", "--database-url", url).returncode == 0
     other = polyfleet("server", "start", "--database-url", f"sqlite:///{home / 'polyfleet.db'}")
-    assert other.returncode == 2 and "the server runs already, with its jobs in postgresql://" in other.stderr
+    assert other.returncode == 2 and "the server is already running, with its jobs in postgresql://" in other.stderr
 
 
 def test_a_file_of_the_setting_that_others_may_read_is_refused(home, here, polyfleet):

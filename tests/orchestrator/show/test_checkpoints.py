@@ -58,7 +58,7 @@ def test_a_copy_tells_how_much_travelled_in_how_long():
         *("copied 1.0 MiB of 5.0 MiB travelled, 250 ms", "verified yes"),
     ]
     again = lines(copied(COPIED | {"already_there": True, "travelled_bytes": 0}))
-    assert again[3] == "copied nothing, it was there already"
+    assert again[3] == "copied nothing: it was already there"
 
 
 def test_a_conversion_tells_each_tensor_that_changed_and_by_how_much():
