@@ -43,7 +43,7 @@ FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
 FENCE_EVERY_S = 1.0
 SILENT_SHARE_OF_LEASE = 1 / 3
-"""Of a lease: an answer takes no longer, and after so long without a call of the server its fence is read."""
+"""The agent answers a watch within this share, and reads the fence after so long without a call of the server."""
 LOG = logging.getLogger(__name__)
 
 
