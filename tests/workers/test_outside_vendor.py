@@ -116,4 +116,4 @@ def test_a_discovery_that_tells_another_vendors_devices_is_a_finding(run, tmp_pa
     file.write_text(file.read_text().replace('Device("toy"', 'Device("nvidia"'))
     told = run("p = workers.HardwareDetector().detect(); print([d.backend for d in p.devices], p.findings)")
     assert told.startswith("['cpu']")
-    assert "it told devices of nvidia" in told
+    assert "it reported devices of nvidia" in told

@@ -71,7 +71,7 @@ def _heat(machine: Machine, address: str) -> list[Finding]:
         now, critical = machine.number(sensor), machine.number(sensor.replace("_input", "_crit"))
         if now is not None and critical and now >= critical:
             label = machine.text(sensor.replace("_input", "_label")) or "it"
-            degrees = f"{label} has {now / 1000:.0f} of at most {critical / 1000:.0f} °C"
+            degrees = f"{label} is at {now / 1000:.0f} °C, its limit is {critical / 1000:.0f} °C"
             message = f"the card at {address} is too hot: {degrees}"
             hot.append(Finding("warning", "amd", message, "check fans and inlet temperature"))
     return hot

@@ -91,7 +91,7 @@ def energy_reader(address: str) -> tuple[str, Callable[[], float] | None]:
 
         smi.amdsmi_init()
     except Exception as e:  # as in `ask`
-        return f"AMD SMI tells no energy: {e}", None
+        return f"AMD SMI reports no energy: {e}", None
     return energy_counter(smi, address)
 
 
@@ -101,7 +101,7 @@ def energy_counter(smi: Any, address: str) -> tuple[str, Callable[[], float] | N
         handle = smi.amdsmi_get_processor_handle_from_bdf(address)
         smi.amdsmi_get_energy_count(handle)
     except smi.AmdSmiException as e:
-        return f"AMD SMI tells no energy: {e}", None
+        return f"AMD SMI reports no energy: {e}", None
 
     def joules() -> float:
         told = smi.amdsmi_get_energy_count(handle)
@@ -115,7 +115,9 @@ def tell(devices: Sequence[Device], said: dict[str, Any]) -> tuple[list[Device],
     keep what KFD told: they share an address.
     """
     if error := said.get("error"):
-        return list(devices), [Finding("info", "amd", f"told by sysfs only: AMD SMI: {error}", "update ROCm")]
+        return list(devices), [
+            Finding("info", "amd", f"details of cards come from sysfs only: AMD SMI failed: {error}", "update ROCm")
+        ]
     placed = [(sysfs_address(Answer("", "AMD SMI", card).text("pci")), card) for card in said["cards"]]
     cards = dict(placed)
     at = Counter(d.pci_address for d in devices)

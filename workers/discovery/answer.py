@@ -12,13 +12,16 @@ NOTHING = frozenset({"", "n/a", "none", "null", "unknown", "not supported", "[no
 class Answer:
     """`fields` of `card` (the words of a finding) as `source` gave them; anything but a mapping has no fields.
 
-    `unread` has those that could not be read, with what stood there.
+    `missing` are fields that it should have. `invalid` has those that are not what they should be, with what stood
+    there, and so has `instead` where that is all of the answer.
     """
 
     def __init__(self, card: str, source: str, fields: Any):
         self.card, self.source = card, source
         self._fields: Mapping[str, Any] = fields if isinstance(fields, Mapping) else {}
-        self.unread: dict[str, str] = {} if isinstance(fields, Mapping) else {"its line": _short(fields)}
+        self.missing: set[str] = set()
+        self.invalid: dict[str, str] = {}
+        self.instead = "" if isinstance(fields, Mapping) else "nothing" if fields is None else _short(fields)
 
     @classmethod
     def of(cls, card: str, source: str, fields: Any) -> "Answer":
@@ -36,8 +39,10 @@ class Answer:
             read = at_least - 1
         if at_least <= read <= at_most and not isinstance(value, bool):
             return read
-        if value is not None or needed:
-            self.unread[name] = _short(value)
+        if value is not None:
+            self.invalid[name] = _short(value)
+        elif needed and not self.instead:
+            self.missing.add(name)
         return None
 
     def text(self, name: str, otherwise: str = "") -> str:
@@ -46,15 +51,25 @@ class Answer:
         known = isinstance(value, str | int | float) and str(value).strip().lower() not in NOTHING
         return str(value).strip() if known else otherwise
 
+    @property
+    def problem(self) -> str:
+        """What its source said that is not usable, or ""."""
+        if self.instead:
+            return f"{self.source} reported {self.instead} instead of the data of the card"
+        values = " and ".join(f"{value} for {name}" for name, value in self.invalid.items())
+        kind = "is not a valid number" if len(self.invalid) == 1 else "are not valid numbers"
+        missing = [f"{self.source} reported no {name}" for name in sorted(self.missing)]
+        return "; ".join([f"{self.source} reported {values}, which {kind}"] * bool(values) + missing)
+
 
 def findings(backend: str, answers: Iterable[Answer], remedy: str) -> list[Finding]:
     """One for each card of which something could not be read."""
     return [
-        Finding("warning", backend, f"{answer.card}: {answer.source} tells {fields}, which cannot be read", remedy)
+        Finding("warning", backend, f"{answer.card}: {problem}", remedy)
         for answer in answers
-        if (fields := ", ".join(f"{name} as {value}" for name, value in answer.unread.items()))
+        if (problem := answer.problem)
     ]
 
 
 def _short(value: Any) -> str:
-    return "nothing" if value is None else repr(value)[:40]
+    return repr(value)[:40]

@@ -27,7 +27,9 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         brand, _ = tool_output(BRAND, machine.environ)
         told = {**told, "SPHardwareDataType": [{"chip_type": brand.strip()}]}
     remedy = "run system_profiler by hand"
-    findings = [Finding("warning", "apple", f"told by sysctl only: {problem}", remedy)] if problem else []
+    findings = (
+        [Finding("warning", "apple", f"details of the GPU come from sysctl only: {problem}", remedy)] if problem else []
+    )
     gpus = [Answer("the GPU", "system_profiler", _part(told, "SPDisplaysDataType"))]
     found = devices(told, machine, gpus[0])
     return found, findings + (unread("apple", gpus, remedy) if found else [])
@@ -41,7 +43,7 @@ def _profile(machine: Machine) -> tuple[dict[str, Any], str]:
     try:
         told = json.loads(said)
     except ValueError:
-        return {}, f"system_profiler printed {said.strip()[:40]!r}, which is no JSON"
+        return {}, f"system_profiler printed {said.strip()[:40]!r}, which is not JSON"
     return (told, "") if isinstance(told, dict) else ({}, "system_profiler printed no list of hardware")
 
 

@@ -71,6 +71,6 @@ def _device(answer: Answer, number: int, first: int) -> Device:
         free_memory_bytes=None if free_mib is None else free_mib << 20,
         driver_version=answer.text("driver_version"),
         architecture=known.architecture if known else "gaudi",
-        unavailable_reason=known.unavailable if known else "this Gaudi is in no list of ours",
+        unavailable_reason=known.unavailable if known else "Polyfleet's catalogue does not list this Gaudi model",
         pci_address=sysfs_address(answer.text("bus_id")),
     )

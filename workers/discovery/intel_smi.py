@@ -51,7 +51,7 @@ def _json(command: list[str], machine: Machine) -> tuple[Any, str]:
     try:
         return json.loads(said), ""
     except ValueError:
-        return None, f"{TOOL} printed {said.strip()[:40]!r}, which is no JSON"
+        return None, f"{TOOL} printed {said.strip()[:40]!r}, which is not JSON"
 
 
 def tell(devices: Sequence[Device], machine: Machine) -> tuple[list[Device], list[Finding]]:
@@ -67,7 +67,9 @@ def add(
     cards = {sysfs_address(answer.text("pci_bdf_address")): answer for answer in answers}
     told = [_with(d, cards[d.pci_address]) if d.pci_address in cards else d for d in devices]
     remedy = f"run {TOOL} by hand; its service or Level Zero may be missing"
-    findings = [Finding("info", "intel", f"told by sysfs only: {problem}", remedy) for problem in problems]
+    findings = [
+        Finding("info", "intel", f"details of cards come from sysfs only: {problem}", remedy) for problem in problems
+    ]
     return told, findings + unread("intel", answers, remedy)
 
 

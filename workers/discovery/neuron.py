@@ -35,7 +35,14 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     tool = shutil.which("neuron-ls", path=machine.environ.get("PATH")) or str(machine.path(TOOL.lstrip("/")))
     listed, problem = _list(tool, machine)
     if problem:
-        findings.append(Finding("info", "neuron", f"told by PCI ids only: {problem}", "install aws-neuronx-tools"))
+        findings.append(
+            Finding(
+                "info",
+                "neuron",
+                f"details of chips come from their PCI ids only: {problem}",
+                "install aws-neuronx-tools",
+            )
+        )
         listed = [{"bdf": chip.address} for chip, _ in chips]
     answers = [_answer(number, fields) for number, fields in enumerate(listed)]
     cores = devices(answers, _generation(chips), machine)
@@ -53,7 +60,7 @@ def _list(tool: str, machine: Machine) -> tuple[list[Any], str]:
     try:
         listed = json.loads(said)
     except ValueError:
-        return [], f"neuron-ls printed {said.strip()[:40]!r}, which is no JSON"
+        return [], f"neuron-ls printed {said.strip()[:40]!r}, which is not JSON"
     return (listed, "") if isinstance(listed, list) else ([], "neuron-ls printed no list of chips")
 
 

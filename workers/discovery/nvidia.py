@@ -134,8 +134,9 @@ def _unavailable(card: dict[str, Any]) -> str:
     if not card.get("mig"):
         return ""
     if nvml.SLICES in failed:
-        return f"MIG is on, and NVML does not tell its slices: {failed[nvml.SLICES][1]}"
-    return "MIG is on, and no slice has been made: nvidia-smi mig -cgi"
+        code, words = failed[nvml.SLICES]
+        return f"MIG is on, but its slices are unknown: {nvml.SLICES} failed: {words}; {nvml.remedy(code)}"
+    return "MIG is on, but it has no slices: create some with `nvidia-smi mig -cgi PROFILE -C`"
 
 
 def _pci_device(card: dict[str, Any], machine: Machine | None, address: str) -> int | None:
@@ -148,7 +149,7 @@ def _slice(card: dict[str, Any], number: int, part: dict[str, Any], whole: Devic
     profile = part["name"].rpartition("MIG ")[2]
     reason = nvml.unusable_reason(part.get("failed", {}))
     if not (profile and part["uuid"]):
-        reason = reason or f"NVML does not tell the {'UUID' if profile else 'profile'} of this slice"
+        reason = reason or f"NVML did not report the {'UUID' if profile else 'profile'} of this slice"
     return replace(
         whole,
         kind=f"{whole.kind}-MIG-{catalogue.model_name(profile) if profile else 'unknown'}",

@@ -29,7 +29,7 @@ ANSWERS = {
     "nvmlDeviceGetEnforcedPowerLimit": "its power limit",
     "nvmlDeviceGetRemappedRows": "its spare memory rows",
     "nvmlDeviceGetTotalEccErrors": "its memory errors",
-    "nvmlDeviceGetCurrentClocksThrottleReasons": "what slows its clock",
+    "nvmlDeviceGetCurrentClocksThrottleReasons": "why its clock is slowed",
     SLICES: "its MIG slices",
     "nvmlDeviceGetMigDeviceHandleByIndex": "one of its MIG slices",
 }
@@ -114,7 +114,7 @@ def ask(nvml: Any) -> dict[str, Any]:
 
 
 def _reachable(nvml: Any) -> int:
-    """How many cards in a row NVML gives a handle of, where it does not tell their number."""
+    """How many cards in a row NVML gives a handle of, where it does not report their number."""
     handles, index = Calls(nvml), 0
     while index < MAX_CARDS and handles(HANDLE, index) is not None:
         index += 1
@@ -187,7 +187,7 @@ def remedy(code: int) -> str:
 
 
 def unusable_reason(failed: dict[str, tuple[int, str]]) -> str:
-    """Why nothing computes on a card of which these calls failed; "" where they cost only what they would have told."""
+    """Why nothing computes on a card of which these calls failed; "" where only their answers are missing."""
     for name, (code, words) in failed.items():
         if _ends_use(name, code):
             return f"{name} failed: {words}; {remedy(code)}"
@@ -216,4 +216,4 @@ def _finding(who: str, name: str, code: int, words: str) -> Finding:
     if _ends_use(name, code):
         return Finding("error", "nvidia", f"{who} cannot be used: {said}", remedy(code))
     level = "info" if name in OPTIONAL or name not in ANSWERS else "warning"
-    return Finding(level, "nvidia", f"{who}: NVML does not tell {ANSWERS.get(name, 'all')}: {said}", remedy(code))
+    return Finding(level, "nvidia", f"{who}: NVML did not report {ANSWERS.get(name, 'all data')}: {said}", remedy(code))

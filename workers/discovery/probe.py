@@ -43,10 +43,10 @@ def _in_child(name: str, machine: Machine, timeout_s: float) -> Found:
         found = json.loads(said)
         devices = [Device(**d) for d in found["devices"]]
         if strangers := {d.backend for d in devices} - {name}:
-            return [], [failed(name, f"it told devices of {', '.join(sorted(strangers))}")]
+            return [], [failed(name, f"it reported devices of {', '.join(sorted(strangers))}")]
         return devices, [Finding(**f) for f in found["findings"]]
     except (ValueError, KeyError, TypeError) as e:
-        return [], [failed(name, f"its answer cannot be read: {e}")]
+        return [], [failed(name, f"its answer is not valid: {e}")]
 
 
 def failed(name: str, problem: str) -> Finding:

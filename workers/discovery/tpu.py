@@ -93,7 +93,7 @@ def _findings(machine: Machine, files: list[str]) -> list[Finding]:
         )
     pages = machine.text("sys/kernel/mm/transparent_hugepage/enabled")
     if pages and "[always]" not in pages:
-        message = f"transparent huge pages are {pages}: host to TPU transfers and start-up are slower without"
+        message = f"transparent huge pages are {pages}, not [always]: copies to the TPU and start-up are slower"
         remedy = "echo always > /sys/kernel/mm/transparent_hugepage/enabled, as root"
         told.append(Finding("warning", "tpu", message, remedy))
     return told

@@ -1,18 +1,22 @@
-"""A field that a vendor's driver or tool does not tell, or tells as nonsense, costs that field, or that card.
+"""A field that a vendor's driver or tool does not report, or reports as nonsense, costs that field, or that card.
 
 The answers are reconstructions with one thing spoilt; the tools are real child scripts.
 """
 
+import ast
 import json
 import os
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace as Plain
 
 import psutil
 import pytest
 
+from workers import discovery
 from workers.discovery import amd, amd_smi, apple, discover, intel, intel_gaudi, intel_smi, neuron, tpu
-from workers.discovery.answer import Answer
+from workers.discovery.answer import Answer, findings
 from workers.discovery.machine import Machine, sysfs_address
 
 GiB = 1 << 30
@@ -29,8 +33,39 @@ def spoilt(fields, name, value):
 def test_a_number_is_read_or_named_and_one_left_out_is_named_only_where_it_is_needed(value):
     answer = Answer("card 3", "a tool", spoilt({"size": 5, "count": "7"}, "size", value))
     assert (answer.number("size"), answer.number("count")) == (None, 7)
-    assert ("size" in answer.unread) == (value is not None and value is not ABSENT)
-    assert answer.number("size", needed=True) is None and "size" in answer.unread
+    wrong = value is not None and value is not ABSENT
+    assert answer.problem == (f"a tool reported {value!r} for size, which is not a valid number" if wrong else "")
+    assert answer.number("size", needed=True) is None
+    assert answer.problem.startswith("a tool reported ") and "size" in answer.problem
+
+
+def test_a_finding_names_the_card_its_tool_what_this_said_and_what_to_do():
+    line = f"{GAUDI.replace('0,', '1,', 1)}".replace("98304", "x").replace("97536", "-2")
+    assert "x" in line and "-2" in line
+    cards = intel_gaudi.answers("\n".join([GAUDI, line, "card 2 lost"]))
+    intel_gaudi.devices(cards, 0)
+    rows = [Answer("GPU 0", "KFD", {}), Answer("GPU 1", "KFD", None)]
+    for row in rows:
+        row.number("gfx_target_version", needed=True)
+    assert [(f.level, f.subject, f.message, f.remedy) for f in findings("amd", [*cards, *rows], "do this")] == [
+        ("warning", "amd", message, "do this")
+        for message in (
+            "Gaudi card 1: hl-smi reported 'x' for memory.total and '-2' for memory.free, which are not valid numbers",
+            "Gaudi card 2: hl-smi reported 'card 2 lost' instead of the data of the card",
+            "GPU 0: KFD reported no gfx_target_version",
+            "GPU 1: KFD reported nothing instead of the data of the card",
+        )
+    ]
+
+
+@pytest.mark.parametrize("file", sorted(Path(discovery.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+def test_no_sentence_of_discovery_uses_words_that_only_its_authors_know(file):
+    """All texts of the program but its docstrings."""
+    tree = ast.parse(file.read_text())
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in docs]
+    private = re.compile(r"\b(tells?|told|no JSON|of ours)\b")
+    assert [text for text in texts if isinstance(text, str) and private.search(text)] == []
 
 
 @pytest.fixture
@@ -64,9 +99,9 @@ def test_a_line_of_neuron_ls_that_is_none_keeps_its_chips_place_and_is_named(mac
     cores, findings = neuron.find(here)
     assert [d.index for d in cores] == list(range(8))
     assert [f.message for f in findings] == [
-        "Neuron chip 1: neuron-ls tells its line as 'neuron1: no answer', which cannot be read",
-        "Neuron chip 2: neuron-ls tells nc_count as 'N/A', which cannot be read",
-        "Neuron chip 3: neuron-ls tells its line as nothing, which cannot be read",
+        "Neuron chip 1: neuron-ls reported 'neuron1: no answer' instead of the data of the card",
+        "Neuron chip 2: neuron-ls reported 'N/A' for nc_count, which is not a valid number",
+        "Neuron chip 3: neuron-ls reported nothing instead of the data of the card",
     ]
     assert all(f.remedy for f in findings)
 
@@ -100,7 +135,7 @@ def test_a_line_of_hl_smi_that_is_an_error_costs_its_card_and_no_other_intel_gpu
     (card / "vendor").write_text("0x1da3")
     devices, (finding,) = intel.find(here)
     assert [d.kind for d in devices] == ["intel:Max-1550", "intel:Max-1550", "intel:Gaudi2", "intel:Gaudi"]
-    assert finding.message == "Gaudi card 1: hl-smi tells its line as 'ERROR: card 1 lost', which cannot be read"
+    assert finding.message == "Gaudi card 1: hl-smi reported 'ERROR: card 1 lost' instead of the data of the card"
 
 
 XPU = {"device_id": 0, "pci_bdf_address": "0000:03:00.0", "memory_physical_size_byte": "17079205888",
@@ -115,7 +150,10 @@ def test_what_xpu_smi_does_not_tell_of_a_card_is_that_of_sysfs(field, machine):
         assert [(d.kind, d.total_memory_bytes) for d in told] == [(d.kind, d.total_memory_bytes) for d in found]
         named = field.startswith("memory_") and value is not None and value is not ABSENT
         assert len(findings) == named, value
-        assert all(f.message.startswith(f"the card at 0000:03:00.0: xpu-smi tells {field} as ") for f in findings)
+        assert all(
+            "the card at 0000:03:00.0: xpu-smi reported " in f.message and f" for {field}, " in f.message
+            for f in findings
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +162,7 @@ def test_what_xpu_smi_does_not_tell_of_a_card_is_that_of_sysfs(field, machine):
 def test_an_xpu_smi_that_lists_no_cards_leaves_what_sysfs_told(code, machine, with_tool):
     devices, (finding,) = intel.find(with_tool(machine("intel-max-1550"), "xpu-smi", code))
     assert len(devices) == 2
-    assert finding.message == "told by sysfs only: xpu-smi printed no list of cards"
+    assert finding.message == "details of cards come from sysfs only: xpu-smi printed no list of cards"
 
 
 def test_one_card_of_which_xpu_smi_tells_no_details_does_not_hide_the_others(machine, with_tool):
@@ -135,7 +173,7 @@ elif '7' in sys.argv: sys.exit('lost')
 else: print({json.dumps(XPU)!r})"""
     devices, (finding,) = intel.find(with_tool(machine("intel-arc-and-integrated"), "xpu-smi", code))
     assert devices[1].free_memory_bytes == 16000000000
-    assert finding.message == "told by sysfs only: card 0: xpu-smi ended with exit code 1: lost"
+    assert finding.message == "details of cards come from sysfs only: card 0: xpu-smi ended with exit code 1: lost"
 
 
 class SmiException(Exception):
@@ -191,7 +229,7 @@ def test_a_line_of_kfd_that_lacks_a_number_costs_no_card(line, machine):
         assert [(d.index, d.total_memory_bytes) for d in devices] == [(0, 206141652992), (1, 206141652992)]
         assert devices[1].kind == "amd:MI300X" and devices[0].kind.startswith("amd:")
         assert devices[0].kind == "amd:MI300X" or line in ("device_id", "drm_render_minor"), devices[0]
-        assert all(f.message.startswith(f"GPU 0: KFD tells {line} as ") and f.remedy for f in findings)
+        assert all(f.message.startswith("GPU 0: KFD reported ") and line in f.message and f.remedy for f in findings)
         here.root.joinpath("sys").rename(here.root / f"sys-{value}")
 
 
@@ -205,7 +243,7 @@ def test_an_amd_card_that_nobody_lists_is_called_by_its_architecture_else_by_its
     file.write_text(told.replace("gfx_target_version 90402", ""))
     device, (finding,) = amd.find(here)[0][0], amd.find(here)[1]
     assert (device.kind, device.architecture) == ("amd:0x1234", "")
-    assert finding.message == "GPU 0: KFD tells gfx_target_version as nothing, which cannot be read"
+    assert finding.message == "GPU 0: KFD reported no gfx_target_version"
 
 
 def mac(tmp_path, said, status=0, brand="Apple M4 Pro"):
@@ -291,7 +329,7 @@ def test_a_neuron_chip_that_nobody_lists_is_called_by_its_pci_id(machine):
         (network / name).write_text(text)
     devices, findings = neuron.find(here)
     assert [(d.kind, d.pci_address, d.total_memory_bytes) for d in devices] == [("neuron:0x7f64", "0000:00:1e.0", None)]
-    assert findings[0].message.startswith("told by PCI ids only: ")
+    assert findings[0].message.startswith("details of chips come from their PCI ids only: ")
 
 
 def test_gaudi_cards_without_their_tool_are_told_by_their_pci_ids(machine):

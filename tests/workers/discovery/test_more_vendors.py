@@ -22,7 +22,7 @@ def test_a_mig_slice_is_a_device_with_its_own_memory_shown_by_its_uuid(said):
     assert small.total_memory_bytes == 10200547328
     assert small.properties["visible_as"] == small.uuid == "MIG-aaaa"
     assert (whole.kind, whole.index) == ("nvidia:A100-80GB", 1)
-    assert "no slice has been made" in empty.unavailable_reason
+    assert "it has no slices" in empty.unavailable_reason
 
 
 def test_a_node_left_one_slice_reports_that_one(said):
@@ -54,7 +54,9 @@ def test_neuron_cores_are_counted_from_the_tool(said, machine):
 def test_without_its_tool_a_neuron_chip_is_told_by_its_pci_id(machine):
     devices, findings = discover("neuron", machine("neuron-trn1", PATH="/nowhere", NEURON_RT_VISIBLE_CORES="1"))
     assert [(d.kind, d.index, d.numa_node) for d in devices] == [("neuron:trn1", 1, 0)]
-    assert ("info", "told by PCI ids only") in [(f.level, f.message.partition(":")[0]) for f in findings]
+    assert ("info", "details of chips come from their PCI ids only") in [
+        (f.level, f.message.partition(":")[0]) for f in findings
+    ]
 
 
 def test_a_neuron_chip_without_its_driver_is_a_finding(machine):

@@ -143,7 +143,7 @@ def test_no_more_is_asked_of_a_card_that_is_lost(answers):
 def test_a_card_whose_memory_is_not_told_has_that_of_its_model(answers):
     found, (finding,) = answers({"nvmlDeviceGetMemoryInfo": {ILL: 999}})
     assert [d.total_memory_bytes for d in found] == [80 * GiB, 80 * GiB, 80 * 10**9, 80 * GiB]
-    assert "does not tell its memory" in finding.message
+    assert "did not report its memory" in finding.message
 
 
 @pytest.mark.parametrize("name", ["NVIDIA Graphics Device", "Graphics Device", ""])
@@ -161,7 +161,7 @@ def test_memory_that_is_not_supported_is_no_finding_where_it_is_the_machines(ans
     found, findings = answers(no_memory, **gb10)
     assert findings == []
     assert {(d.kind, d.total_memory_bytes, d.unified_memory) for d in found} == {("nvidia:GB10", 128 * 10**9, True)}
-    assert "does not tell its memory" in answers(no_memory)[1][0].message
+    assert "did not report its memory" in answers(no_memory)[1][0].message
 
 
 SLICES = {
@@ -186,7 +186,9 @@ def test_a_call_that_fails_on_one_slice_costs_at_most_that_slice(call, answers):
 
 def test_slices_that_nvml_does_not_tell_are_not_taken_for_none(answers):
     found, findings = answers({"nvmlDeviceGetMaxMigDeviceCount": {0: 999}}, **SLICES)
-    assert found[0].unavailable_reason == "MIG is on, and NVML does not tell its slices: Unknown Error"
+    assert found[0].unavailable_reason == (
+        f"MIG is on, but its slices are unknown: nvmlDeviceGetMaxMigDeviceCount failed: Unknown Error; {nvml.OTHERWISE}"
+    )
     assert "nvmlDeviceGetMaxMigDeviceCount failed" in findings[0].message
 
 

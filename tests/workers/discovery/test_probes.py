@@ -39,17 +39,17 @@ def test_a_driver_whose_file_never_answers_costs_its_vendor_only(machine):
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("printf 'Segmentation \\377 fault'", "neuron-ls printed 'Segmentation \ufffd fault', which is no JSON"),
+        ("printf 'Segmentation \\377 fault'", "neuron-ls printed 'Segmentation \ufffd fault', which is not JSON"),
         ('echo \'{"error": "no driver"}\'', "neuron-ls printed no list of chips"),
     ],
 )
 def test_a_tool_that_prints_garbage_leaves_what_pci_ids_tell(script, said, machine, tmp_path):
     path = tool(tmp_path / "bin", "neuron-ls", script)
     devices, findings = discover("neuron", Machine(machine("neuron-trn1").root, {"PATH": path}, "Linux"))
-    (finding,) = [f for f in findings if f.message.startswith("told by PCI ids only: ")]
+    (finding,) = [f for f in findings if f.message.startswith("details of chips come from their PCI ids only: ")]
     assert [(d.kind, d.total_memory_bytes) for d in devices] == [("neuron:trn1", 16 << 30)] * 2
     assert (finding.level, finding.subject) == ("info", "neuron")
-    assert finding.message == f"told by PCI ids only: {said}"
+    assert finding.message == f"details of chips come from their PCI ids only: {said}"
 
 
 def test_what_a_child_finds_arrives_whole(machine):

@@ -61,15 +61,15 @@ def test_xpu_smi_tells_the_memory_that_the_kernels_driver_does_not(machine, with
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("print('Error: XPUM Service Status Error')", "printed 'Error: XPUM Service Status Error', which is no JSON"),
+        ("print('Error: XPUM Service Status Error')", "printed 'Error: XPUM Service Status Error', which is not JSON"),
         ("raise SystemExit('no Level Zero')", "ended with exit code 1: no Level Zero"),
-        ("sys.stdout.buffer.write(bytes(range(256)))", "which is no JSON"),
+        ("sys.stdout.buffer.write(bytes(range(256)))", "which is not JSON"),
     ],
 )
 def test_a_broken_xpu_smi_costs_one_finding_and_no_card(machine, with_tool, code, said):
     devices, (finding,) = intel.find(with_tool(machine("intel-max-1550"), "xpu-smi", code))
     assert [d.total_memory_bytes for d in devices] == [64 * GiB, 64 * GiB]
-    assert (finding.level, finding.message.startswith("told by sysfs only: ")) == ("info", True)
+    assert (finding.level, finding.message.startswith("details of cards come from sysfs only: ")) == ("info", True)
     assert said in finding.message
     assert finding.remedy
 
@@ -116,12 +116,12 @@ def test_an_amd_smi_that_fails_leaves_what_sysfs_told():
     device = Device("amd", "amd:MI300X", 0, "AMD gfx942")
     devices, (finding,) = amd_smi.tell([device], {"error": "AMDSMI_STATUS_DRIVER_NOT_LOADED"})
     assert devices == [device]
-    assert finding.message == "told by sysfs only: AMD SMI: AMDSMI_STATUS_DRIVER_NOT_LOADED"
+    assert finding.message == "details of cards come from sysfs only: AMD SMI failed: AMDSMI_STATUS_DRIVER_NOT_LOADED"
 
 
 def test_an_amd_card_above_its_critical_temperature_is_told(machine):
     (device,), (finding,) = amd.find(machine("amd-hot"))
-    assert finding.message == "the card at 0000:05:00.0 is too hot: junction has 101 of at most 100 °C"
+    assert finding.message == "the card at 0000:05:00.0 is too hot: junction is at 101 °C, its limit is 100 °C"
     on_chip = {name: value >> 10 for name, value in device.properties.items() if name.endswith("_bytes")}
     assert on_chip == {"shared_memory_per_block_bytes": 64, "l2_bytes": 4096, "l3_bytes": 262144}
 
