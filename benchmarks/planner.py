@@ -180,7 +180,7 @@ def against_lp(fleet: Fleet) -> Row:
         values, work.devices, work.island, fleet.capacity, fleet.memory.devices[0], decision.WARM_STEPS
     )
     instance = rounding.Instance(values, work.devices, work.island, fleet.capacity)
-    ours = instance.worth(rounding.assign(instance, cleared))
+    ours = instance.worth(rounding.assign(instance, cleared).option)
     options, jobs = np.nonzero(values > 0)
     count, columns = values.shape[1], np.arange(len(options))
     entries = np.concatenate((np.ones(len(options)), work.devices[options, jobs]))

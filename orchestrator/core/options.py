@@ -17,13 +17,14 @@ MAX_NAMED = 2
 NO_DEVICES = "no node of the fleet has told its devices yet"
 
 
-def there(job: Job, place: Place, room: Room) -> Option | None:
-    """Exactly there, where that is free."""
+def there(job: Job, place: Place, room: Room, nodes: tuple[str, ...] = ()) -> Option | None:
+    """Exactly there, where that is free; on the nodes with these devices ids if any are given."""
     want = job.candidates[place.candidate]
     exact = want if want.exclusive else replace(want, count=place.count, min_count=place.count)
     if room.quota.refusal(job, place.devices, place.island.kind):
         return None
     able = wait.nodes_of(job, place, room)
+    able = [have for have in able if have.id in nodes] if nodes else able
     need = least(exact, able[0]) if able else 0
     fits = [have for have in room.memory.limited(exact, able, need) if len(have.free) >= need]
     return option(place.candidate, exact, fits, job)

@@ -90,8 +90,11 @@ class _Planning:
         self.memory, self.value, self.bound = said.memory, self.value + said.value, self.bound + said.bound
         scattered = self._place_as_decided(said)
         self._move(said.leaves)
-        self._place_all(scattered)
-        chosen = {job.id for job in said.first}
+        self._place_all(job for job in scattered if job.id not in said.nodes)
+        late = {
+            job.id for job in scattered if job.id in said.nodes
+        }  # others took the memory: no turn of theirs is lost
+        chosen = {job.id for job in said.first} - late
         self._place_then_wait(job for job in left if job.id not in chosen)
 
     def _ahead(self, at: int, jobs: list[Job]) -> list[Job]:
@@ -139,22 +142,25 @@ class _Planning:
             self._place(job)
 
     def _place_as_decided(self, said: Turn) -> list[Job]:
-        """Those that find no place: enough may be free for them, but not where it would have to be."""
+        """Those that find no place: enough may be free for them, but not where it would have to be. Nodes that were
+        decided are given away before others choose theirs.
+        """
         leaves, left = moves.Leaves(said.leaves), []
-        for job in said.first:
+        for job in sorted(said.first, key=lambda job: not (job.id in said.nodes and job.id in said.strictly)):
             if self.is_full:
                 break
-            if not self._placed_as(job, said.places[job.id], job.id in said.strictly, leaves):
+            if not self._placed_as(job, said, leaves):
                 left.append(job)
         return left
 
-    def _placed_as(self, job: Job, place: Place, strictly: bool, leaves: moves.Leaves) -> bool:
-        if strictly and self._placed_there(job, place, leaves):
+    def _placed_as(self, job: Job, said: Turn, leaves: moves.Leaves) -> bool:
+        place, strictly = said.places[job.id], job.id in said.strictly
+        if strictly and self._placed_there(job, place, leaves, said.nodes.get(job.id, ())):
             return True
         return self._started(job) or (not strictly and self._waits_there(job, place, leaves))
 
-    def _placed_there(self, job: Job, place: Place, leaves: moves.Leaves) -> bool:
-        if found := there(job, place, self.room):
+    def _placed_there(self, job: Job, place: Place, leaves: moves.Leaves, nodes: tuple[str, ...] = ()) -> bool:
+        if found := there(job, place, self.room, nodes) or (there(job, place, self.room) if nodes else None):
             self._begin(job, found)
         return bool(found) or self._waits_there(job, place, leaves)
 

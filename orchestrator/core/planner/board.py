@@ -4,7 +4,7 @@ Jobs of which nothing has run and that ask for the same are one class: what is f
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from orchestrator.core.expected import Expect, Expected, restart_s
 from orchestrator.core.fit import least, other_vendor
 from orchestrator.core.model import Candidate, Job, Running, Snapshot
 from orchestrator.core.places import Island, Place
+from orchestrator.core.planner.machines import Needs, Obtainable, island_of, machines
 from orchestrator.core.planner.work import WAITS, Floats, Integers, Work
 from orchestrator.core.room import Room
 from orchestrator.core.urgency import urgency
@@ -26,10 +27,11 @@ UNKNOWN_CPU = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A place, and how long the job would run there."""
+    """A place, how long the job would run there, and the memory that it asks for each device."""
 
     place: Place
     expected: Expected
+    device_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Board:
     """`work` has a column for each of `jobs`: first those that wait, then those of the attempts `running`. `places`
     says by column what each option is; options that a job has not are None. `known` (jobs,): its options differ, and
     how long it runs is known on each, or they are numbers of the same devices. `ways` by column are those that it has.
+    `nodes` are the devices ids of the nodes that `work.machines` has.
     """
 
     jobs: tuple[Job, ...]
@@ -47,6 +50,7 @@ class Board:
     known: tuple[bool, ...]
     capacity: Integers
     work: Work
+    nodes: tuple[str, ...] = ()
 
     def place(self, column: int, option: int) -> Place:
         found = self.places[column][option]
@@ -66,7 +70,7 @@ def board(
     queue = tuple(waiting)
     moving = [(r, held) for r in running if (held := _held(r, room)) is not None]
     jobs = (*queue, *(r.asked for r, _ in moving if r.asked is not None))
-    could = _could_be_free([r for r, _ in moving], room, lower)
+    obtainable = Obtainable.of([r for r, _ in moving], room, lower)
     classes: dict[tuple[object, ...], int] = {}
     ways: list[tuple[Way, ...]] = []
     of_job: list[int] = []
@@ -74,14 +78,14 @@ def board(
         key = (room.shape(job), _work_of(job), job.id if job.id in seen.progress else "")
         if key not in classes:
             classes[key] = len(ways)
-            ways.append(tuple(_ways(job, room, could, expect)))
+            ways.append(tuple(_ways(job, room, obtainable, expect)))
         of_job.append(classes[key])
     for attempt, held in moving:
         assert attempt.asked is not None
         of_job.append(len(ways))
-        found = _ways(attempt.asked, room, could, expect, attempt)
+        found = _ways(attempt.asked, room, obtainable, expect, attempt)
         ways.append(tuple(_with(found, held, attempt.asked, expect)))
-    return _columns(seen, jobs, moving, ways, of_job, _capacity(ways, could, room))
+    return _columns(seen, jobs, moving, ways, of_job, obtainable)
 
 
 def _work_of(job: Job) -> tuple[object, ...]:
@@ -96,17 +100,15 @@ def _held(attempt: Running, room: Room) -> Place | None:
     have = [room.devices.get(devices_id) for devices_id, _ in attempt.leases]
     if not all(d is not None and d.schedulable for d in have) or have[0] is None:
         return None
-    first = have[0]
-    island = Island(first.pool, first.kind, first.backend, first.environment)
-    return Place(attempt.candidate, island, len(attempt.leases[0][1]), len(attempt.leases))
+    return Place(attempt.candidate, island_of(have[0]), len(attempt.leases[0][1]), len(attempt.leases))
 
 
-def _ways(job: Job, room: Room, could: Mapping[str, int], expect: Expect, gives: Running | None = None) -> list[Way]:
+def _ways(job: Job, room: Room, obtainable: Obtainable, expect: Expect, gives: Running | None = None) -> list[Way]:
     """`gives` is its attempt that would end first."""
     found = [
-        Way(place, expect(job, place.island.kind, place.devices))
+        Way(place, expect(job, place.island.kind, place.devices), want.memory_bytes)
         for index, want in enumerate(job.candidates)
-        for place in _places(index, want, job, room, could, gives)
+        for place in _places(index, want, job, room, obtainable, gives)
     ]
     if any(way.place.island.backend != "cpu" for way in found):
         return [_slower(way) if way.place.island.backend == "cpu" and not way.expected.known else way for way in found]
@@ -118,7 +120,7 @@ def _slower(way: Way) -> Way:
 
 
 def _places(
-    index: int, want: Candidate, job: Job, room: Room, could: Mapping[str, int], gives: Running | None
+    index: int, want: Candidate, job: Job, room: Room, obtainable: Obtainable, gives: Running | None
 ) -> Iterable[Place]:
     for island, ids in room.places(want).islands.items():
         first = room.devices[ids[0]]
@@ -127,7 +129,7 @@ def _places(
         own = room.quota.narrowed(job, want, first, gives)
         if own is None:
             continue
-        free = sorted((could.get(devices_id, 0) for devices_id in ids), reverse=True)
+        free = sorted(obtainable.on(ids, want), reverse=True)
         for count in [least(own, first)] if own.exclusive else counts(own):
             if len(free) >= want.nodes and free[want.nodes - 1] >= count:
                 yield Place(index, replace(island, per_node=0), count, want.nodes)
@@ -143,7 +145,8 @@ def _with(ways: list[Way], held: Place, job: Job, expect: Expect) -> list[Way]:
     """Also what it holds, as which it may stay whatever rules say of others."""
     if any(way.place == held for way in ways):
         return ways
-    return [*ways, Way(held, expect(job, held.island.kind, held.devices))]
+    size_bytes = job.candidates[held.candidate].memory_bytes
+    return [*ways, Way(held, expect(job, held.island.kind, held.devices), size_bytes)]
 
 
 def _columns(
@@ -152,9 +155,10 @@ def _columns(
     moving: list[tuple[Running, Place]],
     ways: list[tuple[Way, ...]],
     of_job: list[int],
-    capacity: dict[Island, int],
+    obtainable: Obtainable,
 ) -> Board:
     """`ways` by class, `of_job` the class of each job."""
+    capacity = _capacity(ways, obtainable)
     rows = _rows(ways, list(capacity))
     placed = [_placed(each, rows) for each in ways]
     devices, seconds = np.ones((len(rows), len(ways)), np.int64), np.full((len(rows), len(ways)), np.inf)
@@ -177,16 +181,32 @@ def _columns(
         order=np.array([job.number or 1 << 62 for job in jobs], np.int64),
         weight=_weight(seen, jobs, best_s),
     )
+    running = tuple(attempt for attempt, _ in moving)
+    nodes: tuple[str, ...] = ()
+    if obtainable.memory_bytes:
+        needs = _needs(ways, [indices for indices, _, _ in placed], len(rows), of_job)
+        limits, nodes = machines(obtainable, tuple(capacity), work, needs, jobs, running)
+        work = replace(work, machines=limits)
     return Board(
         jobs,
-        tuple(attempt for attempt, _ in moving),
+        running,
         tuple(capacity),
         tuple(placed[at][1] for at in of_job),
         tuple(ways[at] for at in of_job),
         tuple(placed[at][2] for at in of_job),
         np.array(list(capacity.values()), np.int64),
         work,
+        nodes,
     )
+
+
+def _needs(ways: list[tuple[Way, ...]], indices: list[list[int]], options: int, of_job: list[int]) -> Needs:
+    """`indices` by class: the option of each of its ways."""
+    nodes, device_bytes = np.ones((options, len(ways)), np.int64), np.zeros((options, len(ways)), np.int64)
+    for at, each in enumerate(ways):
+        nodes[indices[at], at] = [way.place.nodes for way in each]
+        device_bytes[indices[at], at] = [way.device_bytes for way in each]
+    return Needs(nodes[:, of_job], device_bytes[:, of_job])
 
 
 def _rows(ways: list[tuple[Way, ...]], islands: list[Island]) -> list[tuple[Island, int]]:
@@ -233,22 +253,10 @@ def _weight(seen: Snapshot, jobs: tuple[Job, ...], best_s: Floats) -> Floats:
     return weight
 
 
-def _could_be_free(moving: Iterable[Running], room: Room, lower: int) -> dict[str, int]:
-    """By devices id, of those that take jobs: devices that a job could get there if all for it was stopped."""
-    could = {have.id: room.promised(have.id) for have in room.devices.values() if have.schedulable}
-    for attempt in (*moving, *room.below(lower)):
-        for devices_id, numbers in attempt.leases:
-            if devices_id in could:
-                could[devices_id] += len(numbers)
-    return could
-
-
-def _capacity(ways: list[tuple[Way, ...]], could: Mapping[str, int], room: Room) -> dict[Island, int]:
+def _capacity(ways: list[tuple[Way, ...]], obtainable: Obtainable) -> dict[Island, int]:
     """Devices by island, in a fixed order."""
     capacity = dict.fromkeys(sorted({way.place.island for each in ways for way in each}), 0)
-    for devices_id, count in could.items():
-        have = room.devices[devices_id]
-        island = Island(have.pool, have.kind, have.backend, have.environment)
-        if island in capacity:
+    for devices_id, count in obtainable.devices.items():
+        if (island := island_of(obtainable.room.devices[devices_id])) in capacity:
             capacity[island] += count
     return capacity

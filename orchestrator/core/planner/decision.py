@@ -1,5 +1,6 @@
 """The decision: which option each job runs as now, with what it is worth and the bound of what any other could be."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from orchestrator.core.planner import plugins, prices
 from orchestrator.core.planner.in_order import in_order
 from orchestrator.core.planner.matching import match
+from orchestrator.core.planner.packing import Nodes, Packing
 from orchestrator.core.planner.policies import IN_ORDER, PRICED, seen_with
 from orchestrator.core.planner.rounding import SWEEPS, Instance, assign
 from orchestrator.core.planner.work import WAITS, Floats, Integers, Work, used
@@ -38,7 +40,7 @@ class Memory:
 class Decision:
     """`option` (jobs,). `value` and `bound` are sums over the tiers, in units of the policy: the gap between them is
     what any other decision could gain at most. Both are 0 for policies that go by order alone. `fault`: what an
-    installed policy did wrong, so that order decided.
+    installed policy did wrong, so that order decided. `nodes` by job, of islands where memory of machines is a limit.
     """
 
     option: Integers
@@ -46,6 +48,7 @@ class Decision:
     value: float = 0.0
     bound: float = 0.0
     fault: str = ""
+    nodes: Mapping[int, Nodes] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:
@@ -55,13 +58,16 @@ class Decision:
 
 def decide(work: Work, capacity: Integers, policy: str, memory: Memory, steps: int | None = None) -> Decision:
     """Priorities are strict: a tier takes what it wants of what the tiers above it left. `capacity` (islands,) counts
-    all devices there are, those that jobs of `work` hold as well. `steps` of prices; None: what they usually need.
-    Raises KeyError for a policy that is not known.
+    all devices there are, those that jobs of `work` hold as well, as its machines do. `steps` of prices; None: what
+    they usually need. Raises KeyError for a policy that is not known.
     """
     if policy not in IN_ORDER and policy not in PRICED and policy not in plugins.KNOWN:
         raise KeyError(policy)
     option = np.where(work.fixed, work.held, WAITS)
     decided = Decision(option, Memory(_or_even(memory.work, capacity), dict(memory.devices)))
+    packing = Packing(work.machines, work) if work.machines else None
+    if packing:
+        packing.add_all(option, np.flatnonzero(option != WAITS).tolist())
     for tier in _tiers(work):
         left = capacity - used(work, decided.option, len(capacity))
         fits = work.fitting(left)
@@ -69,11 +75,32 @@ def decide(work: Work, capacity: Integers, policy: str, memory: Memory, steps: i
         part = fits if len(jobs) == work.jobs else fits.only(jobs)
         if not len(jobs):
             continue
+        if packing:
+            part = replace(part, machines=packing.left(jobs))
         if policy in IN_ORDER:
-            decided.option[jobs] = in_order(part, left)
+            decided = _ordered(part, jobs, left, decided)
         else:
             decided = _priced(part, jobs, left, policy, tier, decided, steps)
+        if packing:
+            for job in decided.nodes.keys() & {*jobs.tolist()}:
+                packing.put(job, int(decided.option[job]), decided.nodes[job])
     return decided
+
+
+def _ordered(part: Work, jobs: Integers, left: Integers, above: Decision) -> Decision:
+    option = in_order(part, left)
+    nodes: Mapping[int, Nodes] = {}
+    if part.machines:
+        packing, runs = Packing(part.machines, part), np.flatnonzero(option != WAITS)
+        packing.add_all(option, runs[np.argsort(part.order[runs], kind="stable")].tolist())
+        nodes = packing.nodes
+    above.option[jobs] = option
+    return replace(above, nodes=_with(above.nodes, jobs, nodes))
+
+
+def _with(above: Mapping[int, Nodes], jobs: Integers, nodes: Mapping[int, Nodes]) -> dict[int, Nodes]:
+    """`nodes` by their place in `jobs`."""
+    return {**above, **{int(jobs[at]): each for at, each in nodes.items()}}
 
 
 def _priced(
@@ -83,8 +110,7 @@ def _priced(
     try:
         return _tier(part, jobs, left, policy, tier, above, steps)
     except plugins.Fault as e:
-        above.option[jobs] = in_order(part, left)
-        return replace(above, fault=str(e))
+        return replace(_ordered(part, jobs, left, above), fault=str(e))
 
 
 def _tiers(work: Work) -> list[int]:
@@ -114,13 +140,13 @@ def _tier(
     warm = above.memory.devices.get(tier, np.zeros(0))
     warm = warm if len(warm) == len(left) else np.zeros(len(left))
     found = prices.clear(values, part.devices, part.island, left, warm, steps)
-    instance = Instance(values, part.devices, part.island, left)
+    instance = Instance(values, part.devices, part.island, left, part.machines)
     option = above.option.copy()
     chosen = assign(instance, found, SWEEPS if steps > 1 else 0)
-    option[jobs] = chosen
+    option[jobs] = chosen.option
     memory = Memory(matching.price, above.memory.devices | {tier: found.price})
-    value, bound = above.value + instance.worth(chosen), above.bound + found.bound
-    return Decision(option, memory, value, bound, above.fault)
+    value, bound = above.value + instance.worth(chosen.option), above.bound + found.bound
+    return Decision(option, memory, value, bound, above.fault, _with(above.nodes, jobs, chosen.nodes))
 
 
 def _steps(jobs: int, warm: bool) -> int:

@@ -42,7 +42,11 @@ def _read_only(seen: Seen) -> Seen:
     matching = replace(seen.matching, price=_view(seen.matching.price))
     columns = {name: _view(part) for name in COLUMNS if isinstance(part := getattr(seen.work, name), np.ndarray)}
     return replace(
-        seen, work=replace(seen.work, **columns), matching=matching, cost=_view(seen.cost), least=_view(seen.least)
+        seen,
+        work=replace(seen.work, machines=None, **columns),
+        matching=matching,
+        cost=_view(seen.cost),
+        least=_view(seen.least),
     )
 
 

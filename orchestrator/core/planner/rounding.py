@@ -1,10 +1,12 @@
 """From prices to whole jobs on whole devices: greedy, repaired island by island, with nothing left idle that fits."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from orchestrator.core.planner.knapsack import choose
+from orchestrator.core.planner.packing import Machines, Nodes, Packing
 from orchestrator.core.planner.prices import Prices, best_options
 from orchestrator.core.planner.work import WAITS, Floats, Integers, used
 
@@ -16,12 +18,15 @@ GAP = 5e-4
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What is assigned: `values` and `devices` (options, jobs), the `island` of each option, `capacity` (islands,)."""
+    """What is assigned: `values` and `devices` (options, jobs), the `island` of each option, `capacity` (islands,), and
+    the machines of which the memory may run out.
+    """
 
     values: Floats
     devices: Integers
     island: Integers
     capacity: Integers
+    machines: Machines | None = None
 
     def worth(self, option: Integers) -> float:
         runs = np.flatnonzero(option != WAITS)
@@ -31,23 +36,31 @@ class Instance:
         return self.capacity - used(self, option, len(self.capacity))
 
 
-def assign(instance: Instance, prices: Prices, sweeps: int = SWEEPS) -> Integers:
-    """(jobs,) the option of each job, or WAITS. Never more devices than there are; no device idle that a job fits."""
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """`option` (jobs,) of each job, or WAITS. `nodes` by job, where memory of machines is a limit."""
+
+    option: Integers
+    nodes: Mapping[int, Nodes] = field(default_factory=dict)
+
+
+def assign(instance: Instance, prices: Prices, sweeps: int = SWEEPS) -> Assignment:
+    """Never more devices or memory than there are; nothing idle that a job fits."""
     if not instance.values.size:
-        return np.full(instance.values.shape[1], WAITS)
-    option = _filled(instance, _greedy(instance, prices))
-    worth = instance.worth(option)
+        return Assignment(np.full(instance.values.shape[1], WAITS))
+    best = _filled(instance, _greedy(instance, prices))
+    worth = instance.worth(best.option)
     for _ in range(sweeps):
         before = worth
         for island in np.flatnonzero(instance.capacity > 0).tolist():
             if worth >= prices.bound * (1 - GAP):
-                return option
-            other = _filled(instance, _chosen_again(instance, option, prices.price, island))
-            if (now := instance.worth(other)) > worth * (1 + 1e-9):
-                option, worth = other, now
+                return best
+            other = _filled(instance, _chosen_again(instance, best.option, prices.price, island))
+            if (now := instance.worth(other.option)) > worth * (1 + 1e-9):
+                best, worth = other, now
         if worth == before:
             break
-    return option
+    return best
 
 
 def _greedy(instance: Instance, prices: Prices) -> Integers:
@@ -107,19 +120,46 @@ def _on(instance: Instance, options: Integers, price: Floats) -> tuple[Floats, I
     return instance.values[which, jobs], instance.devices[which, jobs], which
 
 
-def _filled(instance: Instance, option: Integers) -> Integers:
-    """With jobs that wait on what is free: those worth most there, and in the end any that fit."""
+def _filled(instance: Instance, option: Integers) -> Assignment:
+    """With jobs that wait on what is free: those worth most there, and in the end any that fit. Those of `option` for
+    which machines lack memory wait with them.
+    """
+    packing = _packed(instance, option)
+    refused = np.zeros(instance.values.shape if packing else (0, 0), np.bool_)
     free = instance.free(option)
     while True:
         found = False
         for index in np.argsort(-free[instance.island], kind="stable").tolist():
             room = int(free[instance.island[index]])
             sizes = instance.devices[index]
-            jobs = np.flatnonzero((option == WAITS) & (instance.values[index] > 0) & (sizes <= room)) if room else ()
-            if len(jobs):
+            if not room:
+                continue
+            wanted = (option == WAITS) & (instance.values[index] > 0) & (sizes <= room)
+            if packing:
+                wanted &= packing.possible(index) & ~refused[index]
+            if len(jobs := np.flatnonzero(wanted)):
                 taken = jobs[choose(room, sizes[jobs], instance.values[index, jobs])]
+                found = found or bool(len(taken))
+                if packing:
+                    fits = np.array([packing.add(job, index) for job in taken.tolist()], np.bool_)
+                    refused[index, taken[~fits]] = True  # nor will it fit later: less is left
+                    taken = taken[fits]
                 option[taken] = index
                 free[instance.island[index]] -= int(sizes[taken].sum())
-                found = found or bool(len(taken))
         if not found:
-            return option
+            return Assignment(option, packing.nodes if packing else {})
+
+
+def _packed(instance: Instance, option: Integers) -> Packing | None:
+    """Jobs get nodes in the order of what they are worth for their share of the devices or of the memory, whichever is
+    more of it.
+    """
+    if instance.machines is None:
+        return None
+    packing, runs = Packing(instance.machines, instance), np.flatnonzero(option != WAITS)
+    held = option[runs]
+    devices = instance.devices[held, runs] / np.maximum(instance.capacity[instance.island[held]], 1)
+    size_bytes = instance.machines.nodes[held, runs] * instance.machines.node_bytes[held, runs]
+    share = np.maximum(devices, size_bytes / max(float(instance.machines.free_bytes.sum()), 1.0))
+    packing.add_all(option, runs[np.argsort(-instance.values[held, runs] / share, kind="stable")].tolist())
+    return packing

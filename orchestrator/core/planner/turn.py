@@ -39,7 +39,8 @@ class Leave:
 class Turn:
     """`first` are the jobs that run now if all is placed as decided, `then` the others. `places` says where the first
     are, and `strictly` those of them that go nowhere else while that is possible: of others it is not known where they
-    run faster. `leaves` by job. `memory`, `value` and `bound` as in a Plan.
+    run faster. `leaves` by job. `memory`, `value` and `bound` as in a Plan. `nodes` by job: the devices ids that it
+    gets where memory of machines is a limit.
     """
 
     first: tuple[Job, ...]
@@ -50,6 +51,7 @@ class Turn:
     memory: Memory = field(default_factory=Memory)
     value: float = 0.0
     bound: float = 0.0
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def turn(
@@ -133,6 +135,11 @@ def _turn(columns: Board, decided: decision.Decision, memory: Memory) -> Turn:
         memory,
         decided.value,
         decided.bound,
+        {
+            columns.jobs[job].id: tuple(columns.nodes[node] for node in nodes)
+            for job, nodes in decided.nodes.items()
+            if job < queue
+        },
     )
 
 

@@ -1,10 +1,13 @@
 """What a decision is made from: jobs that run or wait, as columns."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from orchestrator.core.planner.packing import Machines
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -22,7 +25,8 @@ class Work:
     job takes, and how long it would run from now on without a pause; infinite where it cannot run so. All others
     (jobs,): `held` is the option it runs as, or WAITS; `isolated_s` its whole run alone on its best option; `restart_s`
     what a start or a move costs; `order` of submission; `priority` of strict tiers, higher ones first; `weight` of its
-    value among equals; a `fixed` job keeps what it holds. `price_per_hour` (islands,) is of one device.
+    value among equals; a `fixed` job keeps what it holds. `price_per_hour` (islands,) is of one device. `machines` are
+    those of which the memory may run out.
     """
 
     island: Integers
@@ -37,6 +41,7 @@ class Work:
     weight: Floats
     fixed: Truths
     price_per_hour: Floats
+    machines: "Machines | None" = None
 
     @classmethod
     def of(
@@ -99,6 +104,7 @@ class Work:
             self,
             devices=self.devices[:, chosen],
             remaining_s=self.remaining_s[:, chosen],
+            machines=self.machines and self.machines.only(chosen),
             **{name: getattr(self, name)[chosen] for name in columns},
         )
 

@@ -7,10 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.vocabulary import Device
+from orchestrator.core.expected import expected
 from orchestrator.core.explain import explain, never
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
 from orchestrator.core.nodes import groups
 from orchestrator.core.plan import plan
+from orchestrator.core.planner.policies import PRICED
+from orchestrator.core.planner.turn import turn
+from orchestrator.core.room import Room
 
 GiB = 1 << 30
 SPARK = {"host": "spark/10.0.0.7", "host_memory_bytes": 120 * GiB, "memory_gib": 120}
@@ -173,3 +177,123 @@ def fits_alone(want, fleet):
             able[have.host] = able.get(have.host, 0) + 1
     together = (min(count, 64 * GiB // size) if host and size else count for host, count in able.items())
     return sum(together) >= want.nodes
+
+
+by_value = pytest.mark.parametrize("policy", PRICED)
+
+
+@by_value
+def test_a_decision_by_value_chooses_no_two_jobs_for_the_memory_of_one(w, spark, policy):
+    """All three have devices, and memory only the first or the other two."""
+    jobs = [asks(w, "first", "nvidia:GB10", 100), asks(w, "second", "cpu", 60), asks(w, "third", "cpu", 50)]
+    seen = w.snapshot(spark, [replace(job, number=n) for n, job in enumerate(jobs, 1)], policy=policy)
+    chosen = {job.id for job in choose(seen).first}
+    assert chosen in ({"first"}, {"second", "third"})
+    assert {start.job for start in plan(seen).start} == chosen
+
+
+@by_value
+def test_a_job_that_was_chosen_without_memory_keeps_nothing_from_its_equals(w, spark, policy):
+    """A device each: two of the three are not chosen together, and what fits beside the one that is starts."""
+    gpu, cpu = spark
+    jobs = [asks(w, "gpu", "nvidia:GB10", 80, number=1), asks(w, "large", "cpu", 60, number=2)]
+    jobs += [asks(w, "small", "cpu", 40, number=3)]
+    seen = w.snapshot([gpu, replace(cpu, free=(0,), total=1)], jobs, policy=policy)
+    assert {start.job for start in plan(seen).start} in ({"gpu", "small"}, {"large"})
+
+
+def test_a_job_that_runs_keeps_its_nodes_while_others_are_chosen_for_what_they_leave(w):
+    """Two machines alike: one that has 100 of 120 GiB promised has no room for 40 more, the other has."""
+    nodes = [w.cpu("cpu-0", 2, free=(1,), host="a/1", host_memory_bytes=120 * GiB, memory_gib=120),
+             w.cpu("cpu-1", 2, host="b/2", host_memory_bytes=120 * GiB, memory_gib=120)]  # fmt: skip
+    runs, waits = asks(w, "runs", "cpu", 100, number=1), asks(w, "waits", "cpu", 40, number=2)
+    seen = w.snapshot(nodes, [waits], [holds(w, runs, ("cpu-0/cpu", (0,)), saves=True)], policy="finish_time")
+    assert choose(seen, seen.running).nodes == {"waits": ("cpu-1/cpu",)}
+    [start] = plan(seen, full=True).start
+    assert start.leases == (("cpu-1/cpu", (0,)),)
+
+
+def test_of_nodes_with_memory_one_that_has_the_data_of_a_job_is_chosen(w):
+    where = {"host_memory_bytes": 120 * GiB, "memory_gib": 120}
+    nodes = [w.cpu("cpu-0", 2, host="a/1", **where), w.cpu("cpu-1", 2, host="b/2", storage="here", **where)]
+    job = replace(asks(w, "job", "cpu", 100), checkpoint_in=("here",))
+    assert choose(w.snapshot(nodes, [job], policy="finish_time")).nodes == {"job": ("cpu-1/cpu",)}
+
+
+def choose(seen, running=()):
+    """What the planner on arrays chooses of jobs of one priority, and for which nodes."""
+    return turn(seen, seen.jobs, running, Room(seen), 0, expected(seen), full=True)
+
+
+@st.composite
+def shared(draw, gangs=False):
+    """Machines that share memory between nodes of two pools, or do not; jobs of one priority, some of which run."""
+    nodes = []
+    for n in range(draw(st.integers(1, 6))):
+        kind, total = draw(st.sampled_from(["cpu", "nvidia:GB10"])), draw(st.integers(1, 3))
+        host = draw(st.sampled_from(["a", "b", "c", ""]))
+        backend = kind.partition(":")[0]
+        nodes.append(
+            Devices(f"n{n}/{kind}", f"n{n}", backend, "e", backend, kind, tuple(range(total)), total, 64 * GiB,
+                    host=host, host_memory_bytes=64 * GiB if host else 0)
+        )  # fmt: skip
+    jobs = []
+    for n in range(draw(st.integers(1, 8))):
+        size_bytes, least = draw(st.sampled_from([0, 8, 20, 33, 64])) * GiB, draw(st.integers(1, 2)) if gangs else 1
+        kinds = draw(st.sampled_from([("cpu",), ("nvidia:GB10",), ("nvidia:GB10", "cpu")]))
+        want = Candidate(kinds, least + draw(st.integers(0, 1)), least, draw(st.integers(1, 2)) if gangs else 1)
+        jobs.append(Job(f"j{n}", "j", "train", (replace(want, memory_bytes=size_bytes),), number=n + 1))
+    return Snapshot(100.0, tuple(nodes), tuple(jobs), policy=draw(st.sampled_from([*PRICED])))
+
+
+def after(seen, decided):
+    """The snapshot once these attempts run."""
+    asked = {job.id: job for job in seen.jobs}
+    began = [Running(s.job, 0, asked[s.job].number, s.leases, asked=asked[s.job], saves=True) for s in decided.start]
+    taken = {(i, n) for start in decided.start for i, numbers in start.leases for n in numbers}
+    left = tuple(replace(d, free=tuple(n for n in d.free if (d.id, n) not in taken)) for d in seen.devices)
+    started = {start.job for start in decided.start}
+    waits = tuple(job for job in seen.jobs if job.id not in started)
+    return replace(seen, devices=left, jobs=waits, running=(*seen.running, *began))
+
+
+@given(shared(gangs=True))
+@settings(max_examples=150, deadline=None)
+def test_the_planner_on_arrays_promises_no_more_than_a_machine_has(seen):
+    """What it decides, with the nodes that it gives, and what comes of it."""
+    said, host = choose(seen), {have.id: have.host for have in seen.devices}
+    asked, total = {job.id: job.candidates[0] for job in seen.jobs}, {d.id: d.total for d in seen.devices}
+    size_bytes, devices = dict.fromkeys("abc", 0), dict.fromkeys(total, 0)
+    for job, nodes in said.nodes.items():
+        assert len(set(nodes)) == asked[job].nodes
+        for devices_id in nodes:
+            devices[devices_id] += said.places[job].count
+            if host[devices_id]:
+                size_bytes[host[devices_id]] += asked[job].memory_bytes * said.places[job].count
+    assert max(size_bytes.values()) <= 64 * GiB
+    assert all(count <= total[devices_id] for devices_id, count in devices.items())
+    leases = {start.job: start.leases for start in plan(seen, full=True).start}
+    assert all(size <= 64 * GiB for where, size in promised(seen, leases).items() if where)
+
+
+@given(shared(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_what_the_planner_on_arrays_leaves_waiting_the_plain_one_can_start_nowhere(seen, full):
+    later = after(seen, plan(seen, full=full))
+    for job in later.jobs:
+        assert plan(replace(later, jobs=(job,), policy="priority")).start == ()
+
+
+@given(shared())
+@settings(max_examples=100, deadline=None)
+def test_every_job_that_is_chosen_for_one_place_only_starts_there(seen):
+    one = tuple(
+        replace(job, candidates=(replace(want, kinds=want.kinds[:1], count=1),))
+        for job in seen.jobs
+        for want in job.candidates
+    )
+    seen = replace(seen, jobs=one)
+    said, start = choose(seen), {start.job: start.leases for start in plan(seen, full=True).start}
+    assert set(start) == {job.id for job in said.first}
+    for job, nodes in said.nodes.items():
+        assert tuple(devices_id for devices_id, _ in start[job]) == nodes

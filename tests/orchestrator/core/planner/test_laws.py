@@ -286,7 +286,7 @@ def _share_of_the_best(random):
     devices, island = np.tile(sizes, (3, 1)), np.arange(3)
     prices = clear(values, devices, island, capacity, np.zeros(3), 100)
     instance = Instance(values, devices, island, capacity)
-    ours = instance.worth(assign(instance, prices))
+    ours = instance.worth(assign(instance, prices).option)
     best = _exact(values, sizes, capacity)
     assert ours <= best * (1 + 1e-6) <= prices.bound * (1 + 2e-6)
     return ours / best
