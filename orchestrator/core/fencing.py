@@ -259,7 +259,7 @@ def waits_for(control: Control, job: str, now: Now, doing: str = "") -> str:
     if _waits(draft, live):
         return f"{why}; the job waits for it (recovery.on_disconnect is wait)"
     if live.fenced_s is None:
-        return f"{why}; its attempt is being fenced off"
+        return f"{why}; the lease of its attempt is being revoked"
     left_s = max(0.0, _lapses_s(draft, live, rank) - now.s)
     return f"{why}; its attempt is replaced in {left_s:.0f} s unless the node answers"
 

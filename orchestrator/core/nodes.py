@@ -180,7 +180,7 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
     if stopping := node.stopping:
         return f"node {node.name} still runs {', '.join(stopping)}, which was replaced and is being stopped"
     if node.listed_s is None:
-        return f"node {node.name} has not told yet what runs there"
+        return f"node {node.name} has not reported yet what runs there"
     if (left_s := node.quarantined_until_s - now_s) > 0:
         return (
             f"node {node.name} failed {len(node.failures)} times within 10 minutes (last: {node.failures[-1][1]}) and "

@@ -77,6 +77,6 @@ def _sentence(job: Job, known: Overtaken, left_s: float) -> str:
     newest = f"attempt {job.floor} or an earlier one" if job.floor > 1 else "attempt 1"
     why = f"{newest}, which this server's database does not know, may still run"
     if left_s == float("inf"):
-        return f"{why}; its fence is being raised"
+        return f"{why}; its lease is being revoked"
     lease = "the lease of a day that recovery.on_disconnect: wait gives" if lease_s(job) > 3600 else "its lease"
     return f"{why}: {lease} ends in {left_s:.0f} s"

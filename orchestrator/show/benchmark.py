@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 WORDS = {"unsupported": "unsupported", "failed": "failed", "wrong": "WRONG", "lost": "lost", "skipped": "not measured"}
-TIMES = "times are those of the quickest parts; × is the time of the first column, or kernels, over this one's"
+TIMES = "times are of the fastest parts; 2× means half the time of the first column, or of the first implementation"
 SIGNS = {"FASTER": "▲", "SLOWER": "▼", "SAME": "=", "INCONCLUSIVE": "?"}
 
 
@@ -107,9 +107,8 @@ def _trust(results: Data) -> list[str]:
         told.append(f"{', '.join(host['columns'])}: the host was {host['class']}{why}")
     noises = [c["noise"] for c in results["cells"] if c.get("noise") is not None]
     if noises:
-        told.append(
-            f"the same measured twice differed by at most {max(noises):.1%}, in the middle {_middle(noises):.1%}"
-        )
+        most = f"at most {max(noises):.1%} (median {_middle(noises):.1%})"
+        told.append(f"the same configuration measured twice differed by {most}")
     if any(c.get("versus") for c in results["cells"]):
         told.append(f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive")
     return told
@@ -183,7 +182,7 @@ def measured(result: Data) -> Stack:
     head = ("CASE", "PER CALL", "95 %", "ALONE", "ITEMS/S", "FIRST CALL", "ERROR", "NOTE")
     known = {key: value for key, value in result.items() if key not in ("rows", "noise", "host")}
     noise, host = result["noise"], result["host"]
-    known["noise"] = None if noise is None else f"the same measured twice differed by at most {noise:.1%}"
+    known["noise"] = None if noise is None else f"the same configuration measured twice differed by at most {noise:.1%}"
     known["host"] = ": ".join(filter(None, (host["class"], "; ".join(host["reasons"]))))
     return Stack((grid(head, map(_measured_row, result["rows"])), "", facts(known)))
 

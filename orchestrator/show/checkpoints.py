@@ -43,7 +43,7 @@ def shown(data: Data) -> Stack:
         "by": ", ".join(f"{name} {value}" for name, value in producer.items()),
         "damaged": visible(data.get("damaged", "")),
     }
-    passed_over = [f"{one['path']} is passed over: {one['reason']}" for one in data.get("passed_over", ())]
+    passed_over = [f"{one['path']} is skipped: {one['reason']}" for one in data.get("passed_over", ())]
     rows = ((dtype, held["tensors"], size(held["bytes"])) for dtype, held in data["dtypes"].items())
     table = grid(("DTYPE", "TENSORS", "BYTES"), rows, empty="no tensors")
     return Stack((facts(head), "", table, *(["", *map(visible, passed_over)] if passed_over else [])))

@@ -91,7 +91,7 @@ def host_states(rows: list[Data]) -> Grid:
         (row["host"], row["address"], ", ".join(row["nodes"]), ", ".join(dict.fromkeys(row["nodes"].values())))
         for row in rows
     )
-    return grid(("HOST", "ADDRESS", "NODES", "STATE"), lines, empty="the fleet has no hosts beside this machine")
+    return grid(("HOST", "ADDRESS", "NODES", "STATE"), lines, empty="no machine has joined this fleet over SSH")
 
 
 def devices(nodes: list[Data]) -> Grid:

@@ -29,7 +29,7 @@ def joined(c):
 def test_an_agent_that_never_begins_is_made_less_and_less_often_and_its_node_says_why(c):
     joined(c)
     assert c.tell(m.AgentDied("a", "ray-a", gone=True, why=WHY))[1] == [Warn(f"node a: {WHY}; it is tried again")]
-    assert closed(c.control.nodes["a"], {}, c.s) == "node a has not told yet what runs there"
+    assert closed(c.control.nodes["a"], {}, c.s) == "node a has not reported yet what runs there"
     made = tries(c, 2000)
     pauses = [later - earlier for earlier, later in pairwise(made)]
     assert made[:2] == [2, 4] and pauses == sorted(pauses) and 300 <= pauses[-1] <= 302 and len(made) < 20

@@ -31,7 +31,7 @@ def test_a_fence_is_raised_and_the_job_placed_one_lease_after_it_stood(c, w):
     overtaken(c, w)
     assert c.tick()[1][:1] == [Fence("j", 4)], "it is read first: another controller may have raised it since"
     assert c.hear_all("a", seconds=20)[0] == [], "the fence cannot be written"
-    assert why(c).endswith("; its fence is being raised")
+    assert why(c).endswith("; its lease is being revoked")
     assert c.tell(m.Fenced("j", 4, stands=4))[1] == [Fence("j", 5)]
     assert c.hear_all("a", seconds=20)[0] == []
     c.tell(m.Fenced("j", 5, stands=5))

@@ -249,7 +249,7 @@ def test_a_job_whose_node_is_silent_says_what_it_waits_for(two):
 
     assert said() == ""
     two.hear_all("b", seconds=8)
-    assert said() == "node a has not answered for 8 s; its attempt is being fenced off"
+    assert said() == "node a has not answered for 8 s; the lease of its attempt is being revoked"
     two.tell(m.Fenced("j", 2, stands=2))
     two.hear_all("b", seconds=2)
     assert said() == "node a has not answered for 10 s; its attempt is replaced in 10 s unless the node answers"

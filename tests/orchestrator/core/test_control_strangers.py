@@ -138,7 +138,7 @@ def test_a_node_takes_work_only_once_it_has_told_what_runs_there(c, w, t, after)
     c.tell(m.AgentMade("a", "ray-a"))
     c.submit(w.job("j", w.want("cpu")))
     c.hear("a", facts=t.facts("a"), attempts=None)
-    assert why(c, "a") == "node a has not told yet what runs there"
+    assert why(c, "a") == "node a has not reported yet what runs there"
     if after == "list":
         c.hear("a")
     assert c.tick()[0] == ([] if after == "facts" else [("j", "placed", 1)])

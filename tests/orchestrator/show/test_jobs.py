@@ -132,7 +132,7 @@ def test_what_a_benchmark_measured_is_a_table_and_a_result_of_another_form_is_sh
     cells = {name: told for name, *told in words}
     assert cells["forward"] == ["2 ms", "1.9 ms to 2.25 ms", "2.1 ms", "32,000", "310 ms", "1.3e-07"]
     assert cells["training_step"] == ["WRONG", "20 ms", "odd values"]
-    assert cells["noise"] == ["the same measured twice differed by at most 4.2%"]
+    assert cells["noise"] == ["the same configuration measured twice differed by at most 4.2%"]
     assert cells["host"] == ["shared: tasks waited for a CPU 18 % of the time"]
     assert "samples_s" not in "".join(shown)
     old = text(job(told("b-1", "benchmark", "SUCCEEDED", result={"rows": [{"case": "forward"}]})))
