@@ -291,6 +291,63 @@ def test_a_trainer_folder_without_some_parts_says_so(tmp_path):
     assert {f"the folder has no {part}" for part in ("weights", "optimizer", "scheduler")} <= set(notes)
 
 
+def test_a_trainer_folder_without_its_state_is_still_one_and_its_name_tells_the_step(tmp_path):
+    there = trainer_folder(tmp_path / "checkpoint-500")
+    (there / "trainer_state.json").unlink()
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert (told["format"], told["step"]) == ("trainer", 500)
+    assert {"model", "optimizer", "scheduler", "rng_state_0"} <= set(told["entries"])
+    assert {"the folder has no trainer_state.json", "step 500 is from the folder's name checkpoint-500"} <= set(
+        told["notes"]
+    )
+
+
+def test_models_and_optimizers_within_a_dict_of_the_file_are_entries(tmp_path):
+    """As torch's own tutorial saves {"app": AppState(model, optimizer)} with DCP, and a script several networks."""
+    model, optimizer = trained()
+    app = {"model": dict(model.state_dict()), "optim": by_names(model, optimizer), "seed": 3}
+    value = {"app": app, "nets": {"g": dict(model.state_dict()), "d": nn.Linear(2, 2).state_dict()}, "step": 2}
+    told = import_here(str(saved(value, tmp_path / "f.pt")), str(tmp_path / "in"))
+    assert told["entries"] == {
+        "model": "module", "optim": "optimizer", "app": "tree", "nets.g": "module", "nets.d": "module", "extra": "tree",
+    }  # fmt: skip
+    assert differences(value, returned(pathlib.Path(told["path"]))) == []
+    live, same_groups = trained()
+    fresh = torch.optim.AdamW([{"params": group["params"]} for group in same_groups.param_groups])
+    for tensor in live.state_dict().values():
+        tensor.zero_()
+    load(told["path"], {"model": live, "optim": fresh})
+    assert differences(dict(model.state_dict()), dict(live.state_dict())) == []
+    assert differences(optimizer.state_dict()["state"], fresh.state_dict()["state"]) == []
+
+
+def test_a_folder_of_saves_asks_for_one_of_them(tmp_path):
+    for step in (9, 500):
+        trainer_folder(tmp_path / f"checkpoint-{step}")
+    with pytest.raises(CheckpointError, match=f"{tmp_path} holds 2 saves") as refusal:
+        import_here(str(tmp_path), str(tmp_path / "in"))
+    assert refusal.value.remedy == f"name one of them, such as {tmp_path / 'checkpoint-500'}"
+
+
+def test_what_lightning_keeps_beside_a_sharded_checkpoint_is_taken_and_comes_back(tmp_path):
+    there = tmp_path / "epoch=1-step=30.ckpt"
+    model, optimizer = trained()
+    tensors = {"state_dict": dict(model.state_dict()), "optimizer_0": by_names(model, optimizer)}
+    meta = {"epoch": 1, "global_step": 31, "loops": {"fit_loop": {"state_dict": {}}}, "lr_schedulers": [{"n": 3}]}
+    dcp.save(tensors, checkpoint_id=there, no_dist=True)
+    saved(meta, there / "meta.pt")
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert (told["format"], told["step"], told["left_out"]) == ("dcp", 31, [])
+    assert {"model", "optimizer_0", "loops", "lr_schedulers"} <= set(told["entries"])
+    export_checkpoint(told["path"], tmp_path / "back.ckpt", format="dcp")
+    assert differences(meta, torch.load(tmp_path / "back.ckpt" / "meta.pt")) == []
+    blank = {"state_dict": {name: torch.zeros_like(value) for name, value in tensors["state_dict"].items()}}
+    dcp.load(blank, checkpoint_id=tmp_path / "back.ckpt", no_dist=True)
+    assert differences(tensors["state_dict"], blank["state_dict"]) == []
+    export_checkpoint(told["path"], tmp_path / "whole.ckpt", format="torch")
+    assert set(torch.load(tmp_path / "whole.ckpt")) == {*tensors, *meta}
+
+
 def test_what_fsdp_shards_in_a_folder_of_accelerate_is_taken(tmp_path):
     there = tmp_path / "step_60"
     there.mkdir()
@@ -309,6 +366,54 @@ def test_what_fsdp_shards_in_a_folder_of_accelerate_is_taken(tmp_path):
     blank = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
     dcp.load(blank, checkpoint_id=tmp_path / "back" / "pytorch_model_fsdp_0", no_dist=True)
     assert differences(dict(model.state_dict()), blank["model"]) == []
+
+
+def test_models_that_a_hook_saves_into_folders_of_their_own_are_taken(tmp_path):
+    """As diffusers trains with Accelerate."""
+    there = accelerate_folder(tmp_path / "checkpoint-20")
+    for name in ("model.safetensors", "model_1.safetensors", "custom_checkpoint_0.pkl"):
+        (there / name).unlink()
+    for name in ("unet", "unet_ema"):
+        (there / name).mkdir()
+        weights = nn.Linear(2, 3).state_dict()
+        save_file(weights, there / name / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+        (there / name / "config.json").write_text(json.dumps({"decay": 0.9}, indent=2) + "\n")
+        (there / name / "README.md").write_text("mine")
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert (told["format"], told["step"]) == ("accelerate", 20)
+    assert {name for name, kind in told["entries"].items() if kind == "module"} == {"unet", "unet_ema"}
+    assert {part["name"] for part in told["left_out"]} == {"unet/README.md", "unet_ema/README.md"}
+    back = tmp_path / "back"
+    export_checkpoint(told["path"], back, format="accelerate")
+    for name in ("unet", "unet_ema"):
+        assert {path.name for path in (back / name).iterdir()} == {"diffusion_pytorch_model.safetensors", "config.json"}
+        file = "diffusion_pytorch_model.safetensors"
+        assert differences(load_file(there / name / file), load_file(back / name / file)) == []
+        assert (back / name / "config.json").read_text() == (there / name / "config.json").read_text()
+
+
+def test_a_link_to_a_folder_of_others_is_not_followed_where_a_job_may_have_left_it(tmp_path):
+    secret, there = tmp_path / "secret", accelerate_folder(tmp_path / "state")
+    secret.mkdir()
+    save_file({"secret": torch.ones(2)}, secret / "model.safetensors")
+    dcp.save({"secret": torch.ones(2)}, checkpoint_id=tmp_path / "sharded", no_dist=True)
+    (there / "unet").symlink_to(secret)
+    (there / "pytorch_model_fsdp_1").symlink_to(tmp_path / "sharded")
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert told["left_out"] == [
+        {"name": name, "reason": "a link to a folder"} for name in ("pytorch_model_fsdp_1", "unet")
+    ]
+    assert "secret" not in (pathlib.Path(told["path"]) / "MANIFEST.json").read_text()
+
+
+def test_a_file_of_any_name_comes_back_under_it(tmp_path):
+    there = accelerate_folder(tmp_path / "state")
+    for name in ("my notes (2).pt", "_ema.pkl", "größe.pt"):
+        saved({"n": 1}, there / name)
+    told = import_here(str(there), str(tmp_path / "in"))
+    assert told["left_out"] == []
+    export_checkpoint(told["path"], tmp_path / "back", format="accelerate")
+    check_same_folder(there, tmp_path / "back", set())
 
 
 def test_a_safetensors_file_keeps_its_name_and_its_texts(tmp_path):
@@ -352,7 +457,8 @@ def test_a_form_that_a_stranger_wrote_writes_nothing_outside_the_target(tmp_path
     path = pathlib.Path(import_here(str(there), str(tmp_path / "in"))["path"])
     text = json.loads((path / "MANIFEST.json").read_text())
     forms = [
-        {"../x.pt": 1}, {"a/b.json": {}}, {".": {}}, {"x.pt": {"$entry": "none"}}, {"x.pt": {"$entry": ["model"]}},
+        {"../x.pt": 1}, {"a/../b.json": {}}, {"a/b/c.json": {}}, {"/a.json": {}}, {"a\n.pt": 1},
+        {".": {}}, {"x.pt": {"$entry": "none"}}, {"x.pt": {"$entry": ["model"]}},
         {"x.pt": {"$state_dict": 3}}, {"x.pt": {"$dtype": "save"}}, {"x.pt": {"$eval": "1"}},
         {"x.pt": {"$tensor": "none"}}, {"x.safetensors": {}}, {"x.pt": {"$namespace": [1]}}, {"": 1},
         {"x.pt": [{"$entry": "model"}, {"$entry": "model"}]}, {"x.json": {"$bytes": "AA=="}}, {"x": 1},

@@ -1,5 +1,6 @@
 """Checkpoints of scripts: which are whole, what the next attempt is given, tensors of devices that it has not got."""
 
+import json
 import os
 import pickle
 import shutil
@@ -113,6 +114,69 @@ def test_a_folder_of_accelerate_is_torn_until_its_random_states_are_written(tmp_
     later = (folder / "random_states_0.pkl").stat().st_mtime_ns + 1
     os.utime(folder / "model.safetensors", ns=(later, later))
     assert look(folder).why == "model.safetensors is newer than random_states_0.pkl, which is written after it"
+
+
+def trainer_folder(folder: Path, step: int = 1, *, parts: int = 9) -> Path:
+    """A folder as the Trainer saves it, or its first `parts` files."""
+    folder.mkdir(parents=True)
+    files = {
+        "config.json": lambda path: path.write_text("{}"),
+        "model.safetensors": lambda path: save_file({"a": torch.full((100,), float(step))}, path),
+        "training_args.bin": lambda path: torch.save({"lr": 0.1}, path),
+        "optimizer.pt": lambda path: torch.save({"state": {}, "param_groups": []}, path),
+        "scheduler.pt": lambda path: torch.save({"last_epoch": step}, path),
+        "rng_state.pth": lambda path: torch.save({"cpu": torch.get_rng_state()}, path),
+        "trainer_state.json": lambda path: path.write_text(json.dumps({"global_step": step})),
+    }
+    for second, (name, write) in enumerate([*files.items()][:parts]):
+        write(folder / name)
+        os.utime(folder / name, (step * 100 + second, step * 100 + second))
+    return folder
+
+
+@pytest.mark.parametrize("format", ["auto", "trainer"])
+def test_a_folder_of_the_trainer_is_torn_until_its_state_is_written(tmp_path, format):  # noqa: A002
+    assert look(trainer_folder(tmp_path / "checkpoint-1"), format) == ("whole", "trainer", "")
+    for parts in range(3, 7):  # from its arguments on it is known for the Trainer's
+        folder = trainer_folder(tmp_path / f"{parts}" / "checkpoint-2", 2, parts=parts)
+        assert look(folder, format) == ("torn", "trainer", "it has no trainer_state.json, which is written last")
+    for newer in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
+        folder = trainer_folder(tmp_path / newer / "checkpoint-3", 3)
+        os.utime(folder / newer, (400, 400))
+        why = f"{newer} is newer than trainer_state.json, which is written after it"
+        assert look(folder, format) == ("torn", "trainer", why)
+    os.utime(cut(tmp_path / "checkpoint-1" / "optimizer.pt"), (100, 100))
+    assert look(tmp_path / "checkpoint-1", format).why.startswith("optimizer.pt: it was not written to its end")
+
+
+def test_what_fsdp_shards_is_as_old_as_the_folder_it_lies_in(tmp_path):
+    folder = trainer_folder(tmp_path / "checkpoint-1")
+    dcp.save({"model": {"a": torch.ones(3)}}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
+    assert look(folder).why.endswith("is newer than trainer_state.json, which is written after it")
+    os.utime(folder / "trainer_state.json")
+    assert look(folder) == ("whole", "trainer", "")
+
+
+@pytest.mark.parametrize("format", ["auto", "trainer"])
+def test_of_the_trainer_s_output_folder_the_newest_save_counts(output, format):  # noqa: A002
+    for step in (9, 100):
+        trainer_folder(output / "run" / f"checkpoint-{step}", step)
+    (output / "run" / "checkpoint-9" / "trainer_state.json").unlink()  # it is being removed
+    assert look(output / "run", format) == ("whole", "trainer", "")
+    assert keep(str(output), "run", format) == {"kept": True, "why": ""}
+    trainer_folder(output / "run" / "checkpoint-200", 200, parts=4)
+    why = "checkpoint-200: it has no trainer_state.json, which is written last"
+    assert keep(str(output), "run", format) == {"kept": False, "why": why}
+    told = hand_on(str(output), "run", format, *CPU)
+    assert told["found"] and f"what was at run was half written ({why})" in told["text"]
+    assert {path.name for path in (output / "run").iterdir()} == {"checkpoint-9", "checkpoint-100"}
+
+
+def test_saves_whose_numbers_cannot_be_compared_are_unread(tmp_path):
+    trainer_folder(tmp_path / "epoch_1")
+    trainer_folder(tmp_path / "step_7")
+    trainer_folder(tmp_path / "tmp-checkpoint-9")
+    assert look(tmp_path) == ("unread", "", "its format is not known")
 
 
 def test_what_nobody_can_tell_is_unread_and_never_unpickled(tmp_path):

@@ -17,6 +17,8 @@ from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.links import real
 from workers.errors import CheckpointError
 
+BESIDE = "meta.pt"
+"""What Lightning keeps of a sharded checkpoint beside its tensors: step, loops, callbacks, schedulers."""
 _Place = tuple[Path, int, int]
 """File, offset and length."""
 

@@ -15,6 +15,7 @@ from cluster.errors import UserError, nearest
 from workers.checkpoint.disk.files import Files, write_file
 from workers.checkpoint.disk.layout import Layout, Piece, lay_out
 from workers.checkpoint.disk.writer import write_shards
+from workers.checkpoint.exchange.dcp_folders import BESIDE
 from workers.checkpoint.exchange.library_folders import Written, made_folder, saved
 from workers.checkpoint.exchange.reading import FORMATS
 from workers.checkpoint.exchange.restoring import Values
@@ -181,13 +182,22 @@ def _read(opened: OpenCheckpoint, name: str, start: int, stop: int, out: memoryv
 
 def _torch(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
     values = Values(opened)
-    return Written(saved(values.entry(_module_of(opened, entry)) if entry else values.whole(), to), [])
+    return Written(saved(values.entry(_module_of(opened, entry)) if entry else _joined(values), to), [])
+
+
+def _joined(values: Values) -> Any:
+    """The whole as one value, with what a folder of DCP had beside it."""
+    whole, beside = values.whole(), values.beside()
+    return whole | beside if isinstance(whole, dict) and isinstance(beside, dict) else whole
 
 
 def _dcp(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
     values = Values(opened)
     whole = {entry: values.entry(entry)} if entry else values.whole()
-    return Written(_saved_by_dcp(whole if isinstance(whole, dict) else values.entries(), to), [])
+    count = _saved_by_dcp(whole if isinstance(whole, dict) else values.entries(), to)
+    if not entry and (beside := values.beside()) is not None:
+        count += saved(beside, to / BESIDE)
+    return Written(count, [])
 
 
 def _saved_by_dcp(value: dict[str, Any], to: Path) -> int:
@@ -210,9 +220,10 @@ def _folder(opened: OpenCheckpoint, to: Path, entry: str, *, format: str) -> Wri
     notes: list[str] = []
     for name in values.names():
         path = to / name
+        path.parent.mkdir(exist_ok=True)
         if path.suffix == ".safetensors":
             module, texts = values.header(name)
-            written = _weights(opened, to, _module_of(opened, module), name, texts)
+            written = _weights(opened, path.parent, _module_of(opened, module), path.name, texts)
             count, notes = count + written.tensors, notes + written.notes
         else:
             count += _write_value(values.file(name), path)

@@ -24,7 +24,7 @@ from workers.checkpoint.exchange.taking import read_value, take, take_optimizers
 from workers.checkpoint.exchange.values import Plain
 from workers.checkpoint.exchange.weights import SAFETENSORS_INDEX, TORCH_INDEX, take_safetensors, take_torch
 from workers.checkpoint.format.checks import open_regular
-from workers.checkpoint.format.links import real
+from workers.checkpoint.format.links import are_followed, real
 from workers.checkpoint.format.tree import DEEPEST
 from workers.errors import CheckpointError
 
@@ -38,14 +38,21 @@ OBJECTS = {
     "sampler": "a pickled object; the order of the data begins anew",
 }
 """By name, or name without suffix and number: what no program but its own can read."""
+NO_STATE = "it holds no state of the training"
 _MODEL = re.compile(r"(?:(?:adapter_|pytorch_)?model|pytorch_model_fsdp)(_\d+)?\.(?:safetensors|bin)")
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
+_UNFINISHED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
+"""What the Trainer writes between `training_args.bin` and `trainer_state.json`."""
+_NUMBERED = re.compile(r"((?:checkpoint|ckpt|step|global_step|iter|iteration|epoch)[-_]?)(\d{1,18})")
+_COUNTED = re.compile(r"checkpoint_\d+")
+"""As Accelerate names its saves itself (ProjectConfiguration): 0, 1, 2, whatever the step."""
 _EXPECTED = {
     "trainer": {
         "weights": r"(adapter_|pytorch_)?model[._-]",
         "optimizer": r"optimizer(\.|_\d+$)",
         "scheduler": r"scheduler\.",
         "random states": r"rng_state",
+        TRAINER_STATE: r"trainer_state\.json",
     },
     "accelerate": {"optimizer": r"optimizer[._]", "random states": r"random_states_"},
 }
@@ -54,12 +61,27 @@ _EXPECTED = {
 
 def folder_format(source: Path) -> str:
     """ "trainer", "accelerate" or ""."""
-    if os.path.lexists(source / TRAINER_STATE):
+    if os.path.lexists(source / TRAINER_STATE) or _is_unfinished(source):
         return "trainer"
     if any(os.path.lexists(source / name) for name in ("optimizer.bin", RANDOM_STATES)):
         return "accelerate"
     sharded = (path for path in source.iterdir() if _SHARDED.fullmatch(path.name))
     return "accelerate" if any((path / ".metadata").is_file() for path in sharded) else ""
+
+
+def _is_unfinished(source: Path) -> bool:
+    """Whether the Trainer was stopped before it wrote `trainer_state.json`, or somebody removed that."""
+    named = re.fullmatch(r"checkpoint-\d+", source.name) is not None
+    return (source / "training_args.bin").exists() and (named or any(any(source.glob(name)) for name in _UNFINISHED))
+
+
+def numbered_folders(source: Path) -> list[Path]:
+    """Folders below it that are called like saves (checkpoint-500, checkpoint_3, step_500), the newest last; none where
+    there are several kinds, whose numbers cannot be compared."""
+    names = {path: match for path in source.iterdir() if (match := _NUMBERED.fullmatch(path.name))}
+    saves = [path for path in names if path.is_dir() and not path.is_symlink()]
+    one_kind = len({names[path][1] for path in saves}) == 1
+    return sorted(saves, key=lambda path: int(names[path][2])) if one_kind else []
 
 
 def read_folder(source: Path, format: str) -> tuple[Found, Plain]:  # noqa: A002
@@ -93,6 +115,10 @@ def _check_whole(source: Path, names: set[str], has_model: bool) -> None:
 
 def _take_weights(found: Found, source: Path, plain: Plain) -> set[str]:
     """The names of the files that hold models. Of several formats of one model the first is taken."""
+    return _take_own_weights(found, source, plain) | _take_models_below(found, source)
+
+
+def _take_own_weights(found: Found, source: Path, plain: Plain) -> set[str]:
     if [*source.glob(SAFETENSORS_INDEX)]:
         return set(take_safetensors(found, source))
     if index := next(iter(source.glob(TORCH_INDEX)), None):
@@ -111,20 +137,48 @@ def _take_weights(found: Found, source: Path, plain: Plain) -> set[str]:
         taken[path.name] = entry
     if taken or not (others := sorted(source.glob("*.safetensors"))):
         return set(taken)
-    return set(take_safetensors(found, source)) if len(others) > 1 else set(take_safetensors(found, others[0]))
+    return set(take_safetensors(found, source if len(others) > 1 else others[0]))
+
+
+def _take_models_below(found: Found, source: Path) -> set[str]:
+    """Models in folders of their own, as diffusers and several adapters of PEFT have them: the folders' names."""
+    taken: set[str] = set()
+    for folder in sorted(path.parent for path in source.glob("*/*.safetensors")):
+        skipped = folder.name in taken or folder.name.startswith(".") or _NUMBERED.fullmatch(folder.name)
+        if skipped or _is_guarded(folder):
+            continue
+        taken.add(folder.name)
+        there, entry = f"{folder.name}/", found.name_free(folder.name)
+        files = {*take_safetensors(found, folder, entry, there)}
+        for path in sorted(path for path in folder.iterdir() if path.name not in files):
+            if path.name in VALUES:
+                value = _read_values(path)
+                found.file(f"{there}{path.name}", value)
+                found.plain(found.name_free(f"{folder.name}_{path.stem}"), value)
+            else:
+                found.left_out[f"{there}{path.name}"] = NO_STATE
+    return taken
+
+
+def _is_guarded(folder: Path) -> bool:
+    """Whether it is a link that a job or an archive may have left behind: it could lead anywhere."""
+    return folder.is_symlink() and not are_followed()
 
 
 def _take_part(found: Found, path: Path, plain: Plain) -> Any:
     """The value of a file that is taken, else None and its reason in `found.left_out`."""
     stem = re.sub(r"_\d+$", "", path.stem)
     if path.is_dir():
+        if _is_guarded(path):
+            found.left_out[path.name] = "a link to a folder"
+            return None
         if (path / ".metadata").is_file():
             found.ordered = False
             value = read_dcp(path, plain)
             found.file(path.name, value)
             take(found, value)
             return value
-        found.left_out[path.name] = "a folder of no known form"
+        found.left_out[path.name] = "another save" if _NUMBERED.fullmatch(path.name) else "a folder of no known form"
     elif why := OBJECTS.get(path.name) or OBJECTS.get(stem):
         found.left_out[path.name] = why
     elif path.suffix in PICKLED:
@@ -139,7 +193,7 @@ def _take_part(found: Found, path: Path, plain: Plain) -> Any:
         found.plain(found.name_free(path.stem), value)
         return value
     else:
-        found.left_out[path.name] = "it holds no state of the training"
+        found.left_out[path.name] = NO_STATE
     return None
 
 
@@ -164,7 +218,8 @@ def _find_step(found: Found, source: Path, values: dict[str, Any]) -> None:
         found.notes.append(f"step {found.step} is {key} of {name}")
     elif (number := step_in_name(source.name)) is not None:
         found.step = number
-        found.notes.append(f"step {number} is from the folder's name {source.name}")
+        counted_saves = ", where Accelerate puts the number of the save" if _COUNTED.fullmatch(source.name) else ""
+        found.notes.append(f"step {number} is from the folder's name {source.name}{counted_saves}")
     elif counted and counted[0]:
         found.step = counted[0]
-        found.notes.append(f"step {found.step} is from {RANDOM_STATES}, which counts batches")
+        found.notes.append(f"step {found.step} is from {RANDOM_STATES}, which counts the batches of an epoch")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import NotFound, PolyfleetError, UserError, nearest
-from workers.checkpoint.exchange.dcp_folders import read_dcp
-from workers.checkpoint.exchange.folders import folder_format, read_folder
+from workers.checkpoint.exchange.dcp_folders import BESIDE, read_dcp
+from workers.checkpoint.exchange.folders import folder_format, numbered_folders, read_folder
 from workers.checkpoint.exchange.found import Found
 from workers.checkpoint.exchange.naming import place_optimizers
 from workers.checkpoint.exchange.safetensors_files import files_of
@@ -37,6 +37,8 @@ def format_of(source: Path) -> str:
             return "safetensors"
         if [*source.glob(TORCH_INDEX), *source.glob("pytorch_model.bin"), *source.glob("adapter_model.bin")]:
             return "torch"
+        if saves := numbered_folders(source):
+            raise CheckpointError(f"{source} holds {len(saves)} saves", f"name one of them, such as {saves[-1]}")
         raise CheckpointError(f"{source} holds nothing that can be imported", f"known: {', '.join(FORMATS)}")
     if source.suffix == ".safetensors":
         return "safetensors"
@@ -142,13 +144,19 @@ def _dcp(source: Path) -> tuple[Found, Plain]:
     value = read_dcp(source, plain)
     found.file(source.name, value)
     take(found, value)
-    _find_step(found, source, value)
-    _leave_out(found, source, [path.name for path in source.glob("*.distcp")], "the checkpoint")
+    beside = None
+    if (source / BESIDE).is_file():
+        beside = read_value(source / BESIDE, plain)
+        found.file(BESIDE, beside)
+        take(found, beside)
+    _find_step(found, source, value, beside)
+    taken = [path.name for path in (*source.glob("*.distcp"), source / BESIDE)]
+    _leave_out(found, source, taken, "the checkpoint")
     return found, plain
 
 
-def _find_step(found: Found, source: Path, value: Any) -> None:
-    if told := step_in(value):
+def _find_step(found: Found, source: Path, *values: Any) -> None:
+    if told := next(filter(None, map(step_in, values)), None):
         found.step, key = told
         if key.rpartition(".")[2] in EPOCHS:
             found.notes.append(f"step {found.step} is {key} of {source.name}, which tells no step")

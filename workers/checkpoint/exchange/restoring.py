@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from workers.checkpoint.exchange.dcp_folders import BESIDE
 from workers.checkpoint.exchange.forms import ROOT_DEPTH
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
@@ -16,9 +17,10 @@ from workers.checkpoint.format.optimizer_tree import as_torch, read_optimizer
 from workers.checkpoint.opening import OpenCheckpoint
 
 SINGLE = ("torch", "dcp")
-"""Formats whose source is one value."""
-FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
-"""What a file of an origin may be called: it becomes a name in the folder that an export writes."""
+"""Formats whose source is one value; beside that of DCP may lie another."""
+_NAME = r"[^\x00-\x1f\x7f/.][^\x00-\x1f\x7f/]{0,254}"
+FILE = re.compile(rf"(?:{_NAME}/)?{_NAME}")
+"""What a file of an origin may be called: it becomes a name in the folder that an export writes, or in one below it."""
 
 
 class Values:
@@ -45,9 +47,15 @@ class Values:
 
     def whole(self) -> Any:
         """What the file held that was imported; of any other checkpoint its entries."""
-        if self.origin is None or self.origin.format not in SINGLE or len(self.origin.files) != 1:
+        if self.origin is None or self.origin.format not in SINGLE:
             return self.entries()
-        return self.file(*self.origin.files)
+        names = [name for name in self.origin.files if name != BESIDE or self.origin.format != "dcp"]
+        return self.file(*names) if len(names) == 1 else self.entries()
+
+    def beside(self) -> Any:
+        """What lay beside the whole in a folder of DCP; None where there was nothing."""
+        there = self.origin is not None and self.origin.format == "dcp" and BESIDE in self.origin.files
+        return self.file(BESIDE) if there else None
 
     def file(self, name: str) -> Any:
         """What file `name` of the source held. Raises DamagedCheckpoint where its form in the manifest is malformed."""

@@ -14,6 +14,8 @@ _SHORT = {
     "optimizer_state_dict": "optimizer", "optimizer_states": "optimizer",
 }  # fmt: skip
 """What Lightning and torch's own tutorials call them."""
+_USUAL = {*_SHORT, "model", "optim", "optimizer"}
+"""Names that say enough by themselves."""
 
 
 def read_value(path: Path, plain: Plain) -> Any:
@@ -41,11 +43,31 @@ def take(found: Found, value: Any) -> None:
         elif isinstance(key, str) and take_optimizers(found, _SHORT.get(key, key), item):
             continue
         elif isinstance(key, str) and isinstance(item, dict | list):
-            found.plain(found.name_free(key), item)
+            _take_nested(found, key, item)
         else:
             rest[key] = item
     if rest:
         found.plain(found.name_free("extra"), rest)
+
+
+def _take_nested(found: Found, name: str, value: Any) -> None:
+    """Models and optimizers in a dict within the file's are entries, too, as in torch's own {"app": {"model", "optim"}}
+    and a GAN's {"nets": {"g", "d"}}."""
+    inner = value if isinstance(value, dict) else {}
+    parts = {key: item for key, item in inner.items() if isinstance(key, str) and _is_part(item)}
+    for key, item in parts.items():
+        entry = found.name_free(_SHORT.get(key, key) if key in _USUAL else f"{name}.{key}")
+        if is_optimizer(item):
+            found.optimizer(entry, item)
+        else:
+            found.module(entry, item)
+    rest = {key: item for key, item in inner.items() if key not in parts} if parts else value
+    if rest or not parts:
+        found.plain(found.name_free(name), rest)
+
+
+def _is_part(value: Any) -> bool:
+    return is_optimizer(value) or is_state_dict(value)
 
 
 def take_optimizers(found: Found, name: str, value: Any) -> bool:

@@ -24,8 +24,9 @@ SAFETENSORS_INDEX = "*.safetensors.index.json"
 TORCH_INDEX = "*.bin.index.json"
 
 
-def take_safetensors(found: Found, source: Path, entry: str = "model") -> list[str]:
-    """A file, or the files of a folder that belong to one model: their names, that of an index among them."""
+def take_safetensors(found: Found, source: Path, entry: str = "model", within: str = "") -> list[str]:
+    """A file, or the files of a folder that belong to one model: their names, that of an index among them. `within` is
+    what their names begin with where `source` is a part of what is imported, such as `unet/`."""
     found.ordered = False  # safetensors sorts its headers
     files, index = files_of(source), index_of(source, SAFETENSORS_INDEX) if source.is_dir() else None
     tensors: dict[str, Reference] = {}
@@ -38,7 +39,8 @@ def take_safetensors(found: Found, source: Path, entry: str = "model") -> list[s
             tensors[name] = _reference(path, name, one, size_bytes)
         metadata |= read_metadata(path)
     found.module(entry, tensors)
-    found.safetensors_file(index.name.removesuffix(".index.json") if index else files[0].name, entry, metadata)
+    name = index.name.removesuffix(".index.json") if index else files[0].name
+    found.safetensors_file(f"{within}{name}", entry, metadata)
     return [path.name for path in files] + _checked(found, index, tensors)
 
 

@@ -8,7 +8,9 @@ What tells, format by format:
     accelerate    `random_states_0.pkl` is written after model and optimizer, objects of the user's after that
     trainer       `trainer_state.json` is written after model and optimizer
 
-A folder is whole when each of its files is, too. What has none of these forms cannot be told, and is `unread`.
+A folder is whole when each of its files is, too. Of a folder with many saves (`checkpoint-500`, `checkpoint-1000`) the
+newest counts: that is the one from which its program resumes. What has none of these forms cannot be told, and is
+`unread`.
 """
 
 import os
@@ -22,7 +24,7 @@ from typing import IO, NamedTuple
 from cluster import sandbox
 from cluster.untrusted import Unreadable, parse_json
 from workers.checkpoint.exchange.archive import UNREADABLE
-from workers.checkpoint.exchange.folders import RANDOM_STATES, TRAINER_STATE
+from workers.checkpoint.exchange.folders import RANDOM_STATES, TRAINER_STATE, numbered_folders
 from workers.checkpoint.exchange.reading import SUFFIXES, format_of
 from workers.checkpoint.exchange.safetensors_files import LARGEST_HEADER_BYTES
 from workers.checkpoint.format.checks import open_regular
@@ -31,6 +33,8 @@ from workers.errors import CheckpointError
 AT_ONCE_BYTES = 4 << 20
 LEAST_BYTES = 4
 """Of any format: by these it is known."""
+_SHARDED = ("*/.metadata", "*/*.distcp")
+"""In folders of DCP within it, as FSDP's."""
 FILES = ("torch", "safetensors")
 """Formats of single files; all but `torch` may be folders."""
 
@@ -109,7 +113,11 @@ def _cut_safetensors(file: IO[bytes]) -> str:
 
 
 def _folder(path: Path, format: str) -> Seen:  # noqa: A002
-    known = _known(path) if format == "auto" else format
+    own = _known(path)
+    known = own if format == "auto" else format
+    if (not own or own != known) and (saves := numbered_folders(path)):
+        seen = _folder(saves[-1], format)
+        return seen._replace(why=seen.why and f"{saves[-1].name}: {seen.why}")
     if not known or known == "torch":
         why = "torch.save writes files, and it is a folder" if known else "its format is not known"
         return Seen("unread", "", why)
@@ -141,12 +149,20 @@ def _cut_accelerate(path: Path) -> str:
     if not last.is_file():
         return f"it has no {RANDOM_STATES}, which is written last"
     own = [*path.glob("custom_checkpoint_*")]
-    saved = (*path.glob("*.safetensors"), *path.glob("*.bin"))
-    return _older(last, saved) or next(filter(None, (_older(one, [last]) for one in own)), "")
+    if why := _older(last, _saved(path, "*.safetensors", "*.bin", *_SHARDED)):
+        return why
+    return next(filter(None, (_older(one, [last]) for one in own)), "")
 
 
 def _cut_trainer(path: Path) -> str:
-    return _older(path / TRAINER_STATE, (*path.glob("*.safetensors"), *path.glob("optimizer.*")))
+    last = path / TRAINER_STATE
+    if not last.is_file():
+        return f"it has no {TRAINER_STATE}, which is written last"
+    return _older(last, _saved(path, "*.safetensors", "*.bin", "optimizer.*", "scheduler.*", *_SHARDED))
+
+
+def _saved(path: Path, *patterns: str) -> list[Path]:
+    return [file for pattern in patterns for file in path.glob(pattern)]
 
 
 def _cut_index(path: Path) -> str:
