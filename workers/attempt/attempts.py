@@ -81,9 +81,9 @@ class Attempts(Known):
         try:
             fence = self._fences.epoch(attempt.job)
         except Unreadable as e:
-            still = f"whether attempt {attempt.epoch} of {attempt.job} still counts"
             raise FleetError(
-                f"{still} cannot be read on node {self._node}: {e}", "it is tried again; Ray's head must answer"
+                f"node {self._node} cannot read whether attempt {attempt.epoch} of {attempt.job} still counts: {e}",
+                "the start is tried again; Ray's head must answer",
             ) from None
         if attempt.epoch < fence:
             raise EpochPast(f"attempt {attempt.epoch} of {attempt.job} was superseded by attempt {fence}", fence)
