@@ -50,19 +50,20 @@ def convert(
     on_lossy: str = "error",
     progress: Progress | None = None,
     files: Files | None = None,
+    follow_links: bool = True,
 ) -> dict[str, Any]:
     """Write a copy of checkpoint `source` below `root` and answer with the report of what changed, and its "path".
 
     Its name has the step, and an id that follows from the source and the dtypes: asked for again, it is the same copy,
     which is not written twice (`already_there`), and the copy of a copy, or one in other dtypes, has another name.
     `to_kind` ("tpu:v5e") decides with dtype="native"; a mapping or function decides by itself. Random states, numpy
-    arrays and values stay as they are. Raises CheckpointError: DamagedCheckpoint, or a loss that `on_lossy` refuses;
-    UserError for a kind that nobody lists.
+    arrays and values stay as they are. `follow_links`: files of `source` may be links. Raises CheckpointError:
+    DamagedCheckpoint, or a loss that `on_lossy` refuses; UserError for a kind that nobody lists.
     """
     kind = known_kind(to_kind) if to_kind else ""
     policy = Policy(dtype, None, on_lossy, lacking(kind) if kind else None)
     files = files or Files()
-    with Reader(checkpoint_folder(source)) as reader:
+    with Reader(checkpoint_folder(source, follow_links), follow_links) as reader:
         report = Report(str(reader.folder), reader.manifest.step, reader.manifest.producer)
         wanted = {name: _wanted(policy, name, entry) for name, entry in reader.manifest.stored().items()}
         made = _Converted(reader, policy, report, wanted)

@@ -21,15 +21,19 @@ AT_ONCE = 1 << 20
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def diff(a: str | Path, b: str | Path, progress: Progress | None = None) -> dict[str, Any]:
+def diff(
+    a: str | Path, b: str | Path, progress: Progress | None = None, *, follow_links: bool = True
+) -> dict[str, Any]:
     """{"a", "b", "same", "tensors": [row], "only_in_a", "only_in_b", "entries", "names"}; every byte read is verified.
 
     A row of a changed tensor has "name", "dtype" and "shape" (of both, where they differ), and where values can be
     compared "changed" (how many), "max_abs", "max_rel" and "max_ulp": the greatest distance in representable values of
     their dtype. Rows of equal tensors are only counted, in "equal". "entries" names trees that differ.
     "names" has a sentence for each module whose tensors are compared past wrappers that one side has in their names.
+    `follow_links`: files of both may be links.
     """
-    with Reader(checkpoint_folder(a)) as first, Reader(checkpoint_folder(b)) as second:
+    folders = (checkpoint_folder(place, follow_links) for place in (a, b))
+    with Reader(next(folders), follow_links) as first, Reader(next(folders), follow_links) as second:
         names_a, names_b = first.manifest.tensors, second.manifest.tensors
         partners, sentences = _partners(first.manifest, second.manifest)
         both = [name for name in names_a if partners.get(name, name) in names_b]

@@ -1,4 +1,8 @@
-"""What a checkpoint holds and whether it is sound, without torch: for the server, the agents and the command line."""
+"""What a checkpoint holds and whether it is sound, without torch: for the server, the agents and the command line.
+
+`follow_links`: links to files, and of a root to checkpoints, are followed, for who asks names a place of their own. Who
+reads for others passes False, as tools.py does.
+"""
 
 import math
 import os
@@ -12,7 +16,6 @@ from cluster.plain import to_plain
 from workers.checkpoint.disk.damage import damage_of
 from workers.checkpoint.disk.pins import is_pinned
 from workers.checkpoint.disk.reader import Progress, Reader
-from workers.checkpoint.format import links
 from workers.checkpoint.format.checks import read_manifest, tensor_bytes
 from workers.checkpoint.format.folders import below, newest_first, step_of
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest, Producer
@@ -31,10 +34,10 @@ class Latest:
     skipped: tuple[Skipped, ...] = ()
 
 
-def describe(path: str | Path) -> dict[str, Any]:
+def describe(path: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
     """A summary of one checkpoint: who saved it, what is in it, how large. Reads the manifest only."""
-    folder = checkpoint_folder(path)
-    manifest = read_manifest(folder)
+    folder = checkpoint_folder(path, follow_links)
+    manifest = read_manifest(folder, follow_links)
     return {
         "path": str(folder),
         "name": folder.name,
@@ -51,19 +54,19 @@ def describe(path: str | Path) -> dict[str, Any]:
     }
 
 
-def list_checkpoints(root: str | Path) -> list[dict[str, Any]]:
+def list_checkpoints(root: str | Path, *, follow_links: bool = True) -> list[dict[str, Any]]:
     """`describe` of every checkpoint below `root`, those of one folder newest first, and `problem`: "" or a sentence.
 
     A damaged one has only its path, name and step, and nothing for the rest a table shows.
     """
-    return [_listed(folder) for folder in below(Path(root))]
+    return [_listed(folder, follow_links) for folder in below(Path(root), follow_links)]
 
 
-def verify(path: str | Path, progress: Progress | None = None) -> dict[str, Any]:
+def verify(path: str | Path, progress: Progress | None = None, *, follow_links: bool = True) -> dict[str, Any]:
     """Read every byte: {"path", "step", "ok", "bytes", "chunks", "problems": [sentences]}. Raises NotFound only."""
-    folder = checkpoint_folder(path)
+    folder = checkpoint_folder(path, follow_links)
     try:
-        with Reader(folder) as reader:
+        with Reader(folder, follow_links) as reader:
             problems = [fault.message for fault in reader.faults(progress)]
             size_bytes = reader.manifest.size_bytes()
             chunks = sum(len(file.xxh3_128) for file in reader.manifest.files.values())
@@ -80,14 +83,14 @@ def verify(path: str | Path, progress: Progress | None = None) -> dict[str, Any]
     }
 
 
-def latest(root: str | Path) -> Latest | None:
+def latest(root: str | Path, *, follow_links: bool = True) -> Latest | None:
     """The newest checkpoint below `root` whose manifest and hashes hold; None where there is none at all.
 
     Raises DamagedCheckpoint where there are some and none holds: to begin from nothing must be somebody's decision.
     """
     skipped: list[Skipped] = []
-    for folder in newest_first(Path(root)):
-        found = verify(folder)
+    for folder in newest_first(Path(root), follow_links):
+        found = verify(folder, follow_links=follow_links)
         if found["ok"]:
             return Latest(folder, found["step"], tuple(skipped))
         skipped.append(Skipped(str(folder), found["problems"][0]))
@@ -96,15 +99,15 @@ def latest(root: str | Path) -> Latest | None:
     return None
 
 
-def newest(root: str | Path) -> dict[str, Any]:
+def newest(root: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
     """The newest checkpoint below `root` whose manifest holds, whose files have their sizes, and which was not found
     damaged before: {"path", "passed_over": [{"path", "reason"}]}. "" where there is none at all. No tensor is read.
 
     Raises DamagedCheckpoint where there are some and none is left.
     """
     passed_over: list[dict[str, str]] = []
-    for folder in newest_first(Path(root)):
-        fault = damage_of(folder) or outer_fault(folder)
+    for folder in newest_first(Path(root), follow_links):
+        fault = damage_of(folder) or outer_fault(folder, follow_links)
         if not fault:
             return {"path": str(folder), "passed_over": passed_over}
         passed_over.append({"path": str(folder), "reason": fault})
@@ -113,12 +116,12 @@ def newest(root: str | Path) -> dict[str, Any]:
     return {"path": "", "passed_over": []}
 
 
-def outer_fault(folder: Path) -> str:
+def outer_fault(folder: Path, follow_links: bool = False) -> str:
     """What is wrong with a checkpoint that can be known without reading its tensors; "" for nothing."""
     try:
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder, follow_links)
         for name, file in manifest.files.items():
-            if (found_bytes := links.size_bytes(folder / name)) != file.bytes:
+            if (found_bytes := (folder / name).stat(follow_symlinks=follow_links).st_size) != file.bytes:
                 return f"{folder / name} has {found_bytes} bytes, {file.bytes} were saved"
     except CheckpointError as e:
         return e.message
@@ -134,20 +137,20 @@ def _none_left(root: Path, reasons: list[str]) -> DamagedCheckpoint:
     )
 
 
-def checkpoint_folder(path: str | Path) -> Path:
+def checkpoint_folder(path: str | Path, follow_links: bool = False) -> Path:
     """`path` if it is a checkpoint. Raises NotFound with what is there instead."""
     folder = Path(path)
     if os.path.lexists(folder / NAME):
         return folder
-    there = few([found.name for found in newest_first(folder)])
+    there = few([found.name for found in newest_first(folder, follow_links)])
     if there:
         raise NotFound(f"{folder} is a folder of checkpoints, not one", f"name one of them: {there}")
     raise NotFound(f"{folder} is no checkpoint: it has no {NAME}", "name a folder step-…, or save one first")
 
 
-def _listed(folder: Path) -> dict[str, Any]:
+def _listed(folder: Path, follow_links: bool) -> dict[str, Any]:
     try:
-        told = describe(folder)
+        told = describe(folder, follow_links=follow_links)
         return {**told, "problem": told["damaged"]}
     except CheckpointError as e:
         known = {"path": str(folder), "name": folder.name, "step": step_of(folder), "problem": e.message}

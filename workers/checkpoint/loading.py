@@ -68,7 +68,7 @@ def load(
     or a function of name and stored dtype. `on_lossy` is "error", "warn" or "allow" for conversions that change values.
     `verify`: "chunks" proves the hashes of all that is loaded, "full" of the whole checkpoint, "none" nothing. "once"
     proves what "chunks" does while it fills, in one pass: where it raises, what `into` names is to be thrown away.
-    The files of a checkpoint that is named itself may be links, those of one that is found below a root may not.
+    Links are followed: its files may be links, and so may checkpoints below a root.
     `rank` tells the random streams of ranks apart where they are derived. Raises CheckpointError, but for "once" before
     anything live changed.
     """
@@ -81,11 +81,10 @@ def load(
 
         root_or_path = fetched(str(root_or_path), step)
     path = Path(root_or_path)
-    named = os.path.lexists(path / NAME)
-    if named or step != "latest":
-        return _load(_named(path, step), [], policy, into, device, verify, rank, progress, follow=named)
+    if step != "latest" or os.path.lexists(path / NAME):
+        return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
     skipped: list[Skipped] = []
-    for folder in newest_first(path):
+    for folder in newest_first(path, follow_links=True):
         try:
             return _load(folder, skipped, policy, into, device, verify, rank, progress)
         except DamagedCheckpoint as e:
@@ -102,9 +101,8 @@ def _load(
     verify: str,
     rank: int,
     progress: Progress | None,
-    follow: bool = False,
 ) -> Loaded:
-    with (ProvingReader if verify == "once" else Reader)(folder, follow) as reader:
+    with (ProvingReader if verify == "once" else Reader)(folder, follow=True) as reader:
         report = Report(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
         stage = Stage(reader, policy, report, torch.device(device or "cpu"))
         loading = _Loading(stage, into, rank)
@@ -198,7 +196,7 @@ def _named(path: Path, step: "int | str") -> Path:
     """The checkpoint at a path, or that of a step below it."""
     if os.path.lexists(path / NAME):
         return path
-    folders = newest_first(path)
+    folders = newest_first(path, follow_links=True)
     chosen = next((folder for folder in folders if step_of(folder) == step), None)
     if chosen is None:
         steps = sorted({step_of(folder) for folder in folders})

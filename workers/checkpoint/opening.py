@@ -22,8 +22,8 @@ from workers.errors import CheckpointError
 class OpenCheckpoint(Reader):
     """`manifest` says everything about it. To be used in a `with`; tensors that were handed out stay valid after it."""
 
-    def __init__(self, folder: Path, verify: bool = True):
-        super().__init__(folder)
+    def __init__(self, folder: Path, verify: bool = True, follow: bool = False):
+        super().__init__(folder, follow)
         self._verify = verify
         self._maps: dict[str, mmap.mmap] = {}
 
@@ -79,12 +79,14 @@ class OpenCheckpoint(Reader):
         return name
 
 
-def open_checkpoint(path: str | os.PathLike[str], *, verify: str = "chunks") -> OpenCheckpoint:
+def open_checkpoint(
+    path: str | os.PathLike[str], *, verify: str = "chunks", follow_links: bool = True
+) -> OpenCheckpoint:
     """Open one lazily. `verify`: "chunks" proves the chunks of a tensor when it is asked for, "full" all of them now,
-    "none" nothing: as fast as mapping a file is, and as trusting."""
+    "none" nothing: as fast as mapping a file is, and as trusting. `follow_links`: its files may be links."""
     if verify not in ("chunks", "full", "none"):
         raise CheckpointError(f"verify is {verify!r}", "use one of chunks, full, none")
-    opened = OpenCheckpoint(checkpoint_folder(Path(path)), verify != "none")
+    opened = OpenCheckpoint(checkpoint_folder(Path(path), follow_links), verify != "none", follow_links)
     if verify == "full":
         opened.prove(opened.all_chunks())
     return opened

@@ -16,7 +16,7 @@ from workers.checkpoint.targets import Fate, fate, lacking, notes
 HOST_STREAMS = ("python", "numpy", "cpu")
 
 
-def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
+def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True) -> dict[str, Any]:
     """What loading with dtype="native" would do on `count` devices of kind `to` ("tpu:v5e", "tpu:emulated", "amd").
 
     "ok" is False where a dtype is refused or the devices are known to be too small; "memory"."fits" is `replicated`
@@ -26,7 +26,7 @@ def plan(path: str | Path, to: str, count: int = 1) -> dict[str, Any]:
     if count < 1:
         raise UserError(f"count is {count}", "plan for at least one device")
     kind = catalogue.known_kind(to)
-    manifest = read_manifest(Path(path))
+    manifest = read_manifest(Path(path), follow_links)
     lacks = lacking(kind)
     fates = {name: fate(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
     dtypes = _dtypes(manifest, fates, kind)

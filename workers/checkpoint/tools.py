@@ -26,6 +26,7 @@ import workers.errors
 from cluster import sandbox
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
 from cluster.places import TOOLS, is_uri
+from workers.checkpoint.format import links
 from workers.checkpoint.format.manifest import LARGEST_BYTES, DamagedCheckpoint
 
 VERBS = {
@@ -57,6 +58,8 @@ MANIFESTS = ("list", "show", "plan", "check", "newest", "incoming")
 """These read manifests only, so memory and time have a limit that suits the largest."""
 BOUNDED = ("import", "keep", "hand_on", *MANIFESTS)
 """These run with the limits of cluster/sandbox.py. The others read all bytes of checkpoints, however long it takes."""
+READING = ("list", "show", "check", "newest", "plan", "diff", "convert", "export", "copy")
+"""These follow links where they are called as functions; here only for the user of this machine."""
 EVERY_S = 0.1
 LOOK_S = 0.5
 LARGEST_ANSWER_BYTES = 1 << 30
@@ -75,7 +78,9 @@ def run(verb: str, arguments: dict[str, Any], progress: Progress | None = None) 
             raise UserError(f"`{verb}` reads and writes folders: {arguments[name]!r} is none", "copy it here first")
     where, _, name = VERBS[verb].partition(":")
     function = getattr(import_module(f"workers.checkpoint.{where}"), name)
-    return function(**arguments, **({"progress": progress} if verb in LONG else {}))
+    options: dict[str, Any] = {"progress": progress} if verb in LONG else {}
+    options |= {"follow_links": links.are_followed()} if verb in READING else {}
+    return function(**arguments, **options)
 
 
 def run_in_child(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.errors import NotFound
-from workers.checkpoint import DamagedCheckpoint, latest, list_checkpoints, load, open_checkpoint, save, verify
+from workers.checkpoint import DamagedCheckpoint, latest, load, open_checkpoint, save, verify
 from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, digest_of
 from workers.errors import CheckpointError
 
@@ -128,30 +128,18 @@ def test_an_empty_cut_or_missing_manifest(root, tied, image):
         verify(second(root))
 
 
-def test_links_pipes_and_absent_files_are_refused(root, tied, image):
+def test_pipes_and_absent_files_are_refused(root, tied, image):
     path = second(root) / SHARD
     elsewhere = shutil.move(path, root / "elsewhere")
     refused_everywhere(second(root), f"{SHARD} cannot be opened: No such file", tied, image)
-    path.symlink_to(elsewhere)
-    said = f"{SHARD} cannot be opened: it is a symbolic link"
-    assert said in verify(second(root))["problems"][0]
-    assert said in load(root, {"model": tied()}).report.skipped[0].reason
-    found = latest(root)
-    assert found is not None and found.step == 1
-    path.unlink()
     os.mkfifo(path)
     refused_everywhere(second(root), f"{SHARD} is not a regular file", tied, image)
     path.unlink()
+    path.symlink_to("nowhere")
+    refused_everywhere(second(root), f"{SHARD} cannot be opened: it is a link to nowhere", tied, image)
+    path.unlink()
     shutil.move(elsewhere, path)
     assert verify(second(root))["ok"]
-
-
-def test_a_linked_checkpoint_folder_is_not_looked_at(root, tmp_path_factory):
-    hidden = tmp_path_factory.mktemp("hidden")
-    shutil.move(second(root), hidden / "step-00000009-00000000")
-    (root / "step-00000009-00000000").symlink_to(hidden / "step-00000009-00000000")
-    assert load(root).step == 1
-    assert [line["step"] for line in list_checkpoints(root)] == [1]
 
 
 def tensor(data, name="model/middle.weight"):

@@ -9,10 +9,26 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 
-from workers.checkpoint import DamagedCheckpoint, export_checkpoint, import_checkpoint, load, save, verify
+from workers.checkpoint import (
+    DamagedCheckpoint,
+    convert,
+    copy,
+    describe,
+    diff,
+    export_checkpoint,
+    import_checkpoint,
+    latest,
+    list_checkpoints,
+    load,
+    open_checkpoint,
+    plan,
+    save,
+    verify,
+)
 from workers.checkpoint.dcp import Reader
 from workers.checkpoint.format.manifest import DAMAGED_REMEDY
-from workers.checkpoint.tools import run_in_child
+from workers.checkpoint.inspect import newest
+from workers.checkpoint.tools import run, run_in_child
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
@@ -92,7 +108,6 @@ def test_a_node_still_refuses_links_in_what_was_left_behind(tmp_path):
     own = linked(save(tmp_path / "root", 1, {"t": {"w": WEIGHT}}).path)
     assert not run_in_child("check", {"path": str(own)})["ok"]
     assert run_in_child("check", {"path": str(own)}, follow_links=True)["ok"]
-    assert not verify(own)["ok"]
 
 
 def test_a_checkpoint_whose_files_are_links_is_loaded_by_who_names_it(tmp_path):
@@ -103,6 +118,70 @@ def test_a_checkpoint_whose_files_are_links_is_loaded_by_who_names_it(tmp_path):
     state = {"t": {"w": torch.zeros_like(WEIGHT)}}
     dcp_load(state, storage_reader=Reader(folder))
     assert torch.equal(state["t"]["w"], WEIGHT)
+
+
+def opened(path, **options):
+    with open_checkpoint(path, **options) as found:
+        return found.tensor("t/w").tolist()
+
+
+FUNCTIONS = {
+    "verify": lambda path, out, **how: verify(path, **how)["ok"] or 1 / 0,
+    "describe": lambda path, out, **how: describe(path, **how)["step"],
+    "plan": lambda path, out, **how: plan(path, "cpu", **how)["ok"],
+    "open": lambda path, out, **how: opened(path, **how),
+    "diff": lambda path, out, **how: diff(path, path, **how)["same"],
+    "export": lambda path, out, **how: export_checkpoint(path, out / "t.pt", format="torch", **how)["tensors"],
+    "convert": lambda path, out, **how: convert(path, out, dtype={"*": "bfloat16"}, on_lossy="allow", **how)["step"],
+    "copy": lambda path, out, **how: copy(path, out, **how)["files"],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_follows_the_links_of_a_checkpoint_that_its_caller_names(name, tmp_path):
+    """Called by who reads for others, each refuses them."""
+    use = FUNCTIONS[name]
+    own = save(tmp_path / "root", 3, {"t": {"w": WEIGHT}}).path
+    (tmp_path / own.name).symlink_to(linked(own))
+    assert use(own, tmp_path / "out")
+    assert use(tmp_path / own.name, tmp_path / "out-2")
+    with pytest.raises((CheckpointError, ZeroDivisionError)):
+        use(own, tmp_path / "out-3", follow_links=False)
+
+
+def test_links_to_checkpoints_below_a_root_are_listed_for_its_user_and_not_for_nodes(tmp_path):
+    root, other = tmp_path / "root", tmp_path / "other"
+    first = save(root, 1, {"t": {"w": WEIGHT}}).path
+    second = linked(save(other, 2, {"t": {"w": WEIGHT + 1}}).path)
+    (root / second.name).symlink_to(second)
+    (root / "round").symlink_to(root)
+    places = [str(root / second.name), str(first)]
+    assert [row["path"] for row in list_checkpoints(root)] == places
+    assert latest(root).path == root / second.name
+    assert newest(root)["path"] == str(root / second.name)
+    for found in (load(root), load(root, step=2), load(root, verify="once")):
+        assert torch.equal(found.state["t"]["w"], WEIGHT + 1)
+    state = {"t": {"w": torch.zeros_like(WEIGHT)}}
+    dcp_load(state, storage_reader=Reader(root))
+    assert torch.equal(state["t"]["w"], WEIGHT + 1)
+    assert copy(root, tmp_path / "copied")["step"] == 2
+    assert [row["path"] for row in run_in_child("list", {"root": str(root)}, follow_links=True)] == places
+    for tool in (run, run_in_child):
+        assert [row["path"] for row in tool("list", {"root": str(root)})] == [str(first)]
+        assert tool("newest", {"root": str(root)})["path"] == str(first)
+    assert run_in_child("copy", {"source": str(root), "target": str(tmp_path / "of-a-node")})["step"] == 1
+    assert run_in_child("verify", {"place": str(root)})["step"] == 1
+
+
+def test_deleting_goes_through_no_link(tmp_path):
+    root, other = tmp_path / "root", tmp_path / "other"
+    kept = save(other, 1, {"t": {"w": WEIGHT}}).path
+    for step in (2, 3):
+        save(root, step, {"t": {"w": WEIGHT}})
+    (root / kept.name).symlink_to(kept)
+    run_in_child("prune", {"root": str(root), "keep": 1}, follow_links=True)
+    assert verify(kept)["ok"]
+    assert len(list_checkpoints(root)) == 2
 
 
 def test_a_link_stays_no_part_of_a_checkpoint(tmp_path):

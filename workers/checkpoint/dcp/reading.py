@@ -90,7 +90,7 @@ class Reader(StorageReader):
 
     def _opened(self) -> Verified:
         if self._reader is None:
-            self._reader = Verified(self._chosen(), follow=os.path.lexists(self._path / NAME))
+            self._reader = Verified(self._chosen(), follow=True)
         return self._reader
 
     def _chosen(self) -> Path:

@@ -23,7 +23,6 @@ from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
 from workers.checkpoint.format.words import few
-from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.opening import OpenCheckpoint, open_checkpoint
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.filling import read_elements
@@ -41,6 +40,7 @@ def export_checkpoint(
     format: str = "safetensors",  # noqa: A002
     entry: str = "",
     progress: Progress | None = None,
+    follow_links: bool = True,
 ) -> dict[str, Any]:
     """Write checkpoint `source` to `target`, which must not exist: {"path", "format", "tensors", "files", "notes"}.
     "tensors" counts what was written.
@@ -49,6 +49,7 @@ def export_checkpoint(
     `target` ends in .safetensors; `entry` chooses the module where there are several. "torch": one file for torch.load.
     "dcp": a folder for torch.distributed.checkpoint. "accelerate", "trainer": a folder as save_state or the Trainer
     writes it. What was imported comes back as it was: keys, their order, types. Every byte is verified first.
+    `follow_links`: files of `source` may be links.
     """
     known = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}
     known |= {name: partial(_folder, format=name) for name in ("accelerate", "trainer")}
@@ -57,7 +58,7 @@ def export_checkpoint(
     to = Path(target)
     if to.exists():
         raise CheckpointError(f"{to} is already there", "name another place, or delete it first")
-    with open_checkpoint(checkpoint_folder(source)) as opened:
+    with open_checkpoint(source, follow_links=follow_links) as opened:
         opened.prove(opened.all_chunks(), progress)
         to.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -16,24 +16,26 @@ def step_of(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def is_committed(folder: Path) -> bool:
-    """Whether it is a checkpoint at all: without a manifest it is unfinished, and a link may lead anywhere."""
-    return step_of(folder) >= 0 and not folder.is_symlink() and os.path.lexists(folder / NAME)
+def is_committed(folder: Path, follow_links: bool = False) -> bool:
+    """Whether it is a checkpoint at all: without a manifest it is unfinished, and a link may lead anywhere, so one is a
+    checkpoint only below what a user named (links.py)."""
+    return step_of(folder) >= 0 and (follow_links or not folder.is_symlink()) and os.path.lexists(folder / NAME)
 
 
-def newest_first(root: Path) -> list[Path]:
+def newest_first(root: Path, follow_links: bool = False) -> list[Path]:
     """Committed checkpoints directly below `root`: highest step first, of equal steps the one committed last."""
     if not root.is_dir():
         return []
-    order = {folder: _order(folder) for folder in root.iterdir() if is_committed(folder)}
+    order = {folder: _order(folder) for folder in root.iterdir() if is_committed(folder, follow_links)}
     return sorted((folder for folder in order if order[folder]), key=lambda folder: order[folder], reverse=True)
 
 
-def below(root: Path) -> Iterator[Path]:
-    """Committed checkpoints at any depth, links not followed; those of one parent newest first."""
+def below(root: Path, follow_links: bool = False) -> Iterator[Path]:
+    """Committed checkpoints at any depth, those of one parent newest first. Only to a checkpoint itself is a link
+    followed, so that none leads round in a circle."""
     for parent, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith(".") and not FOLDER.fullmatch(name))
-        yield from newest_first(Path(parent))
+        yield from newest_first(Path(parent), follow_links)
 
 
 def is_complete(folder: Path) -> bool:

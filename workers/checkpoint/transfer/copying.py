@@ -23,16 +23,22 @@ Progress = Callable[[int, int], None]
 
 
 def copy(
-    source: str | Path, target: str | Path, *, progress: Progress | None = None, files: Files | None = None
+    source: str | Path,
+    target: str | Path,
+    *,
+    progress: Progress | None = None,
+    files: Files | None = None,
+    follow_links: bool = True,
 ) -> dict[str, Any]:
     """Copy checkpoint `source` (of a folder of some: the newest) into the folder `target`; either is a path or a URI.
 
     {"target", "step", "files", "bytes", "travelled_bytes", "already_there", "verified", "seconds"}; what has travelled
     was not at the target yet. Each chunk is checked as it arrives and again where it lies. Raises
     CheckpointError (DamagedCheckpoint: source or target), NotFound, Conflict; what has arrived stays for the next try.
+    `follow_links`: files of `source` may be links, and where it is a folder of checkpoints, they, too.
     """
     started_s = time.perf_counter()
-    found, name = chosen(store(source))
+    found, name = chosen(store(source, follow_links))
     text = manifest_text(found)
     manifest = parse_manifest(text, f"{found.where}/{NAME}")
     to = store(target)

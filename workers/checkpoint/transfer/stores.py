@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from cluster import places
 from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
 from workers.checkpoint.disk.reader import read_at
+from workers.checkpoint.format import links
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.manifest import FOLDER, LARGEST_BYTES, NAME, DamagedCheckpoint
 from workers.errors import CheckpointError
@@ -43,33 +44,34 @@ class Store(Protocol):
 
 
 class Folder:
-    """A folder of this machine."""
+    """A folder of this machine. `follow`: links in it, too; else one to a checkpoint elsewhere is not listed."""
 
-    def __init__(self, path: Path):
-        self.path, self.where = path, str(path)
+    def __init__(self, path: Path, follow: bool = False):
+        self.path, self.where, self._follow = path, str(path), follow or links.are_followed()
 
     def names(self) -> list[str]:
-        return sorted(p.name for p in self.path.iterdir()) if self.path.is_dir() else []
+        there = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(p.name for p in there if self._follow or not p.is_symlink())
 
     def exists(self, name: str) -> bool:
         return os.path.lexists(self.path / name)
 
     def size_bytes(self, name: str) -> int:
-        descriptor = open_regular(self.path / name)
+        descriptor = open_regular(self.path / name, self._follow)
         try:
             return os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
 
     def read(self, name: str, offset: int, out: memoryview) -> None:
-        descriptor = open_regular(self.path / name)
+        descriptor = open_regular(self.path / name, self._follow)
         try:
             read_at(self.path / name, descriptor, offset, out)
         finally:
             os.close(descriptor)
 
     def below(self, name: str) -> "Folder":
-        return Folder(self.path / name)
+        return Folder(self.path / name, self._follow)
 
 
 class Objects:
@@ -163,14 +165,14 @@ class Objects:
         return CheckpointError(f"{self.where} cannot be {what}: {e}", "check the network and your access, then go on")
 
 
-def store(place: str | Path) -> "Folder | Objects":
+def store(place: str | Path, follow_links: bool = False) -> "Folder | Objects":
     """The store a path or URI names. Raises UserError for a scheme that is not on the list, or whose library is absent.
 
     Credentials come from the environment, as each library has it; they are never part of a URI of ours.
     """
     text = str(place)
     if isinstance(place, Path) or not places.is_uri(text):
-        return Folder(Path(text).expanduser())
+        return Folder(Path(text).expanduser(), follow_links)
     found = places.uri(text, "place", IN_MEMORY)
     path = f"/{found.path}" if found.scheme in IN_MEMORY else found.path
     return Objects(_filesystem(found.scheme), path, str(found))
