@@ -8,6 +8,7 @@ import typer
 
 from cluster.errors import UserError
 from orchestrator.cli import benchmark_reports as reports
+from orchestrator.cli import candidates
 from orchestrator.cli.benchmark_reports import Run
 from orchestrator.cli.output import Format, Output, emit, say, waiting, write
 
@@ -57,8 +58,13 @@ def run(
     batch_size: Annotated[int, typer.Option(help="Batch size passed to sample_input (default 1).", min=0)] = 0,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Measure its training step, too.")] = True,
     workload: Annotated[str, typer.Option(help="Name of its results (default: the entry).")] = "",
-    pools: Annotated[str, typer.Option(help="Only these pools, a,b; the first is what others are compared with.")] = "",
-    kinds: Annotated[str, typer.Option(help="Only these kinds, a,b.")] = "",
+    pools: Annotated[
+        str,
+        typer.Option(
+            help="Only these pools, a,b; the first is what others are compared with.", autocompletion=candidates.pools
+        ),
+    ] = "",
+    kinds: Annotated[str, typer.Option(help="Only these kinds, a,b.", autocompletion=candidates.kinds)] = "",
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16; several: a,b.")] = "fp32",
     level: Annotated[str, typer.Option(help="O0, O1, O2, O3; several: a,b.")] = "O1",
     regime: Annotated[str, typer.Option(help="hot, or hot,cold: operations with caches cold, too.")] = "hot",
@@ -73,7 +79,12 @@ def run(
     priority: Annotated[int, typer.Option(help="Queue priority of the benchmark's jobs.")] = 0,
     key: Annotated[str, typer.Option("--key", help="Idempotency key: a run with the same key is begun once.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id, and do not wait for it.")] = False,
-    here: Annotated[str, typer.Option(help="Measure back ends of this machine, a,b, without a fleet.")] = "",
+    here: Annotated[
+        str,
+        typer.Option(
+            help="Measure back ends of this machine, a,b, without a fleet.", autocompletion=candidates.backends
+        ),
+    ] = "",
     save: Annotated[Path | None, typer.Option(help="Write the lines to this file, too.")] = None,
     output: Output = Format.TABLE,
 ) -> None:

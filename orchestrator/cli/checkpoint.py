@@ -6,6 +6,7 @@ import typer
 
 from cluster.errors import FleetError, UserError
 from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, is_local, names_checkpoints
+from orchestrator.cli import candidates
 from orchestrator.cli.output import Format, Output, emit, say
 from orchestrator.cli.places import in_its_pool, in_the_fleet, on_this_machine, working
 
@@ -15,8 +16,22 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Checkpoints of pools, folders and object stores.", no_args_is_help=True, rich_markup_mode=None)
 PLACE = "POOL:PATH|JOB|PATH|URI"
 LISTED = "[JOB|POOL|POOL:PATH|PATH]"
-Place = Annotated[str, typer.Argument(help="A checkpoint, or a folder of them: then its newest.", metavar=PLACE)]
-Root = Annotated[str, typer.Argument(help="The folder that holds the step-… folders.", metavar="POOL:PATH|JOB|PATH")]
+Place = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint, or a folder of them: then its newest.",
+        metavar=PLACE,
+        autocompletion=candidates.jobs_and_places,
+    ),
+]
+Root = Annotated[
+    str,
+    typer.Argument(
+        help="The folder that holds the step-… folders.",
+        metavar="POOL:PATH|JOB|PATH",
+        autocompletion=candidates.jobs_and_places,
+    ),
+]
 Key = Annotated[str, typer.Option("--key", help="Idempotency key: work in the fleet with the same key is done once.")]
 REFUSED, DIFFERENT = 1, 1
 CONVERT = "copy it, then `polyfleet checkpoint convert` it where it is"
@@ -33,9 +48,13 @@ def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **opt
 def list_(
     prefix: Annotated[
         str,
-        typer.Argument(help="Only of this job or pool, below this path, or in a folder here.", metavar=LISTED),
+        typer.Argument(
+            help="Only of this job or pool, below this path, or in a folder here.",
+            metavar=LISTED,
+            autocompletion=candidates.jobs_and_places,
+        ),
     ] = "",
-    pool: Annotated[str, typer.Option(help="Only checkpoints of this pool.")] = "",
+    pool: Annotated[str, typer.Option(help="Only checkpoints of this pool.", autocompletion=candidates.pool)] = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Checkpoints of one pool, of all, or of a folder of this machine (a path with a slash or dot first)."""
@@ -95,8 +114,8 @@ def verify(ref: Place, output: Output = Format.TABLE) -> None:
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A")],
-    b: Annotated[str, typer.Argument(metavar="B")],
+    a: Annotated[str, typer.Argument(metavar="A", autocompletion=candidates.jobs_and_places)],
+    b: Annotated[str, typer.Argument(metavar="B", autocompletion=candidates.jobs_and_places)],
     output: Output = Format.TABLE,
 ) -> None:
     """What differs, tensor by tensor: how many values, by how much, in units in the last place. Exit code 1 if any."""
@@ -111,7 +130,7 @@ def diff(
 @app.command()
 def plan(
     ref: Place,
-    to: Annotated[str, typer.Option("--to", help="Kind to move to, e.g. tpu:v5e.")],
+    to: Annotated[str, typer.Option("--to", help="Kind to move to, e.g. tpu:v5e.", autocompletion=candidates.kind)],
     count: Annotated[int, typer.Option(help="Number of devices of that kind.", min=1)] = 1,
     output: Output = Format.TABLE,
 ) -> None:
@@ -133,8 +152,16 @@ def plan(
 @app.command()
 def convert(
     source: Place,
-    target: Annotated[str, typer.Argument(help="The folder to write into.", metavar="POOL:FOLDER|FOLDER")],
-    to_kind: Annotated[str, typer.Option(help="Convert to the dtypes of this device kind, e.g. tpu:v5e.")] = "",
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The folder to write into.", metavar="POOL:FOLDER|FOLDER", autocompletion=candidates.places
+        ),
+    ],
+    to_kind: Annotated[
+        str,
+        typer.Option(help="Convert to the dtypes of this device kind, e.g. tpu:v5e.", autocompletion=candidates.kind),
+    ] = "",
     dtype: Annotated[list[str] | None, typer.Option(help="FROM=TO, or NAME*=TO for tensors; may be repeated.")] = None,
     on_lossy: Annotated[str, typer.Option(help="Where values would change: error or allow.")] = "error",
     key: Key = "",
@@ -161,8 +188,16 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
 @app.command()
 def copy(
     source: Place,
-    target: Annotated[str, typer.Argument(help="The folder to copy into.", metavar="POOL:FOLDER|FOLDER|URI")],
-    to_kind: Annotated[str, typer.Option(help="Convert it for this device kind on the way, e.g. tpu:v5e.")] = "",
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The folder to copy into.", metavar="POOL:FOLDER|FOLDER|URI", autocompletion=candidates.places
+        ),
+    ],
+    to_kind: Annotated[
+        str,
+        typer.Option(help="Convert it for this device kind on the way, e.g. tpu:v5e.", autocompletion=candidates.kind),
+    ] = "",
     convert_at: Annotated[str, typer.Option(help="Pool that converts it: source or target.")] = "source",
     on_lossy: Annotated[str, typer.Option(help="Where a conversion would change values: error or allow.")] = "error",
     key: Key = "",
@@ -224,9 +259,18 @@ def pin(
 
 @app.command("import")
 def import_(
-    source: Annotated[str, typer.Argument(help="A file or folder of another format.", metavar="POOL:PATH|PATH")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or folder of another format.", metavar="POOL:PATH|PATH", autocompletion=candidates.places
+        ),
+    ],
     target: Annotated[
-        str, typer.Argument(help="Folder of checkpoints to import into (default: beside the safetensors).")
+        str,
+        typer.Argument(
+            help="Folder of checkpoints to import into (default: beside the safetensors).",
+            autocompletion=candidates.places,
+        ),
     ] = "",
     format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate, trainer (default: detected).")] = "",  # noqa: A002
     step: Annotated[int | None, typer.Option(help="Its step (default: read from the source).", min=0)] = None,
@@ -257,7 +301,10 @@ def import_(
 @app.command()
 def export(
     source: Place,
-    target: Annotated[str, typer.Argument(help="New file or folder to write.", metavar="POOL:PATH|PATH")],
+    target: Annotated[
+        str,
+        typer.Argument(help="New file or folder to write.", metavar="POOL:PATH|PATH", autocompletion=candidates.places),
+    ],
     format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate or trainer.")] = "safetensors",  # noqa: A002
     entry: Annotated[str, typer.Option(help="Module to export, where there are several.")] = "",
     key: Key = "",

@@ -1,6 +1,12 @@
-"""`polyfleet completion bash|zsh|fish`, and answering the shell when it completes."""
+"""`polyfleet completion bash|zsh|fish`, and answering the shell when it completes.
+
+The scripts are ours: those of Typer hand on words that bash has split at `:`, cannot complete `--to=nvi`, and have zsh
+evaluate what is proposed, names of other people's jobs among it. They ask Typer in the protocol that it has for fish:
+a line that is typed so far, answered by one VALUE, or VALUE, tab and help, on each line.
+"""
 
 import os
+from contextlib import suppress
 from enum import StrEnum
 from importlib import import_module
 from typing import Annotated
@@ -11,6 +17,72 @@ from orchestrator.cli.output import write
 
 VARIABLE = "_POLYFLEET_COMPLETE"
 
+ASK = (
+    '_TYPER_COMPLETE_ARGS="{line}" _TYPER_COMPLETE_FISH_ACTION=get-args'
+    " _POLYFLEET_COMPLETE=complete_fish polyfleet 2>/dev/null"
+)
+
+BASH = f"""
+# $2 is the part of the word that bash replaces: what stands after the last of $COMP_WORDBREAKS, `:` and `=` among them.
+_polyfleet_completion() {{
+    local line="${{COMP_LINE:0:COMP_POINT}}" option="" word kept value
+    word="${{line##*[[:space:]]}}"
+    [[ $word == -*=* ]] && option="${{word%%=*}}="
+    kept="${{word%"$2"}}"
+    COMPREPLY=()
+    while IFS= read -r value; do
+        [[ -n $value ]] || continue
+        value="$option${{value%%$'\\t'*}}"
+        COMPREPLY+=("${{value#"$kept"}}")
+    done < <(env {ASK.format(line="$line")})
+    [[ ${{#COMPREPLY[@]}} -eq 1 && ${{COMPREPLY[0]}} == *: ]] && compopt -o nospace
+    return 0
+}}
+
+complete -o default -F _polyfleet_completion polyfleet
+"""
+
+ZSH = f"""
+#compdef polyfleet
+
+_polyfleet_completion() {{
+  local -a values shown open
+  local value help option=""
+  [[ $PREFIX == -*=* ]] && option="${{PREFIX%%=*}}="
+  while IFS=$'\\t' read -r value help; do
+    [[ -n $value ]] || continue
+    if [[ $value == *: ]]; then open+=("$option$value"); continue; fi
+    values+=("$option$value")
+    shown+=("$value${{help:+  -- $help}}")
+  done < <(env {ASK.format(line="${words[1,CURRENT-1]} $PREFIX")})
+  (( $#values + $#open )) || {{ _files; return }}
+  compadd -S "" -a open
+  compadd -l -d shown -a values
+}}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+  _polyfleet_completion "$@"
+else
+  compdef _polyfleet_completion polyfleet
+fi
+"""
+
+FISH = f"""
+function __polyfleet_completion
+    set -l line (commandline -cp)
+    set -l token (commandline -ct)
+    set -l option (string match -r -- '^-[^=]*=' $token)
+    set -l values (env {ASK.format(line="$line")} | string match -r '.+')
+    if test (count $values) -gt 0
+        string replace -r '^' -- "$option" $values
+    else
+        __fish_complete_path $token
+    end
+end
+
+complete --command polyfleet --no-files --arguments "(__polyfleet_completion)"
+"""
+
 
 class Shell(StrEnum):
     BASH = "bash"
@@ -18,13 +90,22 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
+SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
+
+
 def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> None:
-    """Print the completion script: `eval "$(polyfleet completion bash)"`."""
-    script = import_module("typer.completion").get_completion_script
-    write(script(prog_name="polyfleet", complete_var=VARIABLE, shell=shell.value))
+    """Print the completion script: `eval "$(polyfleet completion bash)"`.
+
+    It completes verbs, options, kinds of the catalogue; with a fleet that is up also its pools, nodes, kinds and jobs.
+    """
+    write(SCRIPTS[shell].strip())
 
 
-def answer_shell() -> None:
-    """Typer learns the shells only together with its own `--install-completion`, which we replace: teach it here."""
-    if VARIABLE in os.environ:
-        import_module("typer.completion").completion_init()
+def answer_shell(app: typer.Typer) -> bool:
+    """Whether a shell asked, which then has its answer. It gets no error: nobody reads one while he types."""
+    if VARIABLE not in os.environ:
+        return False
+    import_module("typer.completion").completion_init()  # else only with Typer's own `--install-completion`
+    with suppress(Exception, SystemExit):
+        app(prog_name="polyfleet")
+    return True

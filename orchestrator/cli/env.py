@@ -5,10 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli import candidates
 from orchestrator.cli.output import Format, Output, emit, say, write
 
 app = typer.Typer(help="Python environments of pools.", no_args_is_help=True, rich_markup_mode=None)
-Name = Annotated[str, typer.Argument(help="A built-in environment, or a pool of the fleet file.", metavar="POOL")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A built-in environment, or a pool of the fleet file.", metavar="POOL", autocompletion=candidates.pool
+    ),
+]
 FleetFile = Annotated[Path | None, typer.Option("--file", "-f", help="Fleet file whose pools are meant.")]
 
 

@@ -4,11 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli import candidates
 from orchestrator.cli.output import Format, Output, emit, say
 from orchestrator.cli.places import working
 
 app = typer.Typer(help="Files of jobs: $POLYFLEET_OUTPUT_DIR.", no_args_is_help=True, rich_markup_mode=None)
-Where = Annotated[str, typer.Argument(help="A job, or a path in its folder.", metavar="JOB[:PATH]", show_default=False)]
+Where = Annotated[
+    str,
+    typer.Argument(
+        help="A job, or a path in its folder.", metavar="JOB[:PATH]", show_default=False, autocompletion=candidates.jobs
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")]
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli import candidates
 from orchestrator.cli.output import Format, Output, emit, say
 
 app = typer.Typer(help="The machines of a fleet that is up.", no_args_is_help=True, rich_markup_mode=None)
@@ -22,7 +23,10 @@ def list_hosts(output: Output = Format.TABLE) -> None:
 
 @app.command()
 def add(
-    pool: Annotated[str, typer.Argument(help="A pool with hosts, as in the fleet file.", metavar="POOL")],
+    pool: Annotated[
+        str,
+        typer.Argument(help="A pool with hosts, as in the fleet file.", metavar="POOL", autocompletion=candidates.pool),
+    ],
     host: Host,
     address: Annotated[str, typer.Option(help="IP address that the other nodes reach; default: by its name.")] = "",
     devices: Annotated[int, typer.Option(help="Into how many devices a CPU is split; 0: as the pool says.", min=0)] = 0,

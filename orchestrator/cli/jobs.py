@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import UserError
+from orchestrator.cli import candidates
 from orchestrator.cli.output import Format, Output, Ref, emit, say
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def jobs(
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.")
+        list[str] | None,
+        typer.Option("--state", help="Only jobs in this state; may be repeated.", autocompletion=candidates.states),
     ] = None,
     name: Annotated[str, typer.Option("--name", "-n", help="Only jobs of this name or pattern, e.g. 'sweep-*'.")] = "",
     since: Annotated[
@@ -92,7 +94,13 @@ def cancel(ref: Ref, output: Output = Format.TABLE) -> None:
 def migrate(
     ref: Ref,
     to: Annotated[
-        str, typer.Option("--to", help="A pool, a kind such as tpu:v5e, or a back end.", metavar="KIND|POOL")
+        str,
+        typer.Option(
+            "--to",
+            help="A pool, a kind such as tpu:v5e, or a back end.",
+            metavar="KIND|POOL",
+            autocompletion=candidates.kind_or_pool,
+        ),
     ],
     output: Output = Format.TABLE,
 ) -> None:

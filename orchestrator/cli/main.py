@@ -89,8 +89,8 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        completion.answer_shell()
-        app(prog_name=NAME)
+        if not completion.answer_shell(app):
+            app(prog_name=NAME)
     except (Exception, KeyboardInterrupt) as e:
         sys.exit(report(e))
 

@@ -4,10 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli import candidates
 from orchestrator.cli.output import Format, Output, emit, say
 
 app = typer.Typer(help="Take nodes out of use, and back.", no_args_is_help=True, rich_markup_mode=None)
-Node = Annotated[str, typer.Argument(help="Node name, as `polyfleet inventory` prints it.", metavar="NODE")]
+Node = Annotated[
+    str,
+    typer.Argument(
+        help="Node name, as `polyfleet inventory` prints it.", metavar="NODE", autocompletion=candidates.nodes
+    ),
+]
 Data = dict[str, Any]
 
 

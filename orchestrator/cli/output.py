@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from cluster.errors import FleetError
+from orchestrator.cli import candidates
 from orchestrator.cli.errors import BROKEN_PIPE
 from orchestrator.show.text import escaped, visible
 
@@ -32,7 +33,12 @@ class Format(StrEnum):
 
 Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the answer.", show_choices=True)]
 Ref = Annotated[
-    str, typer.Argument(help="Job id, a unique prefix of one, or a name (the newest so called).", metavar="JOB")
+    str,
+    typer.Argument(
+        help="Job id, a unique prefix of one, or a name (the newest so called).",
+        metavar="JOB",
+        autocompletion=candidates.jobs,
+    ),
 ]
 
 

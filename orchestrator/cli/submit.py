@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from cluster.errors import UserError
+from orchestrator.cli import candidates
 from orchestrator.cli.errors import CANCELLED, FAILED, OK
 from orchestrator.cli.logs import print_lines
 from orchestrator.cli.output import Format, Output, emit, say, waiting
@@ -63,7 +64,12 @@ Shown = Annotated[
     ),
 ]
 Accelerators = Annotated[
-    str, typer.Option("--accelerators", help="Devices, e.g. nvidia:H100:8; replaces those of the file.")
+    str,
+    typer.Option(
+        "--accelerators",
+        help="Devices, e.g. nvidia:H100:8; replaces those of the file.",
+        autocompletion=candidates.accelerators,
+    ),
 ]
 Checkpoint = Annotated[
     str,
@@ -80,7 +86,7 @@ LaunchAs = Annotated[
     Launch | None,
     typer.Option("--launch", help="Without a file: start the command once per node, or per device as torchrun does."),
 ]
-Pool = Annotated[str, typer.Option("--pool", help="Use only nodes of this pool.")]
+Pool = Annotated[str, typer.Option("--pool", help="Use only nodes of this pool.", autocompletion=candidates.pool)]
 Key = Annotated[str, typer.Option("--key", help="Idempotency key: a submission with the same key counts once.")]
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli import candidates
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 DIFFERENT = 1
@@ -11,7 +12,12 @@ DIFFERENT = 1
 
 def validate(
     entry: Annotated[str, typer.Argument(help="What makes the model: file.py:function or transformers:TYPE.")],
-    on: Annotated[str, typer.Option(help="Pools or kinds, a,b; others are compared with the first.")],
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Pools or kinds, a,b; others are compared with the first.", autocompletion=candidates.kinds_and_pools
+        ),
+    ],
     working_dir: Annotated[str, typer.Option(help="Folder to send along; by default this one.")] = "",
     sample_input: Annotated[str, typer.Option(help="What makes the input: module:function.")] = "",
     batch_size: Annotated[int, typer.Option(help="Batch size passed to sample_input (default 1).", min=0)] = 0,
