@@ -31,6 +31,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers of all tests; nothing else is called like them
 
+import draws
 import garbage
 import leftovers
 import limits
@@ -61,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     config.addinivalue_line("markers", "timeout(seconds): the limit of a test that may take longer than its tier's")
     settle_hypothesis()
-    plugins = [tiers.Tiers(config), schedule.Schedule(config)]
+    plugins = [tiers.Tiers(config), schedule.Schedule(config), draws.Draws()]
     if config.pluginmanager.hasplugin("timeout"):
         plugins.append(limits.Limits())
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
