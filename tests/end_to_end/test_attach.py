@@ -1,5 +1,6 @@
 """A Ray cluster that is not ours: used with its token, and left as it was."""
 
+import json
 import sys
 import tempfile
 import time
@@ -78,7 +79,7 @@ def test_two_fleets_of_one_cluster_do_not_touch_each_other(
         with Orchestrator.up(address=address) as second:
             assert [n["state"] for n in second.inventory()] == ["ready"]
             waiting = second.submit(RunJob(command="echo here"))
-            until(lambda: "another user of this Ray cluster holds" in str(waiting.view))
+            until(lambda: "another program of this Ray cluster use" in json.dumps(waiting.view))
             assert not [f for f in second.doctor() if f["subject"] in ("store", "allocation")]
             assert (running.state, running.view["epoch"]) == ("RUNNING", 1)
             running.cancel()

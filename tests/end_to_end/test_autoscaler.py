@@ -130,7 +130,7 @@ def test_a_node_is_started_for_a_job_that_waits_where_one_can_be_had_and_is_give
                 RunJob(command="echo grown", resources={"ordered": [{"pool": "sold-out"}, {"pool": "grown"}]})
             )
             why = "pool sold-out is unavailable: no node came within 3 s (a launch failed; the log of Ray"
-            until(lambda: why in stuck.view["reason"] and why in str(stuck.explain()))
+            until(lambda: why in stuck.view["reason"] and why in json.dumps(stuck.explain()))
             stuck.cancel()
             job.wait(120)
             until(lambda: o.inventory() == [])

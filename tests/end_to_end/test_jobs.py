@@ -1,6 +1,7 @@
 """Jobs on a real fleet: what a user sees when things go well, and when their own code goes wrong. More of it is in
 test_journey.py."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_secret_reaches_the_command_and_no_log(fleet: Orchestrator, tmp_path: 
     secret.write_text("hunter2-hunter2")
     job = fleet.submit(RunJob(command="echo $WORD; echo ${#WORD}", secrets={"WORD": f"file:{secret}"}))
     assert [line.text for line in job.wait(180).logs()] == ["***", "15"]
-    assert "hunter2" not in str(job.view) + str(job.history())
+    assert "hunter2" not in json.dumps([job.view, job.history()])
 
 
 def test_a_command_that_ends_well_because_it_is_preempted_goes_on_later(fleet: Orchestrator, until, tmp_path: Path):

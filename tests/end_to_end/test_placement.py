@@ -75,7 +75,7 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     job = TrainJob(entry="m.py", working_dir=str(tmp_path), resources=wanted, objective="throughput")
     before = mixed.submit(job)
     assert before.result(180)["returned"] == {"kind": "tpu:emulated"}
-    assert "throughput of this job is unmeasured" in str(before.history())
+    assert "throughput of this job is unmeasured" in json.dumps(before.history())
     measured = mixed.benchmark(entry="m.py:make", working_dir=str(tmp_path), batch_size=32, max_rounds=9, case_s=0.3)
     rate = {c["column"]: c["items_per_s"] for c in measured["cells"] if c["mode"] == "train"}
     assert rate["cpu"] > rate["tpu:emulated"]  # lazy tensors on a CPU pay for each tiny step
@@ -86,7 +86,7 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     [first, *_] = mixed.offer(job)["offers"]
     assert (first["pool"], first["chosen"], first["wait"]) == ("cpu", True, "now")
     assert first["items_per_s"] == first["measured"]["items_per_s"] == pytest.approx(rate["cpu"])
-    told = str(mixed.explain(after.id))
+    told = json.dumps(mixed.explain(after.id))
     assert told.count("measured") >= 2 and "unmeasured" not in told
     it_moves_there_once_that_pays(mixed, job, tmp_path / "may-end", until)
 
