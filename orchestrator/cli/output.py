@@ -35,7 +35,7 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the
 Ref = Annotated[
     str,
     typer.Argument(
-        help="Job id, a unique prefix of one, or a name (the newest so called).",
+        help="Job id, a unique prefix of one, or a name (the newest job of that name).",
         metavar="JOB",
         autocompletion=candidates.jobs,
     ),

@@ -91,9 +91,8 @@ class _Planning:
         scattered = self._place_as_decided(said)
         self._move(said.leaves)
         self._place_all(job for job in scattered if job.id not in said.nodes)
-        late = {
-            job.id for job in scattered if job.id in said.nodes
-        }  # others took the memory: no turn of theirs is lost
+        # The memory that these were promised is taken by others: they lose no turn of theirs.
+        late = {job.id for job in scattered if job.id in said.nodes}
         chosen = {job.id for job in said.first} - late
         self._place_then_wait(job for job in left if job.id not in chosen)
 

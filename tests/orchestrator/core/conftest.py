@@ -180,3 +180,12 @@ def c(w):
 @pytest.fixture
 def t():
     return Told
+
+
+@pytest.fixture
+def gang(c, w):
+    """Job g runs on nodes a and b."""
+    c.node("a")
+    c.node("b")
+    c.run(w.job("g", w.want("cpu", nodes=2)))
+    return c

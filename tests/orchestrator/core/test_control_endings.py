@@ -8,16 +8,6 @@ from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Forget, Release, Stop
 from orchestrator.core.model import Recovery
 
-
-@pytest.fixture
-def gang(c, w):
-    """A job on nodes a and b, running."""
-    c.node("a")
-    c.node("b")
-    c.run(w.job("g", w.want("cpu", nodes=2)))
-    return c
-
-
 LEASE = ("lost", "lost", "its lease passed: neither the server nor a fence could be reached", {0: -9})
 
 

@@ -15,15 +15,6 @@ def launching(c, w):
     return c
 
 
-@pytest.fixture
-def gang(c, w):
-    """Gang g runs on nodes a and b."""
-    c.node("a")
-    c.node("b")
-    c.run(w.job("g", w.want("cpu", nodes=2)))
-    return c
-
-
 def part(c, rank, job="g"):
     return c.control.lives[job].parts[rank]
 
