@@ -4,6 +4,7 @@ Manifests are read, and folders of this machine are written, by a child with lim
 manifest is as much a stranger's as any other.
 """
 
+import fcntl
 import hashlib
 import os
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,22 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
         client.upload_discard(place["node"], upload)
         return told | {"notes": [_named(note, there, source) for note in told["notes"]], "travelled_bytes": sent}
 
-    return until_reached(client, run)
+    with _turn(local):
+        return until_reached(client, run)
+
+
+@contextmanager
+def _turn(local: Path) -> Iterator[None]:
+    """Imports of one file or folder take turns: two into one place share an upload, and the first to end discards it.
+
+    A source that cannot be opened here is refused with words where it is read.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(local, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _named(note: str, there: str, source: str) -> str:

@@ -32,13 +32,15 @@ def of_this_machine(place: str) -> bool:
 
 def all_local(*named: str) -> bool:
     """Raises UserError for a mixture of places that no single machine reaches."""
-    kinds = {is_local(place) for place in named if not places.is_uri(place)}
-    if len(kinds) > 1:
+    paths = [place for place in named if not places.is_uri(place)]
+    here = [place for place in paths if is_local(place)]
+    if here and len(here) < len(paths):
+        [there] = (place for place in paths if place not in here)
         raise UserError(
-            f"{' and '.join(named)} are a path of this machine and a pool's storage",
-            "name both in pools, or both on this machine: `polyfleet checkpoint copy` brings one there",
+            f"{here[0]} is on this machine, and {there} is in a pool",
+            "bring one to the other with `polyfleet checkpoint copy`, or name another place for it",
         )
-    return not kinds or kinds.pop()
+    return not paths or bool(here)
 
 
 def between_here_and_a_pool(one: str, other: str) -> bool:

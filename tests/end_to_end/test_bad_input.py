@@ -102,7 +102,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("jobs", "--state", "RUNING"), 2, "no state 'RUNING'\n  did you mean 'RUNNING'?"),
     (("checkpoint", "show", "left:../x"), 2, "path '../x' is not inside the pool's storage"),
     (("checkpoint", "show", "x"), 2, "x is no checkpoint: it has no MANIFEST.json"),
-    (("checkpoint", "diff", "left:x", "./y"), 2, "left:x and ./y are a path of this machine and a pool's storage"),
+    (("checkpoint", "diff", "left:x", "./y"), 2, "./y is on this machine, and left:x is in a pool"),
     (("checkpoint", "copy", "left:x", "http://y/z"), 2, "has the scheme 'http'"),
     (("checkpoint", "convert", "left:x", "left:y"), 2, "the target of the conversion is missing"),
     (("checkpoint", "copy", "left:absent", "right:x"), 2, "no checkpoint at left:absent"),

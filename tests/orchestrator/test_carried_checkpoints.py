@@ -1,9 +1,13 @@
 """Checkpoints between this machine and a pool: copied, cut off and gone on with, imported; nothing half arrives."""
 
 import json
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from patience import wait_for
 
 from cluster.errors import UserError
 from orchestrator import checkpoint_carry
@@ -163,7 +167,7 @@ def test_python_copies_imports_and_exports_in_the_words_of_the_command_line(clie
     o.export("xla:imported", "xla:exported.safetensors")
     with pytest.raises(UserError, match="does not convert"):
         o.copy(str(large), "xla:python", to_kind="tpu:v5e")
-    with pytest.raises(UserError, match="are a path of this machine and a pool's storage"):
+    with pytest.raises(UserError, match=r"is on this machine, and .* is in a pool"):
         o.diff(str(large), "xla:python")
 
 
@@ -174,6 +178,31 @@ def test_what_is_no_checkpoint_is_refused_and_imports_nothing(client, live, tmp_
     assert client.checkpoints("xla") == []
     with pytest.raises(UserError, match="no checkpoint at"):
         checkpoint_carry.up(client, str(tmp_path), "xla:x", seen([]))
+
+
+def test_two_imports_of_one_file_at_once_both_arrive(client, live, large, tmp_path):
+    """They share an upload, which the first to end discards: the second waits for its turn."""
+    source, second = tmp_path / "src/model.safetensors", []
+
+    def bring(step, progress):
+        with http.connect(start=False) as own:
+            return checkpoint_carry.bring_in(own, str(source), "xla:twice", {"step": step}, progress)
+
+    with ThreadPoolExecutor(1) as other:
+
+        def begin_the_second(done, total):
+            if not second:
+                second.append(other.submit(bring, 2, seen([])))
+                wait_for(lambda: second[0].done() or waits_for_a_lock())
+
+        first = bring(1, begin_the_second)
+        assert (first["step"], second[0].result()["step"]) == (1, 2)
+    assert {row["step"] for row in client.checkpoints("xla")} == {1, 2}
+
+
+def waits_for_a_lock():
+    """Whether a thread of this process does."""
+    return any("->" in line and f" {os.getpid()} " in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_the_commands_copy_both_ways_and_import(here, live, large, tmp_path):

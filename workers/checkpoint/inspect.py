@@ -19,7 +19,6 @@ from workers.checkpoint.disk.reader import Progress, Reader
 from workers.checkpoint.format.checks import read_manifest, tensor_bytes
 from workers.checkpoint.format.folders import below, newest_first, step_of
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest, Producer
-from workers.checkpoint.format.words import few
 from workers.checkpoint.planning import plan as plan
 from workers.checkpoint.report import Skipped
 from workers.errors import CheckpointError
@@ -138,13 +137,12 @@ def _none_left(root: Path, reasons: list[str]) -> DamagedCheckpoint:
 
 
 def checkpoint_folder(path: str | Path, follow_links: bool = False) -> Path:
-    """`path` if it is a checkpoint. Raises NotFound with what is there instead."""
+    """`path` if it is a checkpoint; of a folder of checkpoints the newest, sound or not. Raises NotFound."""
     folder = Path(path)
     if os.path.lexists(folder / NAME):
         return folder
-    there = few([found.name for found in newest_first(folder, follow_links)])
-    if there:
-        raise NotFound(f"{folder} is a folder of checkpoints, not one", f"name one of them: {there}")
+    if there := newest_first(folder, follow_links):
+        return there[0]
     raise NotFound(f"{folder} is no checkpoint: it has no {NAME}", "name a folder step-…, or save one first")
 
 

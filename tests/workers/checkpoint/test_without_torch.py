@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import workers.checkpoint
-from cluster.errors import NotFound, UserError
+from cluster.errors import UserError
 from workers.checkpoint import describe, list_checkpoints, plan, save, verify
 from workers.checkpoint.targets import notes
 
@@ -105,9 +105,13 @@ def test_all_checkpoints_below_a_folder_are_listed_and_damaged_ones_say_so(saved
     assert list_checkpoints(tmp_path / "nowhere") == []
 
 
-def test_a_folder_of_checkpoints_is_not_one(saved):
-    with pytest.raises(NotFound, match=rf"is a folder of checkpoints, not one; name one of them: {saved.name}"):
-        verify(saved.parent)
+def test_a_folder_of_checkpoints_stands_for_its_newest_sound_or_not(saved):
+    newest = saved.parent / f"step-{int(saved.name.split('-')[1]) + 1:08d}-00000000"
+    assert verify(saved.parent)["path"] == str(saved)
+    newest.mkdir()
+    (newest / "MANIFEST.json").write_text("{}")
+    checked = verify(saved.parent)
+    assert (checked["path"], checked["ok"]) == (str(newest), False)
 
 
 def actions(path: Path, kind: str) -> dict[str, str]:

@@ -58,7 +58,7 @@ class OnDisk:
         free_bytes = shutil.disk_usage(self.root).free
         if needed_bytes > free_bytes:
             raise CheckpointError(
-                f"step {step} needs {needed_bytes / 2**30:.2f} GiB, {self.root} has {free_bytes / 2**30:.2f} free",
+                f"step {step} needs {needed_bytes:,} bytes, the disk of {self.root} has {free_bytes:,} free",
                 "free disk space, or keep fewer checkpoints",
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
         refuse_older_attempt(self.root, producer)  # once more: it may have saved since

@@ -232,7 +232,7 @@ def _written(files: Files, aside: Path, found: Found, step: int, progress: Progr
     needed_bytes, free_bytes = sum(piece.bytes for piece in pieces), shutil.disk_usage(aside).free
     if needed_bytes > free_bytes:
         raise CheckpointError(
-            f"the tensors need {needed_bytes / 2**30:.2f} GiB, {aside.parent} has {free_bytes / 2**30:.2f} free",
+            f"the tensors need {needed_bytes:,} bytes, the disk of {aside.parent} has {free_bytes:,} free",
             "free disk space; a small file that claims much may also be hostile",
         )
     layouts = lay_out(pieces, SHARD_BYTES)
