@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import threading
+import warnings
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -147,13 +148,16 @@ class Driver:
         rows, weights = dtypes
         sizes = {"GROUP": self.group, "TILE": self.tile, "EACH": self.each}
         masks = {"MASK_BOOL": 1, "MASK_F32": 2, "MASK_T": 3}
-        defined = [f"-DT_{rows}", f"-DW_{weights}", *(f"-D{name}={value}" for name, value in (sizes | masks).items())]
+        values = [f"-D{name}={value}" for name, value in (sizes | masks).items()]
+        options = ["-w", f"-DT_{rows}", f"-DW_{weights}", *values]  # -w: PoCL warns of each vector wider than the CPU's
         if self.device.platform.name == POCL and (why := _refused(Path(os.environ["POCL_CACHE_DIR"]))):
             raise KernelsFailed("opencl", f"a program cannot be kept: {why}", "make space there")
         text = "\n".join((SOURCES / f"{name}.cl").read_text() for name in self._files(program))
         made = self.cl.Program(self.context, text)
         try:
-            return made.build(defined, cache_dir=False)
+            with warnings.catch_warnings():  # some drivers report that they succeeded
+                warnings.simplefilter("ignore", self.cl.CompilerWarning)
+                return made.build(options, cache_dir=False)
         except self.cl.RuntimeError as e:
             raise KernelsFailed(
                 "opencl",

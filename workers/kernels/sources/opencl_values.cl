@@ -20,6 +20,16 @@ ushort16 to_bf16_16(float16 value) {
   return convert_ushort16(select(rounded, (bits >> 16) | 0x40u, isnan(value)));
 }
 
+// Halves are read and written as sixteen numbers and converted in a variable, which is aligned: PoCL 3.1 takes the
+// address of vload_half16 for aligned, although any half may be there, and ends the process on a CPU without AVX-512.
+float16 of_half_16(ushort16 bits) { return vload_half16(0, (const half *)&bits); }
+
+ushort16 to_half_16(float16 value) {
+  ushort16 bits;
+  vstore_half16_rte(value, 0, (half *)&bits);
+  return bits;
+}
+
 #if defined(T_F32)
 typedef float T;
 #define LOAD(p, i) (p)[i]
@@ -31,19 +41,15 @@ typedef float T;
 #elif defined(T_F16)
 typedef half T;
 #define LOAD(p, i) vload_half(i, p)
-#define LOAD16(p, i) vload_half16(0, (p) + (i))
+#define LOAD16(p, i) of_half_16(vload16(0, (const global ushort *)(p) + (i)))
 #define STORE(value, p, i) vstore_half_rte(value, i, p)
-#define STORE16(value, p, i) vstore_half16_rte(value, 0, (p) + (i))
+#define STORE16(value, p, i) vstore16(to_half_16(value), 0, (global ushort *)(p) + (i))
 float ROUNDED(float value) {
   ushort kept[1];  // a variable of half would need an extension
   vstore_half_rte(value, 0, (half *)kept);
   return vload_half(0, (half *)kept);
 }
-float16 ROUNDED16(float16 value) {
-  ushort kept[16];
-  vstore_half16_rte(value, 0, (half *)kept);
-  return vload_half16(0, (half *)kept);
-}
+float16 ROUNDED16(float16 value) { return of_half_16(to_half_16(value)); }
 #elif defined(T_BF16)
 typedef ushort T;
 #define LOAD(p, i) of_bf16((p)[i])
@@ -61,7 +67,7 @@ typedef float W;
 #elif defined(W_F16)
 typedef half W;
 #define LOAD_W(p, i) vload_half(i, p)
-#define LOAD_W16(p, i) vload_half16(0, (p) + (i))
+#define LOAD_W16(p, i) of_half_16(vload16(0, (const global ushort *)(p) + (i)))
 #elif defined(W_BF16)
 typedef ushort W;
 #define LOAD_W(p, i) of_bf16((p)[i])
