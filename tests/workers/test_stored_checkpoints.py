@@ -113,7 +113,7 @@ def test_one_that_was_cut_is_passed_over_without_reading_it_and_none_left_is_an_
 def test_what_is_told_names_places_as_users_write_them_and_no_path_of_this_disk(stored, two, tmp_path):
     calls = [
         lambda: stored.verify(two[1]),
-        lambda: stored.describe("job"),
+        lambda: stored.describe("job-without"),
         lambda: stored.plan(two[0], "tpu:v5x", 1),
         lambda: IncomingCheckpoints(Storage(tmp_path), "cpu").begin("job", Path(two[1]).name, manifest_of(two[0])),
     ]
@@ -121,6 +121,7 @@ def test_what_is_told_names_places_as_users_write_them_and_no_path_of_this_disk(
     def manifest_of(path: str) -> bytes:
         return (tmp_path / path / "MANIFEST.json").read_bytes()
 
+    (tmp_path / "job-without").mkdir()
     for call in calls:
         with pytest.raises(PolyfleetError) as error:
             call()
