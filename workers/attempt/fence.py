@@ -130,5 +130,5 @@ def _check(attempt: "Attempt", fences: Fences, lease_s: float) -> None:
         if epoch > attempt.id.epoch:
             LOG.warning("attempt %s ends: attempt %d of its job has superseded it", attempt.id, epoch)
             attempt.stop("fence")
-        else:
+        elif not attempt.unreadable:
             attempt.renew(asked_s)

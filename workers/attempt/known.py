@@ -24,7 +24,26 @@ MOST_EPOCHS = 100_000
 MOST_LINES, LEAST_LINES = 2000, 50
 MOST_BYTES = 1 << 20
 """Of events, read in one look at all attempts of the node."""
+UNREADABLE_LEASE_S = 5.0
+"""The shortest of all. It is not renewed: the attempt is stopped."""
 LOG = logging.getLogger(__name__)
+
+
+def _adopted(attempt: AttemptId, folder: Folder) -> Attempt | None:
+    """None where an agent was killed before it wrote the order: nothing has started there.
+
+    Without an order that can be read its ranks run all the same, on devices that must not be taken for free.
+    """
+    order: Any = read_json(folder.order)
+    try:
+        return Attempt(attempt, folder, float(order["lease_s"]))
+    except (TypeError, KeyError, ValueError):
+        if not folder.order.exists():
+            return None
+    broken = Attempt(attempt, folder, UNREADABLE_LEASE_S)
+    if broken.live:
+        broken.spoil("order.json cannot be read")
+    return broken
 
 
 class Known:
@@ -51,11 +70,8 @@ class Known:
             self._ids.setdefault(attempt.job, set()).add(attempt)
             if folder.forgotten.exists():
                 continue
-            order = read_json(folder.order)
-            try:
-                yield Attempt(attempt, folder, float(order["lease_s"]))
-            except (TypeError, KeyError, ValueError):
-                LOG.error("attempt %s: its order cannot be read; it ends with its lease", attempt)
+            if found := _adopted(attempt, folder):
+                yield found
 
     def _saw(self, job: str, epoch: int) -> None:
         """The newest jobs come last."""

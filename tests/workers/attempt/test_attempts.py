@@ -118,6 +118,20 @@ def test_a_restarted_agent_adopts_what_runs_and_reports_its_end(node):
     assert node.text() == ["out ready", "out went on"]
 
 
+@pytest.mark.parametrize("text", ["", "{}", '{"lease_s": []}', "\0"])
+def test_a_restarted_agent_stops_what_runs_by_an_order_that_it_cannot_read(node, text, is_alive):
+    node.start(command=("sh", "-c", "echo ready $$; exec sleep 600"))
+    node.until_printed("ready")
+    pid = int(node.text()[0].split()[-1])
+    node.folder().order.write_text(text)
+    assert node.reopen().known() == ["j.1.0"]
+    node.outcome()
+    (report,) = node.attempts.news({}, {}, 0.0)
+    assert (report.outcome.state, report.outcome.failure.kind) == ("failed", "unreadable")
+    assert report.outcome.failure.message == "order.json cannot be read"
+    assert not is_alive(pid)
+
+
 def test_a_supervisor_killed_by_9_leaves_a_lost_attempt_and_no_process(node, tmp_path, is_alive):
     daemon = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' >/dev/null 2>&1 &"
     node.start(command=("sh", "-c", f"{daemon} echo ready; exec sleep 600"))
