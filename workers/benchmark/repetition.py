@@ -3,16 +3,16 @@
 A call that changes its inputs in place would else be timed on something else than the first, soon on infinities.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from cluster.errors import UserError
 from workers.benchmark.timing import Refill
 from workers.optimizers.fingerprint import tensor_digest
-from workers.optimizers.inputs import OPAQUE, PLAIN, Inputs, changed_names, digests
+from workers.optimizers.inputs import Inputs, changed_names, digests
+from workers.optimizers.model_state import OWN, PLAIN, has_tensors, tables, tensors_in
 from workers.optimizers.work import Sample
 
 MAX_NAMED = 3
@@ -102,11 +102,6 @@ class Repetition:
         )
 
 
-OWN = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
-MAX_NESTING = 4
-
-
 class ModelState:
     """Parameters, buffers and plain attributes of a model before its first call. Buffers and attributes are restored:
     tensors, which are kept on the host, and numbers and flags, such as the place in a cache.
@@ -114,11 +109,9 @@ class ModelState:
 
     def __init__(self, model: nn.Module):
         self._model = model
-        self._tables = [_Table(values) for module in model.modules() for values in (module._buffers, vars(module))]
+        self._tables = tables(model)
         self._containers = {
-            name
-            for name, value in self._attributes()
-            if not isinstance(value, (Tensor, *PLAIN)) and _has_tensors(value)
+            name for name, value in self._attributes() if not isinstance(value, (Tensor, *PLAIN)) and has_tensors(value)
         }
 
     def digests(self) -> dict[str, str]:
@@ -126,9 +119,9 @@ class ModelState:
         buffers = {f"buffer {_plain(name)}": b for name, b in self._model.named_buffers()}
         tensors: dict[str, Tensor] = {**parameters, **buffers}
         attributes = {
-            name: " ".join(map(tensor_digest, _tensors(value)))
+            name: " ".join(map(tensor_digest, tensors_in(value)))
             for name, value in self._attributes()
-            if _has_tensors(value)
+            if has_tensors(value)
         }
         return {name: tensor_digest(tensor) for name, tensor in tensors.items()} | attributes
 
@@ -145,9 +138,8 @@ class ModelState:
         return changed
 
     def restore(self) -> None:
-        with torch.no_grad():
-            for table in self._tables:
-                table.restore()
+        for table in self._tables:
+            table.restore()
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
         """(name, value) of all that is neither a parameter nor a buffer nor a module."""
@@ -155,51 +147,6 @@ class ModelState:
             for name, value in vars(module).items():
                 if name not in OWN:
                     yield f"attribute {_plain(f'{path}.{name}'.lstrip('.'))}", value
-
-
-class _Table:
-    """Buffers or attributes of one module. What a forward puts in the place of a value is taken out again."""
-
-    def __init__(self, values: dict[str, Any]):
-        self._values, self._names = values, {*values, *OWN}
-        self._before = {
-            name: value for name, value in values.items() if name not in OWN and isinstance(value, (Tensor, *PLAIN))
-        }
-        tensors = [value for value in self._before.values() if isinstance(value, Tensor) and _has_own_bits(value)]
-        self._contents = [(tensor, tensor.detach().cpu().clone()) for tensor in tensors]
-
-    def restore(self) -> None:
-        new = [name for name, value in self._values.items() if name not in self._names and _has_tensors(value)]
-        for name in new:
-            del self._values[name]
-        self._values.update(self._before)
-        for tensor, content in self._contents:
-            tensor.copy_(content)
-
-
-def _has_own_bits(tensor: Tensor) -> bool:
-    """Whether it can be written to: not one without memory, nor one whose elements share it."""
-    return not tensor.is_meta and tensor.layout == torch.strided and (0 not in tensor.stride() or tensor.numel() <= 1)
-
-
-def _has_tensors(value: Any) -> bool:
-    return next(_tensors(value), None) is not None
-
-
-def _tensors(value: Any, nesting: int = MAX_NESTING) -> Iterator[Tensor]:
-    """In nested lists, tuples, mappings and plain objects, such as a cache of keys and values."""
-    if isinstance(value, Tensor):
-        yield value
-    if nesting == 0 or isinstance(value, (Tensor, *PLAIN, *OPAQUE)):
-        return
-    if isinstance(value, Mapping):
-        inner: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple):
-        inner = value
-    else:
-        inner = () if callable(value) else getattr(value, "__dict__", {}).values()
-    for item in inner:
-        yield from _tensors(item, nesting - 1)
 
 
 def _plain(name: str) -> str:

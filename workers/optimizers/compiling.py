@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from workers.optimizers.lowering import Lowered
+from workers.optimizers.model_state import unchanged
 from workers.optimizers.overriding import RUN, override, restore
 from workers.optimizers.work import Skip, Work, copied
 
@@ -51,7 +52,7 @@ def compiled_with(model: nn.Module, work: Work, compiler: str, mode: str | None 
         return model
     given = work.sample.copy()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(model):
             model(*given.args, **given.kwargs)
     except RuntimeError as e:  # every error of dynamo and its back ends is one
         model._compiled_call_impl = None

@@ -4,16 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from workers.backends.parts.placing import tensors_of
 from workers.optimizers.fingerprint import tensor_digest
+from workers.optimizers.model_state import OPAQUE, PLAIN
 from workers.optimizers.work import Sample
 
 MAX_COPIES = 64
 MAX_COPIES_BYTES = 2 << 30
-OPAQUE = (nn.Module, type)
-PLAIN = (int, float, complex, str, bytes, type(None))
 
 
 class Inputs:

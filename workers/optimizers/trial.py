@@ -9,6 +9,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.optimizers.comparing import all_tensors
 from workers.optimizers.inputs import Inputs
+from workers.optimizers.model_state import unchanged
 from workers.optimizers.work import Work
 
 
@@ -46,12 +47,14 @@ def outcome(model: nn.Module, work: Work) -> list[torch.Tensor]:
     was_training, given = model.training, work.sample.copy()
     model.eval()
     try:
-        with torch.no_grad():
-            found = all_tensors(model(*given.args, **given.kwargs))
-        work.backend.step_boundary()
-        if work.training:
-            call_of(model, work)()
+        with unchanged(model):
+            with torch.no_grad():
+                found = all_tensors(model(*given.args, **given.kwargs))
             work.backend.step_boundary()
+        if work.training:
+            with unchanged(model):
+                call_of(model, work)()
+                work.backend.step_boundary()
     finally:
         model.train(was_training)
     if work.training:

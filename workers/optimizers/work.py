@@ -10,6 +10,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts.placing import map_tensors, tensors_of
 from workers.optimizers.comparing import Difference, all_tensors, furthest
+from workers.optimizers.model_state import unchanged
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -87,7 +88,7 @@ def outputs(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
     training, given = model.training, sample.copy()
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(model):
             return all_tensors(model(*given.args, **given.kwargs))
     finally:
         model.train(training)

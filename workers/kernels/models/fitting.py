@@ -15,6 +15,7 @@ from workers.kernels.models.recording import SITE, Recorder, Seen
 from workers.kernels.parts.classes import shape_class
 from workers.kernels.parts.fastest import candidates, kind_of
 from workers.kernels.tuning import Measured, Situation, software_of
+from workers.optimizers.model_state import unchanged
 from workers.optimizers.work import Sample
 
 
@@ -83,7 +84,7 @@ def record(model: nn.Module, sites: Sequence[Site], sample: Sample, device: torc
         put(site, {form.operation: f"{SITE}{number}" for form in site.forms}, device)
     try:
         recorder = Recorder()
-        with torch.no_grad(), recorder:
+        with torch.no_grad(), unchanged(model), recorder:
             given = sample.copy()
             model(*given.args, **given.kwargs)
     finally:

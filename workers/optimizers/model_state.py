@@ -1,0 +1,84 @@
+"""What a module has beside parameters and modules: buffers and plain attributes, which a forward may change."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+OPAQUE = (nn.Module, type)
+PLAIN = (int, float, complex, str, bytes, type(None))
+OWN = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+MAX_NESTING = 4
+
+
+class Table:
+    """Buffers or attributes of one module at the time it is made. Contents of tensors are kept on the host."""
+
+    def __init__(self, values: dict[str, Any]):
+        self._values, self._names = values, {*values, *OWN}
+        self._before = {
+            name: value for name, value in values.items() if name not in OWN and isinstance(value, (Tensor, *PLAIN))
+        }
+        tensors = [value for value in self._before.values() if isinstance(value, Tensor) and _has_own_bits(value)]
+        self._contents = [(tensor, tensor.detach().cpu().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
+        """All of it, in place. What a forward has put into the place of a value, or beside all, is taken out again."""
+        new = [name for name, value in self._values.items() if name not in self._names and has_tensors(value)]
+        for name in new:
+            del self._values[name]
+        self._values.update(self._before)
+        self._restore_contents()
+
+    def restore_changed(self) -> None:
+        """All but what had no value: a table that is made at the first call stays, so that it is not made again."""
+        self._values.update({name: value for name, value in self._before.items() if value is not None})
+        self._restore_contents()
+
+    def _restore_contents(self) -> None:
+        with torch.no_grad():
+            for tensor, content in self._contents:
+                tensor.copy_(content)
+
+
+def tables(model: nn.Module) -> list[Table]:
+    return [Table(values) for module in model.modules() for values in (module._buffers, vars(module))]
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Calls of `model` in it leave a cache, and the place in it, as they were before."""
+    before = tables(model)
+    try:
+        yield
+    finally:
+        for table in before:
+            table.restore_changed()
+
+
+def has_tensors(value: Any) -> bool:
+    return next(tensors_in(value), None) is not None
+
+
+def tensors_in(value: Any, nesting: int = MAX_NESTING) -> Iterator[Tensor]:
+    """In nested lists, tuples, mappings and plain objects, such as a cache of keys and values."""
+    if isinstance(value, Tensor):
+        yield value
+    if nesting == 0 or isinstance(value, (Tensor, *PLAIN, *OPAQUE)):
+        return
+    if isinstance(value, Mapping):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    else:
+        inner = () if callable(value) else getattr(value, "__dict__", {}).values()
+    for item in inner:
+        yield from tensors_in(item, nesting - 1)
+
+
+def _has_own_bits(tensor: Tensor) -> bool:
+    """Whether it can be written to: not one without memory, nor one whose elements share it."""
+    return not tensor.is_meta and tensor.layout == torch.strided and (0 not in tensor.stride() or tensor.numel() <= 1)
