@@ -320,7 +320,7 @@ def test_what_cannot_be_done_is_said_with_the_remedy(own, tmp_path):
         (lambda: export_checkpoint(two, tmp_path / "x"), CheckpointError, "has 2 modules; choose one of a, b"),
         (lambda: export_checkpoint(two, tmp_path / "x", entry="c"), CheckpointError, "has no module 'c'"),
         (lambda: import_checkpoint(tmp_path / "none", tmp_path / "x"), NotFound, "there is nothing at"),
-        (lambda: import_checkpoint(tmp_path / "there", tmp_path / "x"), CheckpointError, "holds nothing that can be"),
+        (lambda: import_checkpoint(tmp_path / "there", tmp_path / "x"), CheckpointError, "has nothing that can be"),
         (lambda: import_checkpoint(tmp_path / "notes.txt", tmp_path / "x"), CheckpointError, "of no known format"),
         (
             lambda: import_checkpoint(tmp_path / "odd.bin", tmp_path / "x"),

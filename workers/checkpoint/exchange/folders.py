@@ -21,6 +21,7 @@ from workers.checkpoint.exchange.dcp_folders import read_dcp
 from workers.checkpoint.exchange.found import Found
 from workers.checkpoint.exchange.steps import step_in, step_in_name
 from workers.checkpoint.exchange.taking import read_value, take, take_optimizers
+from workers.checkpoint.exchange.unsupported import PARTITIONS, has_partitions
 from workers.checkpoint.exchange.values import Plain
 from workers.checkpoint.exchange.weights import SAFETENSORS_INDEX, TORCH_INDEX, take_safetensors, take_torch
 from workers.checkpoint.format.checks import open_regular
@@ -178,7 +179,8 @@ def _take_part(found: Found, path: Path, plain: Plain) -> Any:
             found.file(path.name, value)
             take(found, value)
             return value
-        found.left_out[path.name] = "another save" if _NUMBERED.fullmatch(path.name) else "a folder of no known form"
+        other = "another save" if _NUMBERED.fullmatch(path.name) else "a folder of no known form"
+        found.left_out[path.name] = PARTITIONS if has_partitions(path) else other
     elif why := OBJECTS.get(path.name) or OBJECTS.get(stem):
         found.left_out[path.name] = why
     elif path.suffix in PICKLED:

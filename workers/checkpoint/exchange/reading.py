@@ -14,13 +14,16 @@ from workers.checkpoint.exchange.naming import place_optimizers
 from workers.checkpoint.exchange.safetensors_files import files_of
 from workers.checkpoint.exchange.steps import EPOCHS, step_in, step_in_name
 from workers.checkpoint.exchange.taking import read_value, take
+from workers.checkpoint.exchange.unsupported import refuse_parts
 from workers.checkpoint.exchange.values import Plain
 from workers.checkpoint.exchange.weights import TORCH_INDEX, take_safetensors, take_torch
 from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.manifest import Origin
+from workers.checkpoint.format.words import few
 from workers.errors import CheckpointError
 
 FORMATS = ("safetensors", "torch", "dcp", "accelerate", "trainer")
+TORCH_WEIGHTS = (TORCH_INDEX, "pytorch_model.bin", "adapter_model.bin")
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 
 
@@ -31,15 +34,7 @@ def format_of(source: Path) -> str:
     if source.is_dir():
         if os.path.lexists(source / ".metadata"):
             return "dcp"
-        if known := folder_format(source):
-            return known
-        if files_of(source):
-            return "safetensors"
-        if [*source.glob(TORCH_INDEX), *source.glob("pytorch_model.bin"), *source.glob("adapter_model.bin")]:
-            return "torch"
-        if saves := numbered_folders(source):
-            raise CheckpointError(f"{source} holds {len(saves)} saves", f"name one of them, such as {saves[-1]}")
-        raise CheckpointError(f"{source} holds nothing that can be imported", f"known: {', '.join(FORMATS)}")
+        return _format_of_folder(source)
     if source.suffix == ".safetensors":
         return "safetensors"
     with os.fdopen(open_regular(source), "rb") as file:
@@ -47,6 +42,19 @@ def format_of(source: Path) -> str:
     if head[:2] == b"PK" or source.suffix in SUFFIXES:
         return "torch"
     raise CheckpointError(f"{source} is of no known format", f"known: {', '.join(FORMATS)}")
+
+
+def _format_of_folder(source: Path) -> str:
+    weights = "torch" if any(any(source.glob(name)) for name in TORCH_WEIGHTS) else ""
+    weights = "safetensors" if files_of(source) else weights
+    if not weights:
+        refuse_parts(source)
+    if known := folder_format(source) or weights:
+        return known
+    if saves := numbered_folders(source):
+        raise CheckpointError(f"{source} holds {len(saves)} saves", f"name one of them, such as {saves[-1]}")
+    there = few(sorted(path.name for path in source.iterdir())) or "it is empty"
+    raise CheckpointError(f"{source} has nothing that can be imported: {there}", f"known: {', '.join(FORMATS)}")
 
 
 def read(source: Path, format: str, drop: bool) -> Found:  # noqa: A002
@@ -133,7 +141,7 @@ def _torch(source: Path) -> tuple[Found, Plain]:
 
 def _torch_weights(source: Path) -> Path:
     """The index of several files of weights, or the one there is."""
-    for pattern in (TORCH_INDEX, "pytorch_model.bin", "adapter_model.bin"):
+    for pattern in TORCH_WEIGHTS:
         if there := sorted(source.glob(pattern)):
             return there[0]
     raise CheckpointError(f"{source} holds no weights of torch.save", "name the file to import")

@@ -1,0 +1,36 @@
+"""Checkpoints in parts that only their own library merges: recognised, and refused with the way to another format.
+
+Source: deepspeed/runtime/engine.py (_get_ckpt_name, _get_zero_ckpt_name) and zero_to_fp32.py, which it copies beside
+its checkpoints; megatron/training/checkpointing.py (get_checkpoint_name).
+"""
+
+from pathlib import Path
+
+from workers.errors import CheckpointError
+
+DEEPSPEED = ("*mp_rank_*_states.pt", "layer_*-model_*-model_states.pt")
+MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
+MERGE = "`python zero_to_fp32.py . weights --safe_serialization`"
+PARTITIONS = f"partitions of DeepSpeed; {MERGE} writes the weights in them"
+
+
+def has_partitions(folder: Path) -> bool:
+    """Of DeepSpeed, in the folder itself."""
+    return any(any(folder.glob(pattern)) for pattern in DEEPSPEED)
+
+
+def refuse_parts(source: Path) -> None:
+    """Raises CheckpointError for a folder that has such parts, or whose folders do."""
+    folders = [source, *sorted(path for path in source.iterdir() if path.is_dir() and not path.is_symlink())]
+    if any(map(has_partitions, folders)):
+        raise CheckpointError(
+            f"{source} is a checkpoint of DeepSpeed, in partitions that only DeepSpeed puts together",
+            f"run {MERGE} in the folder that has this script, and import its folder `weights`",
+        )
+    parts = sorted(part for folder in folders for name in MEGATRON for part in folder.glob(f"mp_rank_*/{name}"))
+    if parts:
+        raise CheckpointError(
+            f"{source} is a checkpoint of Megatron in its old format, in {len(parts)} part{'s' * (len(parts) > 1)}",
+            "save it again with `--ckpt-format torch_dist` and import its folder `iter_…`; or import one part with "
+            f"--drop: {parts[0]}",
+        )
