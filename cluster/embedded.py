@@ -107,9 +107,16 @@ def down(progress: Progress) -> list[str]:
         if record is None:
             return []
         stopped = [p.node for p in record.living()]
-        progress(f"stopping {len(stopped)} nodes" if record.ours else f"leaving {record.address}: not ours to stop")
+        progress(_stopping(stopped) if record.ours else f"leaving {record.address}: not ours to stop")
         stop_all(record)
         return stopped
+
+
+def _stopping(nodes: list[str]) -> str:
+    count = len(nodes) - (heads.HEAD in nodes)
+    what = f"{count} node{'' if count == 1 else 's'}" if count or heads.HEAD not in nodes else ""
+    head = "Ray's head" if heads.HEAD in nodes else ""
+    return f"stopping {' and '.join(filter(None, (what, head)))}"
 
 
 def attach(address: str, progress: Progress, spec: FleetSpec | None = None) -> FleetRecord:
