@@ -2,54 +2,65 @@
 opens one itself. `python -m cluster.unpacking ARCHIVE [FOLDER]` is that process; it answers with one line of JSON.
 """
 
+import hashlib
 import json
 import os
-import shutil
-import stat
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import cluster
 from cluster import archives, sandbox
+from cluster.archive_entries import Fact, content_sha, modified_s, rights
 from cluster.archive_links import Tree
 from cluster.descents import FOLDER, descend
 from cluster.errors import FleetError, UserError
 
-Read = Callable[[Path, "Path | None"], list[str]]
 CODE = Path(cluster.__file__).absolute().parents[1]
 LARGEST_ANSWER_BYTES = 128 << 20
 
 
-def read(archive: Path, folder: "Path | None" = None) -> list[str]:
-    """The names of all entries, with a slash behind folders and links to them, each of which was unpacked: into
-    `folder`, which is empty, or to nowhere. In this process. Raises UserError.
-    """
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Names of all entries of an archive, with a slash behind folders and links to them, and their `content_sha`."""
+
+    names: list[str]
+    content_sha: str
+
+
+Read = Callable[[Path, "Path | None"], Contents]
+
+
+def read(archive: Path, folder: "Path | None" = None) -> Contents:
+    """Each entry is unpacked: into `folder`, which is empty, or to nowhere. In this process. Raises UserError."""
     entries = archives.check(archive)
     content_bytes = sum(info.file_size for info in entries)
     sandbox.expect(data_bytes=content_bytes, file_bytes=max(content_bytes, 1) if folder else 0)
     links: dict[str, str] = {}
+    facts: list[Fact] = []
 
     def take(info: zipfile.ZipInfo, content: IO[bytes]) -> None:
         if archives.is_link(info):
-            links[info.filename] = archives.link_text(content)
-        elif folder:
-            _write(info, content, folder)
+            held = links[info.filename] = archives.link_text(content)
         else:
-            _exhaust(content)
+            held = _write(info, content, folder) if folder else _copy(content, None)
+        facts.append((info.filename, rights(info), held))
 
     archives.read_each(archive, take)
     if folder:
         _make_links(links, folder)  # last: nothing is written through one
     names = [info.filename for info in entries]
     tree = Tree(names, links)
-    return [f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in names]
+    named = [f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in names]
+    return Contents(named, content_sha(facts))
 
 
-def read_apart(archive: Path, folder: "Path | None" = None) -> list[str]:
+def read_apart(archive: Path, folder: "Path | None" = None) -> Contents:
     """`read` in a process of its own, which ends with this thread. Raises UserError; FleetError where it could not be
     done here: the disk is full, or the process was killed.
     """
@@ -71,20 +82,24 @@ def read_apart(archive: Path, folder: "Path | None" = None) -> list[str]:
         raise UserError(*told["refused"])
     if "failed" in told:
         raise FleetError(f"the submitted archive could not be unpacked: {told['failed']}", "free space there")
-    names: list[str] = told["names"]
-    return names
+    return Contents(**told["contents"])
 
 
-def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> None:
+def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
+    """The SHA-256 of its content; "" for a folder."""
     path = folder / PurePosixPath(info.filename)
     if info.is_dir():
         path.mkdir(parents=True, exist_ok=True)
-        return
+        return ""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as to:
-        shutil.copyfileobj(content, to, archives.COPY_BYTES)
-        os.fchmod(descriptor, _mode(info))  # whatever the umask here is
+        digest = _copy(content, to)
+        os.fchmod(descriptor, rights(info))  # whatever the umask here is
+    if (at_s := modified_s(info)) is not None:
+        with suppress(OSError):  # of a file system that has no such times
+            os.utime(path, (at_s, at_s), follow_symlinks=False)
+    return digest
 
 
 def _make_links(links: dict[str, str], folder: Path) -> None:
@@ -104,14 +119,14 @@ def _make_links(links: dict[str, str], folder: Path) -> None:
             raise UserError(f"the submitted archive holds {name[:200]!r}, a link out of its folder", archives.AGAIN)
 
 
-def _mode(info: zipfile.ZipInfo) -> int:
-    """Its owner may read it always. No setuid, and nobody else may write."""
-    return info.external_attr >> 16 & 0o755 | stat.S_IRUSR if info.external_attr >> 16 else 0o644
-
-
-def _exhaust(content: IO[bytes]) -> None:
-    while content.read(archives.COPY_BYTES):
-        pass
+def _copy(content: IO[bytes], to: "IO[bytes] | None") -> str:
+    """To nowhere, for None. Its SHA-256."""
+    digest = hashlib.sha256()
+    while piece := content.read(archives.COPY_BYTES):
+        digest.update(piece)
+        if to:
+            to.write(piece)
+    return digest.hexdigest()
 
 
 def main() -> int:
@@ -122,7 +137,7 @@ def main() -> int:
     sandbox.expect(metadata_bytes=min(archive.stat().st_size, archives.LARGEST_DIRECTORY_BYTES) // 2)
     told: dict[str, Any]
     try:
-        told = {"names": read(archive, folder)}
+        told = {"contents": asdict(read(archive, folder))}
     except UserError as e:
         told = {"refused": [e.message, e.remedy]}
     except MemoryError:

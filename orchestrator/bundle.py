@@ -1,4 +1,4 @@
-"""A working folder as one zip archive: the same folder gives the same bytes, so that its SHA-256 names it.
+"""A working folder as one zip archive: the same files with the same times give the same bytes, named by their SHA-256.
 
 Left out: what `.polyfleetignore` names, and, told to the user, version control, caches, environments, compiled files,
 what .gitignore names, what looks like credentials, and what has no content. Links inside the folder come as links or,
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from cluster import archives
+from cluster import archive_entries, archives
 from cluster.errors import SpecError, UserError
 from orchestrator import ignoring
 from orchestrator.left_out import LeftOut, leave_out, send_as_data
@@ -35,9 +35,12 @@ PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """`sha` is the archive's SHA-256, hexadecimal; `bytes` counts the files before compression."""
+    """`sha` is the archive's SHA-256, hexadecimal, `content_sha` that of what is in it, whatever the files' times;
+    `bytes` counts the files before compression.
+    """
 
     sha: str
+    content_sha: str
     path: Path
     files: int
     bytes: int
@@ -72,7 +75,7 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
     entries = sorted(_within_limits(folder, walk.entries(folder, rules)), key=attrgetter("name"))
     refuse_our_names((entry.name for entry in entries), task)
     try:
-        size = _write(entries, archive)
+        size, content_sha = _write(entries, archive)
     except OSError as e:
         archive.unlink(missing_ok=True)
         raise UserError(
@@ -86,7 +89,7 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
     with archive.open("rb") as f:
         sha = hashlib.file_digest(f, "sha256").hexdigest()
     count = sum(entry.has_content for entry in entries)
-    return Package(sha, archive, count, size, walk.left_out())
+    return Package(sha, content_sha, archive, count, size, walk.left_out())
 
 
 def _refuse_unless_folder(folder: Path) -> None:
@@ -151,19 +154,30 @@ def _mode(entry: Entry) -> int:
     return stat.S_IFREG | owner << 6 | ((owner & 0o5) * 0o11 if mode & stat.S_IRWXO else 0)
 
 
-def _write(entries: list[Entry], archive: Path) -> int:
-    total = 0
+def _write(entries: list[Entry], archive: Path) -> tuple[int, str]:
+    """Bytes of the files, and `content_sha`."""
+    total, facts = 0, []
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zipped:
         for entry in entries:
             info = zipfile.ZipInfo(entry.name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3
             info.external_attr = _mode(entry) << 16
+            size, held = _write_file(zipped, info, entry.path) if entry.has_content else (0, entry.link)
             if not entry.has_content:
                 zipped.writestr(info, entry.link)
-                continue
-            with entry.path.open("rb") as source, zipped.open(info, "w") as target:
-                while piece := source.read(PIECE_BYTES):
-                    target.write(piece)
-                    total += len(piece)
-    return total
+            facts.append((info.filename, archive_entries.rights(info), held))
+            total += size
+    return total, archive_entries.content_sha(facts)
+
+
+def _write_file(zipped: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> tuple[int, str]:
+    """Bytes of its content, and their SHA-256."""
+    size, digest = 0, hashlib.sha256()
+    info.extra = archive_entries.time_field(int(path.stat().st_mtime))
+    with path.open("rb") as source, zipped.open(info, "w") as target:
+        while piece := source.read(PIECE_BYTES):
+            target.write(piece)
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()

@@ -64,13 +64,13 @@ class Client(FileClient):
         """Up to 1,000 of {"spec", "package"}, all or none: {"jobs": [{"id", "name"}], "note"}. Raises as `submit`."""
         return self.once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
-    def plan(self, spec: Data, package: str = "") -> Data:
-        """A package need not have been uploaded."""
-        return self.post("/v1/plan", {"spec": spec, "package": package})
+    def plan(self, spec: Data, content_sha: str = "") -> Data:
+        """`content_sha` is of what is in the job's folder."""
+        return self.post("/v1/plan", {"spec": spec, "content_sha": content_sha})
 
-    def offers(self, spec: Data, package: str = "") -> Data:
-        """{"offers", "impossible"}; a package need not have been uploaded."""
-        return self.post("/v1/offers", {"spec": spec, "package": package})
+    def offers(self, spec: Data, content_sha: str = "") -> Data:
+        """{"offers", "impossible"}; `content_sha` as for `plan`."""
+        return self.post("/v1/offers", {"spec": spec, "content_sha": content_sha})
 
     def jobs(
         self,

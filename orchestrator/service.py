@@ -5,7 +5,6 @@ Methods are synchronous and safe to call from many threads. They raise Polyfleet
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from orchestrator.core.messages import CancelAsked, MigrateAsked, Submitted
 from orchestrator.core.model import Job
 from orchestrator.core.offer import growth, offers
 from orchestrator.core.states import TERMINAL
-from orchestrator.core.throughput import of_package
+from orchestrator.core.throughput import in_folder
 from orchestrator.core.what_if import what_if
 from orchestrator.job_files import JobFiles
 from orchestrator.resources import accelerators
@@ -111,7 +110,8 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         self._watched = Watched(self.store, self.agents, self.runtime, self._repairs)
         self._logs = Logs(self.agents, kept)
         self._execs = Execs(self.agents)
-        self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, self.submit, self.cancel)
+        verbs = (self.submit, self.cancel, self.packages.contents)
+        self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
         keep_s = housekeeping.keep_jobs_s()
         forget = housekeeping.forget_on(self.agents)
         named = (self.store.jobs.naming, self.store.jobs.exists, self._benchmarks.packages)
@@ -203,15 +203,13 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
             told["runs"]["reason"] = record.attempts[-1].reason
         return {"state": str(record.job.state), "reason": reason, "missed": missed, **told}
 
-    def plan(self, spec: dict[str, Any], package: str) -> dict[str, Any]:
-        """What would happen to `spec` if it were submitted now, with the folder whose archive is called `package`; that
-        need not be here.
-        """
-        return self._explained(_as_new(spec, package), self._fleet.snapshot())
+    def plan(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
+        """What would happen to `spec` if it were submitted now, with a folder of this content; it need not be here."""
+        return self._explained(_as_new(spec, content_sha), self._fleet.snapshot())
 
-    def offers(self, spec: dict[str, Any], package: str) -> dict[str, Any]:
-        """Where `spec` could run if it were submitted now; `package` as in `plan`."""
-        job, seen = _as_new(spec, package), self._fleet.snapshot()
+    def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
+        """Where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
+        job, seen = _as_new(spec, content_sha), self._fleet.snapshot()
         told: dict[str, Any] = to_plain(offers(job, seen, growth(self.runtime.control, seen.now_s)))
         return told
 
@@ -269,6 +267,5 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         return self.packages.has(sha)
 
 
-def _as_new(spec: dict[str, Any], package: str) -> Job:
-    job = parse_job(spec).to_job("new", time.time())
-    return replace(job, package=package, workload=job.workload or of_package(package))
+def _as_new(spec: dict[str, Any], content_sha: str) -> Job:
+    return in_folder(parse_job(spec).to_job("new", time.time()), "", content_sha)

@@ -58,25 +58,25 @@ def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
 
 def plan(client: "Client", job: JobSpec | Data) -> Data:
     """What would happen now. Folder and data are read to find what is wrong with them, and not sent: what was measured
-    of a folder goes by its name.
+    of a folder goes by what is in it.
     """
-    spec, package = _read(client, job)
-    return client.plan(plain(spec), package)
+    spec, content_sha = _read(client, job)
+    return client.plan(plain(spec), content_sha)
 
 
 def offers(client: "Client", job: JobSpec | Data) -> Data:
     """Where it could run now. Folder and data are read as by `plan`."""
-    spec, package = _read(client, job)
-    return client.offers(plain(spec), package)
+    spec, content_sha = _read(client, job)
+    return client.offers(plain(spec), content_sha)
 
 
 def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
-    """The spec as it would be sent, and the name of its folder's archive."""
+    """The spec as it would be sent, and the SHA-256 of what is in its folder."""
     (spec,) = sent_data.named([checked(job)])
     if not spec.working_dir:
         return spec, ""
     with bundle.scratch() as folder:
-        return spec, _packed(client, spec, folder).sha
+        return spec, _packed(client, spec, folder).content_sha
 
 
 def checked(job: JobSpec | Data) -> JobSpec:

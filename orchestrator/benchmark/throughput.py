@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.benchmark.results import joules_per_item
-from orchestrator.core.throughput import Estimated, Key, Measured, Throughput, of_package
+from orchestrator.core.throughput import Estimated, Key, Measured, Throughput, of_folder
 from workers.benchmark import statistics
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ def rows(lines: Iterable[Data]) -> Iterator[tuple[Key, Measured]]:
             continue
         told = _measured(cell, str(begun.get("run", "")))
         names = [str(cell["workload"])]
-        names += [of_package(begun["package"])] if cell["case"].startswith("user/") and begun.get("package") else []
-        for name in names:
+        if cell["case"].startswith("user/"):
+            names.append(of_folder(begun.get("content_sha", "")))
+        for name in filter(None, names):
             yield (name, cell.get("mode", "forward"), kinds.get(cell["column"], ""), cell["precision"]), told
 
 

@@ -1,7 +1,7 @@
 """What was measured of a workload on a kind, for the planner: rates with intervals and age. Nothing is made up.
 
-A workload is a name: one of the catalogue's (`gpt2`), one a user gave, or `package:SHA` of the folder a job was
-submitted with. A training job is matched with training steps, any other with forwards.
+A workload is a name: one of the catalogue's (`gpt2`), one a user gave, or `folder:SHA` of what is in the folder of a
+job. A training job is matched with training steps, any other with forwards.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,14 +21,20 @@ Key = tuple[str, str, str, str]
 """Workload, mode, kind, precision."""
 
 
-def of_package(sha: str) -> str:
-    """The name of a workload that is known by its folder only."""
-    return f"package:{sha[:16]}" if sha else ""
+def of_folder(content_sha: str) -> str:
+    """The name of a workload that is known by its folder only, whatever the times of the files there."""
+    return f"folder:{content_sha[:16]}" if content_sha else ""
+
+
+def in_folder(job: "Job", package: str, content_sha: str) -> "Job":
+    """With its code archive, and named by what is in it where its user gave no name."""
+    workload = job.workload or of_folder(content_sha)
+    return replace(job, workload=workload, package=package, content_sha=content_sha)
 
 
 def name_of(job: "Job") -> str:
     """Of its workload, else of its folder; "" where it has neither."""
-    return job.workload or of_package(job.package)
+    return job.workload or of_folder(job.content_sha)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,7 @@ class History:
 
     def of(self, job: "Job") -> Mapping[str, float]:
         found = self.rows.get((job.workload, job.task)) if job.workload else None
-        return found or self.rows.get((of_package(job.package), job.task)) or {}
+        return found or self.rows.get((of_folder(job.content_sha), job.task)) or {}
 
     def tried_by(self, job: "Job") -> Mapping[str, float]:
         return self.tried.get((name_of(job), job.task), {})

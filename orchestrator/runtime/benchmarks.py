@@ -9,10 +9,12 @@ import json
 import logging
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
 from cluster.plain import to_plain
+from cluster.unpacking import Contents
 from orchestrator.benchmark import asking, suite
 from orchestrator.core.model import Devices
 from orchestrator.core.nodes import groups
@@ -28,10 +30,18 @@ Data = dict[str, Any]
 
 
 class Benchmarks:
-    """All runs of a server. `submit` and `cancel` are those of jobs."""
+    """All runs of a server. `submit` and `cancel` are those of jobs; `contents` are those of a code archive."""
 
-    def __init__(self, lines: BenchmarkLines, jobs: Jobs, agents: Agents, submit: Submit, cancel: Cancel):
-        self._lines, self._agents = lines, agents
+    def __init__(
+        self,
+        lines: BenchmarkLines,
+        jobs: Jobs,
+        agents: Agents,
+        submit: Submit,
+        cancel: Cancel,
+        contents: Callable[[str], Contents],
+    ):
+        self._lines, self._agents, self._contents = lines, agents, contents
         self._closing = threading.Event()
         self._shared = Shared(lines, jobs, agents, submit, cancel, self._closing)
         self._live: dict[str, Run] = {}
@@ -72,7 +82,8 @@ class Benchmarks:
                 return self.view(run)
             asked = suite.request(data)
             jobs = [{"wanted": to_plain(w), "spec": w.spec(run, asked)} for w in asking.wanted(asked, self._devices())]
-            about = {"request": asked.to_plain(), "package": package, "digest": digest}
+            folder = {"package": package, "content_sha": self._contents(package).content_sha}
+            about = {"request": asked.to_plain(), **folder, "digest": digest}
             begun: Data = {"line": "begun", "run": run, **about, "jobs": jobs}
             made = Run(begun, self._shared)
             self._lines.append(run, begun)

@@ -7,7 +7,7 @@ from statistics import median
 from orchestrator.core.fold import Record
 from orchestrator.core.progress import ran_on
 from orchestrator.core.states import TERMINAL, State
-from orchestrator.core.throughput import History, of_package
+from orchestrator.core.throughput import History, of_folder
 from orchestrator.runtime.jobs import Jobs
 
 LAST = 20
@@ -48,7 +48,7 @@ class Histories:
 
     def _add(self, record: Record) -> None:
         if took := ran_on(record.attempts):
-            for name in {record.job.workload, of_package(record.job.package)} - {""}:
+            for name in {record.job.workload, of_folder(record.job.content_sha)} - {""}:
                 key = name, record.job.task
                 self._count(key, took)
                 if record.job.state is State.SUCCEEDED and len(took) == 1:  # of several kinds it says nothing of either

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,16 @@ class Packages:
             raise NotFound(f"no uploaded folder {sha[:12] or '(empty)'}", "submit the job again")
         return found
 
-    def names(self, sha: str) -> list[str]:
-        """Of all files in it. Raises NotFound."""
+    def contents(self, sha: str) -> unpacking.Contents:
+        """Nothing of "". Raises NotFound."""
+        if not sha:
+            return unpacking.Contents([], "")
         self._uses.note(sha)
         archive = self.path(sha)
         if (listed := self._listed(sha)) is None:  # kept by an older version
             self._list(sha, archive)
             listed = self._listed(sha) or {}
-        return list(listed["names"])
+        return unpacking.Contents(**listed["contents"])
 
     def has(self, sha: str) -> bool:
         """Whether it lies there whole, as far as its size tells. Asking counts as use: a submission follows."""
@@ -64,16 +67,16 @@ class Packages:
 
     def _list(self, sha: str, archive: Path) -> None:
         """Whole or not at all: a killed server leaves no half of it."""
-        told = {"bytes": archive.stat().st_size, "names": unpacking.read_apart(archive)}
+        told = {"bytes": archive.stat().st_size, "contents": asdict(unpacking.read_apart(archive))}
         write_private(self._names(sha), json.dumps(told))
 
     def _listed(self, sha: str) -> dict[str, Any] | None:
-        """What is known of an archive: its "bytes", and the "names" of its files."""
+        """What is known of an archive: its "bytes" and "contents"; None where an older version has written less."""
         try:
             found = json.loads(self._names(sha).read_text())
         except (FileNotFoundError, ValueError):
             return None
-        return found if isinstance(found, dict) else None  # a list was written by an older version
+        return found if isinstance(found, dict) and "contents" in found else None
 
     def _names(self, sha: str) -> Path:
         return self._folder / f"{sha}.names"

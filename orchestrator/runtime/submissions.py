@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
-from orchestrator.core.throughput import of_package
+from orchestrator.core.throughput import in_folder
 from orchestrator.limits import TooManyJobs, most_waiting
 from orchestrator.runtime import crash
 from orchestrator.runtime.data_store import DataStore, missing
@@ -148,9 +148,9 @@ class Submissions:
         if not package and entry.in_folder(checked.entry):
             remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
             raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
-        if package:
-            refuse_our_names(self._packages.names(package), checked.task)
-        self._refuse_data(checked, self._packages.names(package) if package and checked.data else [])
+        contents = self._packages.contents(package)
+        refuse_our_names(contents.names, checked.task)
+        self._refuse_data(checked, contents.names)
         self._refuse_project(checked.project)
         resolve_secrets(checked.secrets)
         if ":" in checked.checkpoint.resume_from and not waits:
@@ -158,9 +158,7 @@ class Submissions:
         job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
         if devices is not None and (impossible := self._never_on(devices)(job)):
             raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
-        if package:
-            job = replace(job, workload=job.workload or of_package(package), package=package)
-        return job
+        return in_folder(job, package, contents.content_sha)
 
     def _refuse_project(self, project: str) -> None:
         """A fleet without projects takes any: nothing is counted there."""

@@ -9,8 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
-from cluster import archives, unpacking
+from cluster import archive_entries, archives, unpacking
 from cluster.errors import PolyfleetError, SpecError, UserError
 from orchestrator import bundle, ignoring
 from orchestrator.runtime.packages import Packages as Uploaded
@@ -90,7 +92,7 @@ def test_an_archive_kept_by_an_older_server_is_refused_at_submit(uploaded, tmp_p
     data = CORRUPT[what]
     (tmp_path / "uploaded" / f"{hashlib.sha256(data).hexdigest()}.zip").write_bytes(data)
     try:
-        assert uploaded.names(hashlib.sha256(data).hexdigest())
+        assert uploaded.contents(hashlib.sha256(data).hexdigest())
     except PolyfleetError as e:
         assert isinstance(e, UserError)
 
@@ -98,7 +100,7 @@ def test_an_archive_kept_by_an_older_server_is_refused_at_submit(uploaded, tmp_p
 def test_a_sound_archive_is_read_once_and_kept(uploaded, tmp_path):
     sha = hashlib.sha256(HONEST).hexdigest()
     uploaded.keep(sha, given(tmp_path, HONEST))
-    assert uploaded.has(sha) and uploaded.names(sha) == ["train.py", "pkg/model.py"]
+    assert uploaded.has(sha) and uploaded.contents(sha).names == ["train.py", "pkg/model.py"]
 
 
 def test_a_comment_behind_an_archive_is_no_harm(tmp_path):
@@ -106,7 +108,7 @@ def test_a_comment_behind_an_archive_is_no_harm(tmp_path):
     path = given(tmp_path, HONEST)
     with zipfile.ZipFile(path, "a") as z:
         z.comment = b"4db433f"
-    assert unpacking.read(path) == ["train.py", "pkg/model.py"]
+    assert unpacking.read(path).names == ["train.py", "pkg/model.py"]
 
 
 def test_a_directory_of_millions_of_files_is_refused_before_it_is_read(tmp_path, monkeypatch):
@@ -245,3 +247,13 @@ def test_this_repository_leaves_no_file_of_its_own_behind():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=Path(__file__).parent, capture_output=True, check=True)
     rules = ignoring.ignored(Path("/nonexistent"))
     assert [name for name in listed.stdout.decode().split("\0") if name and rules.why(name, False)] == []
+
+
+@drawn(extra=st.binary(max_size=40), seconds=st.integers(-(1 << 31), (1 << 31) - 1))
+def test_extra_fields_hold_anything_and_times_are_read_from_sound_ones_alone(extra, seconds):
+    info = zipfile.ZipInfo("a")
+    info.extra = extra
+    read = archive_entries.modified_s(info)
+    assert read is None or -(1 << 31) <= read < 1 << 31
+    info.extra = b"\x75\x70\x02\x00ab" + archive_entries.time_field(seconds) + extra
+    assert archive_entries.modified_s(info) == seconds

@@ -2,9 +2,13 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import stat
+import subprocess
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,17 +36,40 @@ def names(package):
         return zipped.namelist()
 
 
-def test_the_same_folder_gives_the_same_bytes_whenever_and_wherever(folder, tmp_path):
+def test_the_same_folder_gives_the_same_bytes_wherever_and_the_same_content_whenever(folder, tmp_path):
     first = pack(folder)
     other = tmp_path / "elsewhere" / "copy"
-    other.mkdir(parents=True)
-    (other / "lib").mkdir()
-    for name in ("lib/model.py", "train.py"):
-        (other / name).write_text((folder / name).read_text())
-        os.utime(other / name, (1, 1))
-    assert pack(other).sha == first.sha
+    shutil.copytree(folder, other)
+    assert pack(other) == replace(first, path=other.parent / "package.zip")
+    os.utime(other / "train.py", (1, 1))
+    touched = pack(other)
+    assert touched.sha != first.sha and touched.content_sha == first.content_sha
     (other / "train.py").write_text("def train(ctx): pass")
-    assert pack(other).sha != first.sha
+    assert pack(other).content_sha != first.content_sha
+    shutil.copy(folder / "train.py", other)
+    (other / "train.py").chmod(0o755)
+    assert pack(other).content_sha != first.content_sha
+
+
+def test_times_of_files_arrive(folder, tmp_path):
+    """In whole seconds, as `make` compares them; a time beyond the format's is that of the copy."""
+    times = {"train.py": 1_700_000_000, "lib/model.py": -5, "late.py": 1 << 40}
+    (folder / "late.py").touch()
+    for name, at_s in times.items():
+        os.utime(folder / name, (at_s, at_s))
+    package = pack(folder)
+    told = unpacking.read_apart(package.path, tmp_path / "there")
+    arrived = {name: int((tmp_path / "there" / name).stat().st_mtime) for name in times}
+    assert arrived["train.py"] == 1_700_000_000 and arrived["lib/model.py"] == -5
+    assert abs(arrived["late.py"] - time.time()) < 3600
+    assert told.content_sha == package.content_sha
+
+
+@pytest.mark.skipif(not shutil.which("unzip"), reason="unzip is not installed")
+def test_unzip_reads_the_times(folder, tmp_path):
+    os.utime(folder / "train.py", (1_700_000_001, 1_700_000_001))
+    subprocess.run(["unzip", "-q", pack(folder).path, "-d", tmp_path / "there"], check=True)
+    assert (tmp_path / "there/train.py").stat().st_mtime == 1_700_000_001
 
 
 def test_files_arrive_whole_with_their_executable_bit(folder):
@@ -107,7 +134,7 @@ def test_they_arrive_as_they_were(folder, tmp_path):
     (folder / "lib" / "alias.py").symlink_to("model.py")
     (folder / "also").symlink_to("lib")
     (tmp_path / "there").mkdir()
-    told = unpacking.read_apart(pack(folder).path, tmp_path / "there")
+    told = unpacking.read_apart(pack(folder).path, tmp_path / "there").names
     assert told == ["also/", "lib/alias.py", "lib/model.py", "train.py"]
     assert (tmp_path / "there" / "lib" / "alias.py").readlink() == Path("model.py")
     assert (tmp_path / "there" / "also" / "alias.py").read_text() == "x = 1"

@@ -92,7 +92,7 @@ def _work_of(job: Job) -> tuple[object, ...]:
     """What decides, beside its shape, on the numbers of devices that it may get and on how long it runs there."""
     work = job.work
     batches = [(want.precision, want.batch_size if want.whole_batch else 0) for want in job.candidates]
-    return (job.workload, job.package, job.task, work.steps, work.hours, work.on, *batches)
+    return (job.workload, job.content_sha, job.task, work.steps, work.hours, work.on, *batches)
 
 
 def _held(attempt: Running, room: Room) -> Place | None:

@@ -56,6 +56,15 @@ class Submission(Body):
     )
 
 
+class NewJob(Body):
+    """One to plan for, which is not submitted."""
+
+    spec: Spec
+    content_sha: str = Field(
+        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of what is in its folder, or nothing"
+    )
+
+
 class Submissions(Body):
     jobs: list[Submission] = Field(min_length=1, max_length=MOST_BULK, description="each as for `POST /v1/jobs`")
 

@@ -13,7 +13,7 @@ from orchestrator.runtime.jobs_page import JobsWanted
 from orchestrator.runtime.views import FIELDS
 from orchestrator.server.answers import answer
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.bodies import LARGEST, Migration, Submission, Submissions
+from orchestrator.server.routes.bodies import LARGEST, Migration, NewJob, Submission, Submissions
 from orchestrator.server.streams import Logs, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -55,20 +55,20 @@ def submit_many(body: Submissions, service: Service, key: Key) -> Response:
 
 
 @router.post("/plan")
-def plan(body: Submission, service: Service) -> Response:
-    """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored, and the
-    package need not have been uploaded.
+def plan(body: NewJob, service: Service) -> Response:
+    """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored or sent;
+    `content_sha` names what was measured of the folder.
     """
-    return answer(service.plan(body.spec, body.package))
+    return answer(service.plan(body.spec, body.content_sha))
 
 
 @router.post("/offers")
-def offers(body: Submission, service: Service) -> Response:
+def offers(body: NewJob, service: Service) -> Response:
     """Where this spec could run now: per candidate, pool and kind the wait, the speed and the price, the best first.
 
-    Nothing is stored, and the package need not have been uploaded: its name tells what was measured of the folder.
+    Nothing is stored or sent; `content_sha` names what was measured of the folder.
     """
-    return answer(service.offers(body.spec, body.package))
+    return answer(service.offers(body.spec, body.content_sha))
 
 
 @router.get("/jobs")

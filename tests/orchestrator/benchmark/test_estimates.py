@@ -14,12 +14,12 @@ def test_a_workload_that_was_measured_on_one_kind_is_estimated_on_another_under_
         for n in range(4)
         for kind, speed in (("a", 1), ("b", 3))
     }
-    known |= {(name, "train", "a", "fp32"): rate(50) for name in ("mine", "package:1234")}
+    known |= {(name, "train", "a", "fp32"): rate(50) for name in ("mine", "folder:1234")}
     known |= {("mine", "forward", "a", "fp32"): rate(70)}
     found = estimates(known)
     assert {key: (round(guess.items_per_s), guess.workloads) for key, guess in found.items()} == {
         ("mine", "train", "b", "fp32"): (150, 4),
-        ("package:1234", "train", "b", "fp32"): (150, 4),
+        ("folder:1234", "train", "b", "fp32"): (150, 4),
     }
 
 

@@ -151,8 +151,8 @@ def test_an_offer_shows_where_a_job_could_run_and_submits_nothing(here, live, fi
 
 
 def test_an_offer_tells_what_was_measured_of_the_folder(here, live, file, tmp_path, recorded):
-    package = bundle.pack(tmp_path / "code", "train", tmp_path / "code.zip").sha
-    live.service.store.benchmarks.append("bench-1", {"line": "begun", "run": "bench-1", "package": package})
+    content_sha = bundle.pack(tmp_path / "code", "train", tmp_path / "code.zip").content_sha
+    live.service.store.benchmarks.append("bench-1", {"line": "begun", "run": "bench-1", "content_sha": content_sha})
     for line in recorded.benchmark_lines():
         changed = {"case": "user/make/train", "mode": "train"} if line["line"] == "cell" else {}
         live.service.store.benchmarks.append("bench-1", line | changed)

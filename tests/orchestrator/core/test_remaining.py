@@ -13,9 +13,16 @@ from orchestrator.core.throughput import History, Measured, Throughput
 H100, A100, CPU = "nvidia:H100-80GB", "nvidia:A100-80GB", "cpu"
 
 
-def job(*, work=None, workload="gpt2", package="", kinds=("any",), **more):
+def job(*, work=None, workload="gpt2", content_sha="", kinds=("any",), **more):
     return Job(
-        "j", "j", "train", (Candidate(kinds),), workload=workload, package=package, work=work or Declared(), **more
+        "j",
+        "j",
+        "train",
+        (Candidate(kinds),),
+        workload=workload,
+        content_sha=content_sha,
+        work=work or Declared(),
+        **more,
     )
 
 
@@ -98,10 +105,10 @@ def test_hours_that_are_used_up_say_nothing_more():
 
 
 def test_earlier_jobs_of_the_workload_or_of_the_same_folder_tell_how_long_it_takes():
-    history = History({("gpt2", "train"): {CPU: 8000.0, A100: 2000.0}, ("package:" + "f" * 16, "train"): {H100: 60.0}})
+    history = History({("gpt2", "train"): {CPU: 8000.0, A100: 2000.0}, ("folder:" + "f" * 16, "train"): {H100: 60.0}})
     assert left(Known(measured(h100=100, a100=50), history=history), H100, 2) == (500.0, "history")
     assert left(Known(history=history), CPU, 1) == (8000.0, "history")
-    assert left(Known(history=history), H100, 1, workload="new", package="f" * 64) == (60.0, "history")
+    assert left(Known(history=history), H100, 1, workload="new", content_sha="f" * 64) == (60.0, "history")
     assert left(Known(history=history), H100, 1, workload="new") == (300.0, "attained")
 
 
@@ -150,7 +157,7 @@ rates = st.floats(1e-300, 1e300)
 kinds = st.sampled_from([H100, A100, CPU, "tpu:v5e"])
 amounts = st.dictionaries(kinds, st.floats(0, 1e300), max_size=3)
 jobs = st.builds(
-    lambda work, package: job(work=work, package=package),
+    lambda work, content_sha: job(work=work, content_sha=content_sha),
     st.one_of(
         st.builds(Declared, steps=st.integers(0, 2**53)),
         st.builds(

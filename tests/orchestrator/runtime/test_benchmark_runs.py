@@ -12,6 +12,7 @@ from patience import wait_for
 
 import orchestrator
 from cluster.errors import Conflict, FleetError, SpecError
+from cluster.unpacking import Contents
 from cluster.vocabulary import Device, NodeFacts
 from orchestrator.benchmark.throughput import Rates
 from orchestrator.core.fold import Attempt, Record
@@ -68,7 +69,11 @@ class Fleet:
         return {}
 
     def runs(self, submit=None):
-        return Benchmarks(self.store.benchmarks, self.jobs, self, submit or self.submit, self.cancel)
+        return Benchmarks(self.store.benchmarks, self.jobs, self, submit or self.submit, self.cancel, contents)
+
+
+def contents(package):
+    return Contents([], package)
 
 
 def _agent(pool, kind):
@@ -91,7 +96,7 @@ def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(sto
         fleet.cancelled.append(job)
         raise FleetError("it is gone already", "")
 
-    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, cancel)
+    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, cancel, contents)
     runs.take_up()
     assert runs.view("bench-1")["state"] == "FAILED" and "no case or suite" in runs.view("bench-1")["reason"]
     assert runs.view("bench-2")["reason"] == "this version cannot go on with it: another version began it"
@@ -258,7 +263,7 @@ class Failing:
 def test_a_run_outlives_a_store_that_takes_nothing_for_a_while(store, quick):
     fleet = Sessions(store)
     lines = Failing(store.benchmarks, 2, "columns", "lost", "column", "ended")
-    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel)
+    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel, contents)
     run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
     wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
     told = [line["line"] for line in runs.lines(run_id, 0) if line["line"] != "cell"]
@@ -269,7 +274,7 @@ def test_a_run_outlives_a_store_that_takes_nothing_for_a_while(store, quick):
 def test_a_run_that_waits_for_its_store_can_be_cancelled_and_says_what_it_waits_for(store, quick):
     fleet = Sessions(store)
     lines = Failing(store.benchmarks, 1 << 30, "columns")
-    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel)
+    runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel, contents)
     run_id = runs.begin(REQUEST, "")["run"]
     wait_for(lambda: runs.view(run_id)["reason"] == "the store is locked")
     assert runs.cancel(run_id)["state"] == "CANCELLED"
@@ -285,7 +290,7 @@ def test_the_jobs_of_a_run_that_ends_are_cancelled_again_until_the_server_has_ta
             raise Busy("the server has not got to it within 5 s")
         return fleet.cancel(job)
 
-    runs = Benchmarks(store.benchmarks, fleet.jobs, fleet, fleet.submit, cancel)
+    runs = Benchmarks(store.benchmarks, fleet.jobs, fleet, fleet.submit, cancel, contents)
     run_id = runs.begin(REQUEST, "")["run"]
     assert runs.cancel(run_id)["state"] == "CANCELLED"
     assert fleet.cancelled == fleet.submitted and len(fleet.cancelled) == 2

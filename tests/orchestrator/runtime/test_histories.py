@@ -64,10 +64,10 @@ def test_only_the_last_jobs_of_a_workload_count(jobs):
 
 
 def test_a_job_counts_for_its_workload_and_for_its_folder(jobs):
-    ran(jobs, "one", 10.0, package=PACKAGE)
+    ran(jobs, "one", 10.0, content_sha=PACKAGE)
     ran(jobs, "bare", 10.0, workload="")
     rows = Histories(jobs).newest().rows
-    assert set(rows) == {("gpt2", "train"), (f"package:{'f' * 16}", "train")}
+    assert set(rows) == {("gpt2", "train"), (f"folder:{'f' * 16}", "train")}
 
 
 def test_what_was_tried_counts_however_it_ended(store, jobs):

@@ -117,4 +117,4 @@ def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live
     assert (service.packages.has(first), service.packages.has(second)) == (False, True)
     assert (node.has(first), node.has(second)) == (False, True)
     with pytest.raises(NotFound):
-        service.packages.names(first)
+        service.packages.contents(first)

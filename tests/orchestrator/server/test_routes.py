@@ -83,7 +83,7 @@ def test_what_is_no_text_in_a_log_still_leaves_as_utf8(live):
         ("POST", "/v1/jobs", {"spec": RUN | {"resources": {"accelerators": "tpu:v5p"}}}, 422, "SpecError"),
         ("POST", "/v1/jobs", {"spec": {"broken": 1}}, 422, "SpecError"),
         ("POST", "/v1/offers", {"spec": {"broken": 1}}, 422, "SpecError"),
-        ("POST", "/v1/offers", {"spec": RUN, "package": "../../etc/passwd"}, 422, "SpecError"),
+        ("POST", "/v1/offers", {"spec": RUN, "content_sha": "../../etc/passwd"}, 422, "SpecError"),
         ("GET", "/v1/doctor", None, 500, "InternalError"),
         ("PUT", "/v1/packages/abc", None, 422, "SpecError"),
         ("GET", "/v1/packages/..%2f..%2ftoken", None, 404, "NotFound"),
