@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.optimizers.fingerprint import tensor_digest
+
 OPAQUE = (nn.Module, type)
 PLAIN = (int, float, complex, str, bytes, type(None))
 OWN = frozenset(vars(nn.Module()))
@@ -23,7 +25,7 @@ class Table:
             name: value for name, value in values.items() if name not in OWN and isinstance(value, (Tensor, *PLAIN))
         }
         tensors = [value for value in self._before.values() if isinstance(value, Tensor) and _has_own_bits(value)]
-        self._contents = [(tensor, tensor.detach().cpu().clone()) for tensor in tensors]
+        self._contents = [(tensor, tensor.detach().cpu().clone(), tensor_digest(tensor)) for tensor in tensors]
 
     def restore(self) -> None:
         """All of it, in place. What a forward has put into the place of a value, or beside all, is taken out again."""
@@ -40,8 +42,9 @@ class Table:
 
     def _restore_contents(self) -> None:
         with torch.no_grad():
-            for tensor, content in self._contents:
-                tensor.copy_(content)
+            for tensor, content, digest in self._contents:
+                if tensor_digest(tensor) != digest:  # to write what is there already would cost a device a transfer
+                    tensor.copy_(content)
 
 
 def tables(model: nn.Module) -> list[Table]:
