@@ -285,7 +285,7 @@ def _answered(read: Callable[[], Any], expected: tuple[type[BaseException], ...]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = read()
-            value["model"] = dict(sorted(value["model"].items()))
+            value = {name: dict(sorted(part.items())) for name, part in sorted(value.items())}
             return "", described(value, "", memory), memory
     except expected as e:
         return f"{type(e).__name__}: {e}"[:2000], None, {}
@@ -299,7 +299,10 @@ def by_torch(path: Path) -> Answer:
 
 def by_import(path: Path, root: Path) -> Answer:
     def read() -> Any:
-        return load(import_here(str(path), str(root))["path"]).state
+        state = load(import_here(str(path), str(root))["path"]).state
+        for name in [name for name in state if name.startswith("value.")]:  # a dict of tensors is an entry of its own
+            state["value"][name.removeprefix("value.")] = state.pop(name)
+        return state
 
     try:
         return _answered(read, (CheckpointError,))
@@ -329,11 +332,13 @@ def fault(theirs: Answer, ours: Answer) -> str:
 
 
 def write(path: Path, seed: int, number: int) -> bool:
-    """Whether torch.save could; it refuses some storages that are shared by two dtypes."""
+    """Whether torch.save could; it refuses some storages that are shared by two dtypes. Each tenth file is of the
+    format before torch 1.6.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            torch.save(state_dict(seed, number), path)
+            torch.save(state_dict(seed, number), path, _use_new_zipfile_serialization=number % 10 != 9)
         except (RuntimeError, NotImplementedError):
             return False
     return True
