@@ -10,9 +10,9 @@ from typing import IO, Any
 
 from cluster import sandbox
 from workers.checkpoint.exchange import symbols
+from workers.checkpoint.exchange.storages import bytes_of, dtype_of
 from workers.checkpoint.exchange.tensors import Storage
 from workers.checkpoint.format.checks import open_regular
-from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.words import text_of
 from workers.errors import CheckpointError
 
@@ -23,17 +23,6 @@ UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError),
     *(ValueError, OverflowError, OSError, RuntimeError),  # names in no encoding, offsets that are none, encryption
 )
-_TYPED = {
-    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
-    "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
-    **{f"{name}Storage": name.lower() for name in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4")},
-}  # fmt: skip
-
-
-_QUANTIZED_BYTES = {"qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}
-"""Storages of tensors that are refused by name, once it is known where they are."""
 
 
 class Archive:
@@ -90,8 +79,8 @@ class Archive:
     def _check_magic(self, file: IO[bytes], start: int) -> None:
         if os.pread(file.fileno(), 4, start) != b"PK\x03\x04":
             raise CheckpointError(
-                f"{self.path} is not a file of torch.save since torch 1.6 (no zip archive)",
-                "load it with the torch it was made with and save it again, or export it as safetensors",
+                f"{self.path} is not a file of torch.save: it begins as no zip archive does",
+                "load it with the program it was made with and save it again, or export it as safetensors",
             )
 
     def _find_prefix(self) -> str:
@@ -113,7 +102,7 @@ class Archive:
 
         def persistent(pid: Any) -> Storage:
             kind, typed, key, device, count = pid if isinstance(pid, tuple) and len(pid) == 5 else (None,) * 5
-            dtype = _TYPED.get(symbols.name_of(typed).rpartition(".")[2])
+            dtype = dtype_of(symbols.name_of(typed))
             info = self._entries.get(f"{self._prefix}data/{key}") if isinstance(key, str | int) else None
             if kind != "storage" or dtype is None or info is None or type(count) is not int or type(device) is not str:
                 raise CheckpointError(
@@ -124,8 +113,7 @@ class Archive:
                     f"{self.path}: storage {key} is used as {dtypes[str(key)]} and as {dtype}",
                     "torch.load would read both alike; save the tensors apart, with .clone()",
                 )
-            size_bytes = _QUANTIZED_BYTES[dtype] if dtype in _QUANTIZED_BYTES else DTYPES[dtype].bytes
-            if count * size_bytes != info.file_size:
+            if count * bytes_of(dtype) != info.file_size:
                 raise CheckpointError(
                     f"{self.path}: storage {key} has {info.file_size} bytes, {count} {dtype} are told"
                 )

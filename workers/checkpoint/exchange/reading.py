@@ -10,6 +10,7 @@ from cluster.errors import NotFound, PolyfleetError, UserError, nearest
 from workers.checkpoint.exchange.dcp_folders import BESIDE, read_dcp
 from workers.checkpoint.exchange.folders import folder_format, numbered_folders, read_folder
 from workers.checkpoint.exchange.found import Found
+from workers.checkpoint.exchange.legacy_archive import is_legacy
 from workers.checkpoint.exchange.naming import place_optimizers
 from workers.checkpoint.exchange.safetensors_files import files_of
 from workers.checkpoint.exchange.steps import EPOCHS, step_in, step_in_name
@@ -38,8 +39,8 @@ def format_of(source: Path) -> str:
     if source.suffix == ".safetensors":
         return "safetensors"
     with os.fdopen(open_regular(source), "rb") as file:
-        head = file.read(4)
-    if head[:2] == b"PK" or source.suffix in SUFFIXES:
+        head = file.read(16)
+    if head[:2] == b"PK" or is_legacy(head) or source.suffix in SUFFIXES:
         return "torch"
     raise CheckpointError(f"{source} is of no known format", f"known: {', '.join(FORMATS)}")
 

@@ -1,13 +1,16 @@
 """Values of others' files become entries: a state dict is a module, that of an optimizer an optimizer."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.exchange.archive import Archive
 from workers.checkpoint.exchange.found import Found, is_extra_state
+from workers.checkpoint.exchange.legacy_archive import LegacyArchive, is_legacy
 from workers.checkpoint.exchange.optimizers import is_optimizer, optimizers_in
 from workers.checkpoint.exchange.tensors import ForeignTensor
 from workers.checkpoint.exchange.values import Plain
+from workers.checkpoint.format.checks import open_regular
 
 _SHORT = {
     "state_dict": "model", "model_state_dict": "model",
@@ -20,7 +23,9 @@ _USUAL = {*_SHORT, "model", "optim", "optimizer"}
 
 def read_value(path: Path, plain: Plain) -> Any:
     """Of a file of torch.save."""
-    archive = Archive(path)
+    with os.fdopen(open_regular(path), "rb") as file:
+        legacy = is_legacy(file.read(16))
+    archive = LegacyArchive(path) if legacy else Archive(path)
     plain.allow(str(path), archive.pickle_bytes)
     return plain.value(archive.value, path.name)
 

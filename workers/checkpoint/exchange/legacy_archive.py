@@ -1,0 +1,144 @@
+"""A file of torch.save before torch 1.6, or with `_use_new_zipfile_serialization=False`: five pickles (a number that
+marks the format, its version, the machine, the value, the keys of storages), then each storage behind the number of its
+elements. There are no checksums.
+
+Source: torch/serialization.py, _legacy_save and _legacy_load.
+"""
+
+import os
+import struct
+from itertools import pairwise
+from pathlib import Path
+from pickletools import genops
+from typing import IO, Any, NamedTuple
+
+from cluster import sandbox
+from workers.checkpoint.exchange import symbols
+from workers.checkpoint.exchange.storages import bytes_of, dtype_of
+from workers.checkpoint.exchange.tensors import Storage
+from workers.checkpoint.format.checks import open_regular
+from workers.checkpoint.format.words import few, text_of
+from workers.errors import CheckpointError
+
+MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
+MARK = MAGIC.to_bytes(10, "little")
+PICKLES = 5
+COUNT = struct.Struct("<q")
+AGAIN = "copy it again from its source"
+
+
+class _Held(NamedTuple):
+    dtype: str
+    device: str
+    elements: int
+
+
+def is_legacy(head: bytes) -> bool:
+    """From the first 16 bytes of a file."""
+    return head.startswith(b"\x80") and MARK in head
+
+
+class LegacyArchive:
+    """`value` as its pickle has it, with tensors as references into the file. Raises CheckpointError."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with os.fdopen(open_regular(path), "rb") as file:
+            *head, pickled, keys = self._pickles(file)
+            self.pickle_bytes, size_bytes = len(pickled), os.fstat(file.fileno()).st_size
+            self._check_head(*(self._read(data) for data in head))
+            sandbox.expect(metadata_bytes=2 * len(pickled), data_bytes=size_bytes)
+            held: dict[str, _Held] = {}
+            self._read(pickled, lambda pid: self._noted(pid, held))
+            storages = self._located(file, self._read(keys), held, size_bytes)
+            self.value = self._read(pickled, lambda pid: storages[pid[2]] if pid[0] == "storage" else pid[1])
+
+    def _read(self, data: bytes, persistent: Any = None) -> Any:
+        return symbols.read(data, str(self.path), persistent)
+
+    def _pickles(self, file: IO[bytes]) -> list[bytes]:
+        """The first ones; `file` stands behind them afterwards."""
+        ends = [0]
+        for _ in range(PICKLES):
+            try:
+                for _ in genops(_Bounded(file, symbols.LARGEST_BYTES)):  # type: ignore[arg-type]
+                    pass
+            except (ValueError, EOFError) as e:
+                raise CheckpointError(f"{self.path} is damaged or cut off: {e!s:.200}", AGAIN) from None
+            ends.append(file.tell())
+        return [os.pread(file.fileno(), end - start, start) for start, end in pairwise(ends)]
+
+    def _check_head(self, magic: Any, version: Any, machine: Any) -> None:
+        if (magic, version) != (MAGIC, VERSION):
+            raise CheckpointError(
+                f"{self.path} has version {text_of(version)} of torch's old format; {VERSION} is read",
+                "load it with the torch it was made with and save it again",
+            )
+        if not (isinstance(machine, dict) and machine.get("little_endian") is True):
+            raise CheckpointError(f"{self.path} is big-endian", "save it on a little-endian machine")
+
+    def _noted(self, pid: Any, held: dict[str, _Held]) -> Any:
+        """What the value's pickle says of a storage. Classes have their source beside them, which nobody reads."""
+        if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
+            return pid[1]
+        if not _is_storage(pid) or (dtype := dtype_of(symbols.name_of(pid[1]))) is None:
+            raise CheckpointError(f"{self.path} refers to a storage that is none: {text_of(pid)[:80]}", AGAIN)
+        key: str = pid[2]
+        if symbols.name_of(pid[1]).endswith("UntypedStorage"):
+            raise CheckpointError(
+                f"{self.path}: storage {key[:80]} is used as a dtype newer than this format, which torch cannot read",
+                "save it again without _use_new_zipfile_serialization=False",
+            )
+        if pid[5] is not None:
+            raise CheckpointError(
+                f"{self.path} has views of storages, as torch 0.3 wrote them", "load it with torch and save it again"
+            )
+        now = _Held(dtype, pid[3], pid[4])
+        if held.setdefault(key, now) != now:
+            raise CheckpointError(f"{self.path}: storage {key[:80]} is described twice, differently", AGAIN)
+        return now
+
+    def _located(self, file: IO[bytes], keys: Any, held: dict[str, _Held], size_bytes: int) -> dict[str, Storage]:
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or {*keys} != {*held}:
+            raise CheckpointError(f"{self.path} has other storages than its value: {few(sorted(held))}", AGAIN)
+        at, located = file.tell(), {}
+        for key in keys:
+            dtype, device, elements = held[key]
+            told = os.pread(file.fileno(), COUNT.size, at)
+            if len(told) < COUNT.size or COUNT.unpack(told) != (elements,):
+                raise CheckpointError(f"{self.path}: storage {key[:80]} is cut off or has another size", AGAIN)
+            at += COUNT.size
+            located[key] = Storage(str(self.path), at, elements * bytes_of(dtype), dtype, device, f"{self.path}:{at}")
+            at += located[key].bytes
+        if at != size_bytes or len(located) != len(keys):
+            raise CheckpointError(f"{self.path} has {size_bytes} bytes, {at} are described", AGAIN)
+        return located
+
+
+def _is_storage(pid: Any) -> bool:
+    """("storage", class, key, device, number of elements, view)"""
+    if not (isinstance(pid, tuple) and len(pid) == 6 and pid[0] == "storage"):
+        return False
+    return isinstance(pid[2], str) and isinstance(pid[3], str) and type(pid[4]) is int and pid[4] >= 0
+
+
+class _Bounded:
+    """A file of which no more than `left_bytes` are read, whatever lengths it claims to have."""
+
+    def __init__(self, file: IO[bytes], left_bytes: int):
+        self._file, self._left_bytes = file, left_bytes
+
+    def read(self, count: int = -1) -> bytes:
+        if not 0 <= count <= self._left_bytes:
+            raise ValueError(f"a pickle of more than {symbols.LARGEST_BYTES} bytes")
+        data = self._file.read(count)
+        self._left_bytes -= len(data)
+        return data
+
+    def readline(self) -> bytes:
+        data = self._file.readline(self._left_bytes)
+        self._left_bytes -= len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._file.tell()
