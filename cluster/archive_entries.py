@@ -1,7 +1,7 @@
-"""What an entry of a submitted archive says of its file: rights and time; and the name of what is in an archive.
+"""Entries of submitted archives: permission bits, modification times, and a hash of the content of all of them.
 
-Times are whole seconds of UTC in the extra field that Info-ZIP writes and `unzip` reads; the archive's own format has
-local time in steps of two seconds. Source: Info-ZIP, extrafld.txt, "Extended Timestamp".
+Times are whole seconds of UTC in the extra field that Info-ZIP writes and `unzip` reads. ZIP's own field has local time
+in steps of two seconds. Source: Info-ZIP, extrafld.txt, "Extended Timestamp".
 """
 
 import hashlib
@@ -17,23 +17,23 @@ _HEADER = struct.Struct("<HH")
 _TIME = struct.Struct("<Bi")
 
 Fact = tuple[str, int, str]
-"""Name, rights, and the SHA-256 of the content or, of a link, what it says."""
+"""Name, permission bits, and the SHA-256 of the content; of a link its target instead."""
 
 
 def content_sha(facts: Iterable[Fact]) -> str:
-    """A SHA-256 that is the same whatever the times of the files and the order of the entries."""
+    """SHA-256, hexadecimal, over all entries. It does not depend on times or on the order of the entries."""
     return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()
 
 
 def rights(info: zipfile.ZipInfo) -> int:
-    """With which its file arrives: the owner may read it always. No setuid, and nobody else may write."""
+    """Permission bits of the unpacked file: its owner can read it, others cannot write to it, and setuid is dropped."""
     mode = info.external_attr >> 16
     return mode & 0o755 | stat.S_IRUSR if mode else 0o644
 
 
 def time_field(modified_s: int) -> bytes:
-    """For `ZipInfo.extra`. Empty for a time that does not fit (before 1901, after 2038): its file arrives with the time
-    of the copy.
+    """Value of `ZipInfo.extra` for a modification time. Empty where the time does not fit (before 1901, after 2038):
+    the unpacked file then has the time at which it was written.
     """
     if not -(1 << 31) <= modified_s < 1 << 31:
         return b""
@@ -41,7 +41,7 @@ def time_field(modified_s: int) -> bytes:
 
 
 def modified_s(info: zipfile.ZipInfo) -> "int | None":
-    """From its extra fields, which may hold anything; None where no time of modification is in them."""
+    """Modification time from the entry's extra fields, which may contain anything; None where they have none."""
     extra, at = info.extra, 0
     while at + _HEADER.size <= len(extra):
         tag, size = _HEADER.unpack_from(extra, at)

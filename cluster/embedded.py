@@ -113,10 +113,9 @@ def down(progress: Progress) -> list[str]:
 
 
 def _stopping(nodes: list[str]) -> str:
-    count = len(nodes) - (heads.HEAD in nodes)
-    what = f"{count} node{'' if count == 1 else 's'}" if count or heads.HEAD not in nodes else ""
-    head = "Ray's head" if heads.HEAD in nodes else ""
-    return f"stopping {' and '.join(filter(None, (what, head)))}"
+    count = len(nodes) - nodes.count(heads.HEAD)
+    head = " and Ray's head" if heads.HEAD in nodes else ""
+    return f"stopping {count} node{'s' * (count != 1)}{head}"
 
 
 def attach(address: str, progress: Progress, spec: FleetSpec | None = None) -> FleetRecord:

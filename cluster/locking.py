@@ -15,10 +15,17 @@ from typing import IO, Any
 def exclusive(path: Path, when_taken: Callable[[], None]) -> Iterator[int]:
     """Hold `path`; where somebody else does, say so by `when_taken` and wait. Yields the descriptor to hand on."""
     with path.open("w") as file:
-        if not take(file):
-            when_taken()
-            fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for(file.fileno(), when_taken)
         yield file.fileno()
+
+
+def wait_for(descriptor: int, when_taken: Callable[[], None]) -> None:
+    """Lock the open file until its descriptor is closed. Where another process holds the lock, call `when_taken` first
+    and wait.
+    """
+    if not take(descriptor):
+        when_taken()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 @contextmanager
@@ -34,8 +41,8 @@ def is_held(path: Path) -> bool:
         return descriptor is None
 
 
-def take(file: IO[Any]) -> bool:
-    """Hold the open `file` until it is closed; False where somebody else holds it."""
+def take(file: IO[Any] | int) -> bool:
+    """Hold the open `file`, or descriptor, until it is closed; False where somebody else holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

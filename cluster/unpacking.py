@@ -27,7 +27,7 @@ LARGEST_ANSWER_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Names of all entries of an archive, with a slash behind folders and links to them, and their `content_sha`."""
+    """Of an archive: the names of all entries, with a slash behind folders and links to folders, and `content_sha`."""
 
     names: list[str]
     content_sha: str
@@ -37,7 +37,9 @@ Read = Callable[[Path, "Path | None"], Contents]
 
 
 def read(archive: Path, folder: "Path | None" = None) -> Contents:
-    """Each entry is unpacked: into `folder`, which is empty, or to nowhere. In this process. Raises UserError."""
+    """Check an archive and unpack each entry into `folder`, which must be empty, or to nowhere. Runs in this process.
+    Raises UserError.
+    """
     entries = archives.check(archive)
     content_bytes = sum(info.file_size for info in entries)
     sandbox.expect(data_bytes=content_bytes, file_bytes=max(content_bytes, 1) if folder else 0)
@@ -86,7 +88,7 @@ def read_apart(archive: Path, folder: "Path | None" = None) -> Contents:
 
 
 def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
-    """The SHA-256 of its content; "" for a folder."""
+    """Unpack one file or folder. Returns the SHA-256 of its content, "" for a folder."""
     path = folder / PurePosixPath(info.filename)
     if info.is_dir():
         path.mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
         digest = _copy(content, to)
         os.fchmod(descriptor, rights(info))  # whatever the umask here is
     if (at_s := modified_s(info)) is not None:
-        with suppress(OSError):  # of a file system that has no such times
+        with suppress(OSError):  # a file system may not support such a time
             os.utime(path, (at_s, at_s), follow_symlinks=False)
     return digest
 
@@ -120,7 +122,7 @@ def _make_links(links: dict[str, str], folder: Path) -> None:
 
 
 def _copy(content: IO[bytes], to: "IO[bytes] | None") -> str:
-    """To nowhere, for None. Its SHA-256."""
+    """Read all of `content`, write it to `to` unless that is None, and return its SHA-256."""
     digest = hashlib.sha256()
     while piece := content.read(archives.COPY_BYTES):
         digest.update(piece)

@@ -35,8 +35,8 @@ PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """`sha` is the archive's SHA-256, hexadecimal, `content_sha` that of what is in it, whatever the files' times;
-    `bytes` counts the files before compression.
+    """`sha` is the archive's SHA-256, hexadecimal. `content_sha` covers its entries without their times. `bytes` is the
+    size of the files before compression.
     """
 
     sha: str
@@ -155,7 +155,7 @@ def _mode(entry: Entry) -> int:
 
 
 def _write(entries: list[Entry], archive: Path) -> tuple[int, str]:
-    """Bytes of the files, and `content_sha`."""
+    """Write the archive. Returns the bytes of all files, and `content_sha`."""
     total, facts = 0, []
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zipped:
         for entry in entries:
@@ -172,7 +172,7 @@ def _write(entries: list[Entry], archive: Path) -> tuple[int, str]:
 
 
 def _write_file(zipped: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> tuple[int, str]:
-    """Bytes of its content, and their SHA-256."""
+    """Write one file into the archive. Returns the bytes of its content, and their SHA-256."""
     size, digest = 0, hashlib.sha256()
     info.extra = archive_entries.time_field(int(path.stat().st_mtime))
     with path.open("rb") as source, zipped.open(info, "w") as target:

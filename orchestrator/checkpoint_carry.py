@@ -4,7 +4,6 @@ Manifests are read, and folders of this machine are written, by a child with lim
 manifest is as much a stranger's as any other.
 """
 
-import fcntl
 import hashlib
 import os
 import socket
@@ -17,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from cluster import locking
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError
 from orchestrator.file_put import send_folder
 from orchestrator.file_transfer import AT_ONCE, until_reached
@@ -103,21 +103,20 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
         client.upload_discard(place["node"], upload)
         return told | {"notes": [_named(note, there, source) for note in told["notes"]], "travelled_bytes": sent}
 
-    with _turn(local):
+    with _turn(local, lambda: client.tell(f"another import of {local} is running; this one starts after it")):
         return until_reached(client, run)
 
 
 @contextmanager
-def _turn(local: Path) -> Iterator[None]:
-    """Imports of one file or folder take turns: two into one place share an upload, and the first to end discards it.
-
-    A source that cannot be opened here is refused with words where it is read.
+def _turn(local: Path, when_taken: Callable[[], None]) -> Iterator[None]:
+    """Imports of one file or folder take turns: two imports into one place share an upload, which the first discards
+    when it ends. A source that cannot be opened is reported where it is read.
     """
     with ExitStack() as stack:
         with suppress(OSError):
             descriptor = os.open(local, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            locking.wait_for(descriptor, when_taken)
         yield
 
 

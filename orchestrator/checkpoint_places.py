@@ -35,7 +35,7 @@ def all_local(*named: str) -> bool:
     paths = [place for place in named if not places.is_uri(place)]
     here = [place for place in paths if is_local(place)]
     if here and len(here) < len(paths):
-        [there] = (place for place in paths if place not in here)
+        there = next(place for place in paths if place not in here)
         raise UserError(
             f"{here[0]} is on this machine, and {there} is in a pool",
             "bring one to the other with `polyfleet checkpoint copy`, or name another place for it",

@@ -65,7 +65,7 @@ class Client(FileClient):
         return self.once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
     def plan(self, spec: Data, content_sha: str = "") -> Data:
-        """`content_sha` is of what is in the job's folder."""
+        """`content_sha`: SHA-256 of the content of the job's folder, "" without one."""
         return self.post("/v1/plan", {"spec": spec, "content_sha": content_sha})
 
     def offers(self, spec: Data, content_sha: str = "") -> Data:

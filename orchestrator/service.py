@@ -18,7 +18,7 @@ from orchestrator.core.messages import CancelAsked, MigrateAsked, Submitted
 from orchestrator.core.model import Job
 from orchestrator.core.offer import growth, offers
 from orchestrator.core.states import TERMINAL
-from orchestrator.core.throughput import in_folder
+from orchestrator.core.throughput import with_code
 from orchestrator.core.what_if import what_if
 from orchestrator.job_files import JobFiles
 from orchestrator.resources import accelerators
@@ -204,7 +204,9 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         return {"state": str(record.job.state), "reason": reason, "missed": missed, **told}
 
     def plan(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
-        """What would happen to `spec` if it were submitted now, with a folder of this content; it need not be here."""
+        """What would happen to `spec` if it were submitted now. Its folder need not be uploaded: measurements of it are
+        found by `content_sha`.
+        """
         return self._explained(_as_new(spec, content_sha), self._fleet.snapshot())
 
     def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
@@ -268,4 +270,4 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
 
 
 def _as_new(spec: dict[str, Any], content_sha: str) -> Job:
-    return in_folder(parse_job(spec).to_job("new", time.time()), "", content_sha)
+    return with_code(parse_job(spec).to_job("new", time.time()), "", content_sha)

@@ -57,8 +57,8 @@ def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
 
 
 def plan(client: "Client", job: JobSpec | Data) -> Data:
-    """What would happen now. Folder and data are read to find what is wrong with them, and not sent: what was measured
-    of a folder goes by what is in it.
+    """What would happen now. Folder and data are checked and not sent: measurements of a folder are found by a hash of
+    its content.
     """
     spec, content_sha = _read(client, job)
     return client.plan(plain(spec), content_sha)
@@ -71,7 +71,7 @@ def offers(client: "Client", job: JobSpec | Data) -> Data:
 
 
 def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
-    """The spec as it would be sent, and the SHA-256 of what is in its folder."""
+    """The spec as it would be sent, and the SHA-256 of its folder's content."""
     (spec,) = sent_data.named([checked(job)])
     if not spec.working_dir:
         return spec, ""

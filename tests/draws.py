@@ -1,4 +1,4 @@
-"""Random numbers of a test: the same in each run, so that a failure repeats; others with another seed of the run."""
+"""Seeds for tests: each test draws the same random numbers in every run, so that a failure can be repeated."""
 
 import os
 import random

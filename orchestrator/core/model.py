@@ -109,7 +109,7 @@ class Job:
     """What was asked for, and where it stands: all that an order to a node needs. Built by folding the event log.
 
     `number` is the order of submission. `workload` names what was measured of it (see throughput.py), `package` is the
-    SHA-256 of the code archive, `content_sha` of what is in it; `secrets` are references, never values.
+    SHA-256 of the code archive, `content_sha` of its content without times; `secrets` are references, never values.
     `output_limit_bytes`: of its folder of files on each node, 0 where the job sets none.
     `replicas`: so many copies of its newest checkpoint are kept on other machines (see replicas.py).
     `refusals` are launches in a row that did not start any rank.

@@ -91,7 +91,7 @@ class _Planning:
         scattered = self._place_as_decided(said)
         self._move(said.leaves)
         self._place_all(job for job in scattered if job.id not in said.nodes)
-        # The memory that these were promised is taken by others: they lose no turn of theirs.
+        # Other jobs took the memory that was reserved for these jobs. They keep their place in the queue.
         late = {job.id for job in scattered if job.id in said.nodes}
         chosen = {job.id for job in said.first} - late
         self._place_then_wait(job for job in left if job.id not in chosen)

@@ -1,7 +1,7 @@
 """What was measured of a workload on a kind, for the planner: rates with intervals and age. Nothing is made up.
 
-A workload is a name: one of the catalogue's (`gpt2`), one a user gave, or `folder:SHA` of what is in the folder of a
-job. A training job is matched with training steps, any other with forwards.
+A workload is a name: one of the catalogue's (`gpt2`), one that a user chose, or `folder:SHA` after the content of
+the job's folder. A training job is matched with training steps, any other with forwards.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,12 +22,12 @@ Key = tuple[str, str, str, str]
 
 
 def of_folder(content_sha: str) -> str:
-    """The name of a workload that is known by its folder only, whatever the times of the files there."""
+    """Name of a workload to which the user gave none: the content of its folder, without the times of the files."""
     return f"folder:{content_sha[:16]}" if content_sha else ""
 
 
-def in_folder(job: "Job", package: str, content_sha: str) -> "Job":
-    """With its code archive, and named by what is in it where its user gave no name."""
+def with_code(job: "Job", package: str, content_sha: str) -> "Job":
+    """`job` with its code archive. Its workload is named after the archive's content where the user gave no name."""
     workload = job.workload or of_folder(content_sha)
     return replace(job, workload=workload, package=package, content_sha=content_sha)
 

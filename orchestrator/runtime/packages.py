@@ -38,7 +38,7 @@ class Packages:
         return found
 
     def contents(self, sha: str) -> unpacking.Contents:
-        """Nothing of "". Raises NotFound."""
+        """Names and `content_sha` of an uploaded archive; empty for "", a job without a folder. Raises NotFound."""
         if not sha:
             return unpacking.Contents([], "")
         self._uses.note(sha)
@@ -71,7 +71,7 @@ class Packages:
         write_private(self._names(sha), json.dumps(told))
 
     def _listed(self, sha: str) -> dict[str, Any] | None:
-        """What is known of an archive: its "bytes" and "contents"; None where an older version has written less."""
+        """The stored "bytes" and "contents" of an archive; None where they are missing or from an older version."""
         try:
             found = json.loads(self._names(sha).read_text())
         except (FileNotFoundError, ValueError):

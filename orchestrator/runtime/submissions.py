@@ -16,7 +16,7 @@ from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
-from orchestrator.core.throughput import in_folder
+from orchestrator.core.throughput import with_code
 from orchestrator.limits import TooManyJobs, most_waiting
 from orchestrator.runtime import crash
 from orchestrator.runtime.data_store import DataStore, missing
@@ -158,7 +158,7 @@ class Submissions:
         job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
         if devices is not None and (impossible := self._never_on(devices)(job)):
             raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
-        return in_folder(job, package, contents.content_sha)
+        return with_code(job, package, contents.content_sha)
 
     def _refuse_project(self, project: str) -> None:
         """A fleet without projects takes any: nothing is counted there."""

@@ -25,14 +25,13 @@ MOST_LINES, LEAST_LINES = 2000, 50
 MOST_BYTES = 1 << 20
 """Of events, read in one look at all attempts of the node."""
 UNREADABLE_LEASE_S = 5.0
-"""The shortest of all. It is not renewed: the attempt is stopped."""
+"""Lease of an attempt whose order cannot be read. It is not renewed: the attempt is stopped."""
 LOG = logging.getLogger(__name__)
 
 
 def _adopted(attempt: AttemptId, folder: Folder) -> Attempt | None:
-    """None where an agent was killed before it wrote the order: nothing has started there.
-
-    Without an order that can be read its ranks run all the same, on devices that must not be taken for free.
+    """An attempt that an earlier agent started. None where that agent was killed before it wrote the order: nothing has
+    started then. An attempt whose order cannot be read may still run on its devices, so it is stopped and reported.
     """
     order: Any = read_json(folder.order)
     try:

@@ -1,4 +1,6 @@
-"""What a module has beside parameters and modules: buffers and plain attributes, which a forward may change."""
+"""State of a model beside its parameters: buffers, and attributes that are tensors, numbers or texts. A forward may
+change it. What a list or an object in an attribute holds is not restored.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -6,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from workers.optimizers.fingerprint import tensor_digest
 
@@ -17,7 +20,7 @@ MAX_NESTING = 4
 
 
 class Table:
-    """Buffers or attributes of one module at the time it is made. Contents of tensors are kept on the host."""
+    """Buffers or attributes of one module, as they are when the table is made. Tensors are copied to the host."""
 
     def __init__(self, values: dict[str, Any]):
         self._values, self._names = values, {*values, *OWN}
@@ -28,7 +31,7 @@ class Table:
         self._contents = [(tensor, tensor.detach().cpu().clone(), tensor_digest(tensor)) for tensor in tensors]
 
     def restore(self) -> None:
-        """All of it, in place. What a forward has put into the place of a value, or beside all, is taken out again."""
+        """Restore every value, and remove tensors that were added since."""
         new = [name for name, value in self._values.items() if name not in self._names and has_tensors(value)]
         for name in new:
             del self._values[name]
@@ -36,7 +39,9 @@ class Table:
         self._restore_contents()
 
     def restore_changed(self) -> None:
-        """All but what had no value: a table that is made at the first call stays, so that it is not made again."""
+        """Restore every value that was not None, and keep tensors that were added since, such as a table that the first
+        call computes.
+        """
         self._values.update({name: value for name, value in self._before.items() if value is not None})
         self._restore_contents()
 
@@ -53,8 +58,10 @@ def tables(model: nn.Module) -> list[Table]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Calls of `model` in it leave a cache, and the place in it, as they were before."""
-    before = tables(model)
+    """Restore the state of `model` at the end, so that trial calls advance no cache or counter. A model with lazy
+    modules keeps what its first call initializes.
+    """
+    before = [] if any(map(is_lazy, (*model.parameters(), *model.buffers()))) else tables(model)
     try:
         yield
     finally:

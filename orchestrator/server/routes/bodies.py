@@ -57,11 +57,11 @@ class Submission(Body):
 
 
 class NewJob(Body):
-    """One to plan for, which is not submitted."""
+    """A job to plan for, which is not submitted."""
 
     spec: Spec
     content_sha: str = Field(
-        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of what is in its folder, or nothing"
+        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of the folder's content, or nothing"
     )
 
 

@@ -56,8 +56,8 @@ def submit_many(body: Submissions, service: Service, key: Key) -> Response:
 
 @router.post("/plan")
 def plan(body: NewJob, service: Service) -> Response:
-    """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored or sent;
-    `content_sha` names what was measured of the folder.
+    """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored. The
+    folder need not be uploaded: measurements of it are found by its `content_sha`.
     """
     return answer(service.plan(body.spec, body.content_sha))
 
@@ -66,7 +66,7 @@ def plan(body: NewJob, service: Service) -> Response:
 def offers(body: NewJob, service: Service) -> Response:
     """Where this spec could run now: per candidate, pool and kind the wait, the speed and the price, the best first.
 
-    Nothing is stored or sent; `content_sha` names what was measured of the folder.
+    Nothing is stored. The folder need not be uploaded: measurements of it are found by its `content_sha`.
     """
     return answer(service.offers(body.spec, body.content_sha))
 

@@ -50,6 +50,13 @@ def test_an_attempt_that_is_fenced_off_ends(node, running):
     assert node.outcome(epoch=3)["state"] == "fenced"
 
 
+def test_an_attempt_that_is_stopped_because_its_files_are_unreadable_is_not_renewed(running):
+    before = lease.deadline_s(running.folder.lease)
+    running.spoil("order.json cannot be read")
+    fence.check([running], Fences(stored=Store(j=b"3")))
+    assert lease.deadline_s(running.folder.lease) == before
+
+
 def test_nothing_is_renewed_where_no_place_answers(running, tmp_path):
     store = Store(j=b"3")
     store.away = True

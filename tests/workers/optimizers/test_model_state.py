@@ -86,3 +86,10 @@ def test_a_prepared_model_begins_where_the_given_one_was():
     with backends.create("cpu") as backend:
         prepared = backend.prepare_model(model, "O1", sample_input=torch.rand(1, 4))
     assert_same(state(prepared), state(model))
+
+
+def test_lazy_modules_keep_what_their_first_call_initializes():
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d()).eval()
+    with unchanged(model):
+        model(torch.rand(2, 3))
+    assert (model[0].in_features, model[1].num_features, model(torch.rand(2, 3)).shape) == (3, 8, (2, 8))

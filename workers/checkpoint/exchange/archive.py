@@ -79,7 +79,7 @@ class Archive:
     def _check_magic(self, file: IO[bytes], start: int) -> None:
         if os.pread(file.fileno(), 4, start) != b"PK\x03\x04":
             raise CheckpointError(
-                f"{self.path} is not a file of torch.save: it begins as no zip archive does",
+                f"{self.path} is not a file of torch.save: it is neither a zip archive nor torch's older format",
                 "load it with the program it was made with and save it again, or export it as safetensors",
             )
 

@@ -1,6 +1,6 @@
-"""A file of torch.save before torch 1.6, or with `_use_new_zipfile_serialization=False`: five pickles (a number that
-marks the format, its version, the machine, the value, the keys of storages), then each storage behind the number of its
-elements. There are no checksums.
+"""Files that torch.save wrote before torch 1.6, or writes with `_use_new_zipfile_serialization=False`: five pickles
+(magic number, version, machine, value, keys of the storages), then each storage after its number of elements. They have
+no checksums.
 
 Source: torch/serialization.py, _legacy_save and _legacy_load.
 """
@@ -39,7 +39,7 @@ def is_legacy(head: bytes) -> bool:
 
 
 class LegacyArchive:
-    """`value` as its pickle has it, with tensors as references into the file. Raises CheckpointError."""
+    """`value` is the pickled value, with tensors as references into the file. Raises CheckpointError."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -57,7 +57,7 @@ class LegacyArchive:
         return symbols.read(data, str(self.path), persistent)
 
     def _pickles(self, file: IO[bytes]) -> list[bytes]:
-        """The first ones; `file` stands behind them afterwards."""
+        """The five pickles. The position of `file` is after the last one."""
         ends = [0]
         for _ in range(PICKLES):
             try:
@@ -78,15 +78,17 @@ class LegacyArchive:
             raise CheckpointError(f"{self.path} is big-endian", "save it on a little-endian machine")
 
     def _noted(self, pid: Any, held: dict[str, _Held]) -> Any:
-        """What the value's pickle says of a storage. Classes have their source beside them, which nobody reads."""
+        """Check a storage that the pickle refers to, and add it to `held`. Returns the class of a whole module, which
+        has its source text beside it.
+        """
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return pid[1]
         if not _is_storage(pid) or (dtype := dtype_of(symbols.name_of(pid[1]))) is None:
-            raise CheckpointError(f"{self.path} refers to a storage that is none: {text_of(pid)[:80]}", AGAIN)
+            raise CheckpointError(f"{self.path} has a malformed reference to a storage: {text_of(pid)[:80]}", AGAIN)
         key: str = pid[2]
         if symbols.name_of(pid[1]).endswith("UntypedStorage"):
             raise CheckpointError(
-                f"{self.path}: storage {key[:80]} is used as a dtype newer than this format, which torch cannot read",
+                f"{self.path}: storage {key[:80]} is used as a dtype that torch cannot read from its old format",
                 "save it again without _use_new_zipfile_serialization=False",
             )
         if pid[5] is not None:
@@ -100,7 +102,9 @@ class LegacyArchive:
 
     def _located(self, file: IO[bytes], keys: Any, held: dict[str, _Held], size_bytes: int) -> dict[str, Storage]:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or {*keys} != {*held}:
-            raise CheckpointError(f"{self.path} has other storages than its value: {few(sorted(held))}", AGAIN)
+            raise CheckpointError(
+                f"{self.path} does not list the storages that its value needs: {few(sorted(held)) or 'none'}", AGAIN
+            )
         at, located = file.tell(), {}
         for key in keys:
             dtype, device, elements = held[key]
@@ -111,7 +115,7 @@ class LegacyArchive:
             located[key] = Storage(str(self.path), at, elements * bytes_of(dtype), dtype, device, f"{self.path}:{at}")
             at += located[key].bytes
         if at != size_bytes or len(located) != len(keys):
-            raise CheckpointError(f"{self.path} has {size_bytes} bytes, {at} are described", AGAIN)
+            raise CheckpointError(f"{self.path} has {size_bytes} bytes; its storages end at byte {at}", AGAIN)
         return located
 
 
@@ -123,7 +127,7 @@ def _is_storage(pid: Any) -> bool:
 
 
 class _Bounded:
-    """A file of which no more than `left_bytes` are read, whatever lengths it claims to have."""
+    """A file from which at most `left_bytes` are read, whatever lengths it declares."""
 
     def __init__(self, file: IO[bytes], left_bytes: int):
         self._file, self._left_bytes = file, left_bytes

@@ -149,13 +149,13 @@ class Driver:
         sizes = {"GROUP": self.group, "TILE": self.tile, "EACH": self.each}
         masks = {"MASK_BOOL": 1, "MASK_F32": 2, "MASK_T": 3}
         values = [f"-D{name}={value}" for name, value in (sizes | masks).items()]
-        options = ["-w", f"-DT_{rows}", f"-DW_{weights}", *values]  # -w: PoCL warns of each vector wider than the CPU's
+        options = ["-w", f"-DT_{rows}", f"-DW_{weights}", *values]  # -w: PoCL warns about vectors wider than the CPU's
         if self.device.platform.name == POCL and (why := _refused(Path(os.environ["POCL_CACHE_DIR"]))):
             raise KernelsFailed("opencl", f"a program cannot be kept: {why}", "make space there")
         text = "\n".join((SOURCES / f"{name}.cl").read_text() for name in self._files(program))
         made = self.cl.Program(self.context, text)
         try:
-            with warnings.catch_warnings():  # some drivers report that they succeeded
+            with warnings.catch_warnings():  # pyopencl warns about any output of a successful build
                 warnings.simplefilter("ignore", self.cl.CompilerWarning)
                 return made.build(options, cache_dir=False)
         except self.cl.RuntimeError as e:

@@ -20,8 +20,8 @@ ushort16 to_bf16_16(float16 value) {
   return convert_ushort16(select(rounded, (bits >> 16) | 0x40u, isnan(value)));
 }
 
-// Halves are read and written as sixteen numbers and converted in a variable, which is aligned: PoCL 3.1 takes the
-// address of vload_half16 for aligned, although any half may be there, and ends the process on a CPU without AVX-512.
+// Sixteen halves are loaded as integers and converted in a variable, which is aligned. vload_half16 of PoCL 3.1 assumes
+// an aligned address, which OpenCL does not require, and crashes the process on a CPU without AVX-512.
 float16 of_half_16(ushort16 bits) { return vload_half16(0, (const half *)&bits); }
 
 ushort16 to_half_16(float16 value) {
