@@ -49,13 +49,13 @@ class Orchestrator:
 
     @classmethod
     def up(
-        cls, file: Path | None = None, *, demo: bool = False, address: str = "", progress: Progress = _quiet
+        cls, file: Path | None = None, *, demo: bool = False, address: str = "", progress: Progress | None = None
     ) -> "Orchestrator":
-        """Bring a fleet up on this machine (see `polyfleet up --help`) and connect."""
+        """Bring a fleet up on this machine (see `polyfleet up --help`) and connect. `progress` gets all messages."""
         from orchestrator import lifecycle
 
-        lifecycle.up(progress, file, demo=demo, address=address)
-        return cls.connect()
+        lifecycle.up(progress or _quiet, file, demo=demo, address=address)
+        return cls.connect(progress=progress)
 
     def down(self, progress: Progress = _quiet) -> list[str]:
         """Stop server and embedded fleet; this connection ends with them."""
