@@ -99,7 +99,10 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
         sent = send_folder(client, place["node"], upload, local, progress)
         there = f"{place['pool']}:.uploads/{upload}" + ("" if local.is_dir() else f"/{local.name}")
         asked = {"source": there, "root": f"{place['pool']}:{place['folder']}", **options}
-        told: Data = client.checkpoint_tool("import", asked, progress, key)
+        try:
+            told: Data = client.checkpoint_tool("import", asked, progress, key)
+        except UserError as e:
+            raise type(e)(*(_named(text, there, source) for text in e.args)) from None
         client.upload_discard(place["node"], upload)
         return told | {"notes": [_named(note, there, source) for note in told["notes"]], "travelled_bytes": sent}
 
@@ -120,8 +123,9 @@ def _turn(local: Path, when_taken: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def _named(note: str, there: str, source: str) -> str:
-    return note.replace(there, source)
+def _named(text: str, there: str, source: str) -> str:
+    """With the path that the user gave instead of the upload's."""
+    return text.replace(there, source)
 
 
 def _newest(path: Path) -> Path:

@@ -171,8 +171,12 @@ def test_python_copies_imports_and_exports_in_the_words_of_the_command_line(clie
 
 def test_what_is_no_checkpoint_is_refused_and_imports_nothing(client, live, tmp_path):
     (tmp_path / "x.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(UserError):
-        checkpoint_carry.bring_in(client, str(tmp_path / "x.pt"), "xla:brought", {}, seen([]))
+    (tmp_path / "run/iter_0000001/mp_rank_00").mkdir(parents=True)
+    (tmp_path / "run/iter_0000001/mp_rank_00/model_optim_rng.pt").touch()
+    for source, names in (("x.pt", 1), ("run", 2)):
+        with pytest.raises(UserError) as error:
+            checkpoint_carry.bring_in(client, str(tmp_path / source), "xla:brought", {}, seen([]))
+        assert str(error.value).count(str(tmp_path / source)) == names and ".uploads" not in str(error.value)
     assert client.checkpoints("xla") == []
     with pytest.raises(UserError, match="no checkpoint at"):
         checkpoint_carry.up(client, str(tmp_path), "xla:x", seen([]))
