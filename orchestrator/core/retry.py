@@ -74,7 +74,7 @@ def after(job: Job, ended: Ended) -> Decision:
     if ended.failure == "launch":
         return _refused(job, ended)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
-        cause = ended.asked or "was stopped together with its node"
+        cause = ended.asked or "its node stopped it"
         told = f"{cause}; {ended.message}" if ended.state == "preempted" and ended.message else cause
         return _interrupted(job, ended, told, moves_on=False, pause=False)
     return _failed(job, ended)

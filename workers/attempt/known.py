@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,15 @@ MOST_EPOCHS = 100_000
 MOST_LINES, LEAST_LINES = 2000, 50
 MOST_BYTES = 1 << 20
 """Of events, read in one look at all attempts of the node."""
-UNREADABLE_LEASE_S = 5.0
-"""Lease of an attempt whose order cannot be read. It is not renewed: the attempt is stopped."""
+SHORTEST_LEASE_S = 5.0
+"""Lease of an attempt whose order cannot be read: no job has a shorter one (MIN_LEASE_S), so none is exceeded."""
 LOG = logging.getLogger(__name__)
 
 
 def _adopted(attempt: AttemptId, folder: Folder) -> Attempt | None:
     """An attempt that an earlier agent started. None where that agent was killed before it wrote the order: nothing has
-    started then. An attempt whose order cannot be read may still run on its devices, so it is stopped and reported.
+    started then. An attempt whose order cannot be read may still run on its devices. It saves and stops, and its job
+    continues in a new attempt: the agent cannot look after it without the order.
     """
     order: Any = read_json(folder.order)
     try:
@@ -39,9 +41,11 @@ def _adopted(attempt: AttemptId, folder: Folder) -> Attempt | None:
     except (TypeError, KeyError, ValueError):
         if not folder.order.exists():
             return None
-    broken = Attempt(attempt, folder, UNREADABLE_LEASE_S)
+    broken = Attempt(attempt, folder, SHORTEST_LEASE_S)
     if broken.live:
-        broken.spoil("order.json cannot be read")
+        LOG.error("attempt %s: its order cannot be read; it is asked to save and stop", attempt)
+        with suppress(OSError):  # a full disk: it runs on until the next agent
+            broken.stop("preempt")
     return broken
 
 
