@@ -32,7 +32,7 @@ from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.keeping import Keeping
 from orchestrator.runtime.launch import Launcher
 from orchestrator.runtime.leaving import give_back
-from orchestrator.runtime.link import Link
+from orchestrator.runtime.link import Link, before_joining
 from orchestrator.runtime.pulse import Pulse
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.steps import TURN_S, Steps, now
@@ -95,6 +95,7 @@ class Runtime(threading.Thread):
         self._closing = threading.Event()
         agents.generation = store.next_generation()
         self._link = Link(agents, self._inbox.put)
+        agents.trouble = before_joining(self._recorded())
         self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
         known = drained(e for e in store.events_below(OWNER))
         reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])

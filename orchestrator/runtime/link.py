@@ -152,6 +152,11 @@ class Link:
         RAY.ask(name, make, limit_s, lambda e: self._post((*message, e if isinstance(e, BaseException) else None)))
 
 
+def before_joining(fleet: FleetRecord | None) -> str:
+    """Why a server that has just started serves no fleet yet."""
+    return f"joining the Ray cluster at {fleet.address}" if fleet and fleet.state == "up" else _no_cluster(fleet)
+
+
 def _no_cluster(fleet: FleetRecord | None) -> str:
     """Why there is no cluster to be in, or ""."""
     if fleet is None:
