@@ -102,6 +102,8 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
         try:
             told: Data = client.checkpoint_tool("import", asked, progress, key)
         except UserError as e:
+            with suppress(PolyfleetError):  # what is refused, or does not fit, need not stay there
+                client.upload_discard(place["node"], upload)
             raise type(e)(*(_named(text, there, source) for text in e.args)) from None
         client.upload_discard(place["node"], upload)
         return told | {"notes": [_named(note, there, source) for note in told["notes"]], "travelled_bytes": sent}
