@@ -21,16 +21,19 @@ Key = tuple[str, str, int]
 
 
 class Overdue:
-    """Looked at every few seconds; what is so begins anew while the server cannot act."""
+    """Checked every few seconds. Times start again while the server cannot act, and with each new server."""
 
     def __init__(self, world: "World"):
         self.world = world
         self._since_s: dict[Key, float] = {}
+        self._life = 0
 
     def look(self) -> None:
         """Raises Broken."""
         world, control = self.world, self.world.server.control
         now = {key: (limit_s, what) for key, limit_s, what in self._found(control)} if self._can_act() else {}
+        if world.server.life != self._life:  # a restart between two checks; the new server measures from its own start
+            self._life, self._since_s = world.server.life, {}
         self._since_s = {key: self._since_s.get(key, world.now_s) for key in now}
         for key, (limit_s, what) in now.items():
             if world.now_s - self._since_s[key] > limit_s:
