@@ -25,7 +25,7 @@ STAMP := .venv/made-from-$(firstword $(shell cat $(LOCK) pyproject.toml | cksum)
 
 # pip, with its progress in a few lines: which package of how many, the large downloads with their sizes.
 PACKAGES := $(shell grep -c == $(LOCK))
-TELLING := $(BIN)/python -m cluster.narrating
+TELLING := $(BIN)/python -m cluster.pip_progress
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
 # What a test run and the demo print, and how long they take, must not depend on the caller's shell: without bytecode

@@ -32,7 +32,7 @@ from torch import nn
 
 from workers import native
 from workers.checkpoint import load, open_checkpoint, save
-from workers.checkpoint.background import Saver
+from workers.checkpoint.background_saver import Saver
 from workers.checkpoint.disk import passes
 from workers.checkpoint.disk.buffers import aligned
 

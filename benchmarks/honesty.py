@@ -32,7 +32,7 @@ from torch.utils.benchmark import Timer as TorchTimer
 
 from workers import backends
 from workers.benchmark import host, statistics
-from workers.benchmark.arm import block_shape, warm_up
+from workers.benchmark.measurement import block_shape, warm_up
 from workers.benchmark.statistics import Verdict, verdict
 from workers.benchmark.timing import Timer
 

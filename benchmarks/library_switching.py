@@ -24,7 +24,7 @@ from parts import machine
 from workers import backends
 from workers.benchmark.statistics import interval
 from workers.benchmark.timing import Timer
-from workers.libraries.proving import prove
+from workers.libraries.effect_check import prove
 from workers.libraries.registry import LIBRARIES
 from workers.optimizers.timing import race
 

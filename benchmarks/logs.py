@@ -225,7 +225,7 @@ def process(command: list[str], environ: dict[str, str] | None = None) -> None:
 
 def write(home: Path, number: int) -> None:
     """All of OUTPUT, ten times, in the pieces a supervisor reads from a pipe."""
-    from workers.attempt.logs import RankLog
+    from workers.attempt.rank_log import RankLog
     from workers.attempt.redaction import Redactor
 
     log = RankLog(home / "written.log", Redactor([secrets.token_urlsafe(40) for _ in range(number)]))

@@ -25,10 +25,10 @@ from torch import nn
 
 from workers import backends, get_optimizer
 from workers.benchmark.timing import Timer
-from workers.capability.answers import HEEDED
+from workers.capability.probe_cache import HEEDED
+from workers.optimizers.pass_context import Work, as_sample
 from workers.optimizers.timing import race
 from workers.optimizers.trial import call_of
-from workers.optimizers.work import Work, as_sample
 
 SIZES = {"mlp": {"batch": 64}, "resnet50": {"batch": 1}, "gpt2": {"batch": 1, "seq": 128}}
 TOLERANCE = 0.05

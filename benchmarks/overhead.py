@@ -29,13 +29,13 @@ from parts.samples import Samples, in_turn, over_limit, ratio
 from rich.console import Console
 
 from cluster import environments, fleet_record, paths
+from cluster.fleet_spec_fields import EnvironmentSpec
 from cluster.processes import stop
 from cluster.raylets import cpu_count
-from cluster.spec_fields import EnvironmentSpec
 from orchestrator import Orchestrator
 from orchestrator import client as server
-from orchestrator.server import record as server_record
-from orchestrator.store.events import EventStore
+from orchestrator.server import server_record as server_record
+from orchestrator.store.event_store import EventStore
 from workers.discovery import discover
 
 CLI = str(Path(sys.executable).with_name("polyfleet"))

@@ -25,8 +25,8 @@ from parts import machine
 
 from orchestrator.core.planner.decision import Memory, decide, fill
 from orchestrator.core.planner.numbers import Free
+from orchestrator.core.planner.planner_jobs import WAITS, Work
 from orchestrator.core.planner.policies import DEFAULT
-from orchestrator.core.planner.work import WAITS, Work
 
 NODE = 8
 SIZES, SHARES = (1, 2, 4, 8), (0.70, 0.10, 0.15, 0.05)
@@ -170,10 +170,10 @@ def against_lp(fleet: Fleet) -> Row:
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix
 
-    from orchestrator.core.planner import decision, matching, policies, prices, rounding
+    from orchestrator.core.planner import decision, island_prices, policies, prices, rounding
 
     work = fleet.work().fitting(fleet.capacity)
-    matched = matching.match(work, fleet.capacity, fleet.memory.work, decision.WARM_STEPS // 3)
+    matched = island_prices.match(work, fleet.capacity, fleet.memory.work, decision.WARM_STEPS // 3)
     seen = policies.seen_with(work, matched, matched.price)
     values = decision.valued(work, policies.PRICED[DEFAULT](seen))
     cleared = prices.clear(

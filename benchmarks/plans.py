@@ -24,7 +24,7 @@ import numpy as np
 from parts import machine
 
 from orchestrator.core.model import Candidate, Declared, Devices, Job, Running, Snapshot
-from orchestrator.core.placing import STARTS_AT_ONCE
+from orchestrator.core.placement import STARTS_AT_ONCE
 from orchestrator.core.plan import plan
 
 KINDS, SHAPES, NODE = 8, 40, 8

@@ -31,7 +31,7 @@ from cluster import tokens
 from orchestrator import Orchestrator, RunJob
 from orchestrator import client as server
 from orchestrator.server import daemon
-from orchestrator.server.record import ServerRecord
+from orchestrator.server.server_record import ServerRecord
 from orchestrator.show.units import duration
 
 CLI = str(Path(sys.executable).with_name("polyfleet"))

@@ -28,9 +28,9 @@ from rich.table import Table
 
 from orchestrator.show.units import duration
 from workers.attempt.attempts import Attempts
-from workers.attempt.starting import Starter
+from workers.attempt.supervisor_launcher import Starter
+from workers.code_archives import Packages
 from workers.messages import Order
-from workers.packages import Packages
 
 WAYS = {"zygote": "forked by the zygote", "interpreter": "an interpreter each"}
 STAGES = {"start": "asked to start → its supervisor is on record", "end": "asked to start → its end is known"}

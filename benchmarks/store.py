@@ -48,7 +48,7 @@ from time import perf_counter
 import psutil
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store import records
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 
 records._adapter()
 process = psutil.Process()
@@ -206,7 +206,7 @@ def insert(database: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]
 def pages(arguments: argparse.Namespace) -> list[Row]:
     """Of a store in this process: the newest, one from the middle, and by state and name, all with `PAGE` jobs."""
     from orchestrator.runtime.jobs import Jobs
-    from orchestrator.store.events import EventStore
+    from orchestrator.store.event_store import EventStore
 
     home = Path(tempfile.mkdtemp(prefix="pf-store-"))
     try:

@@ -20,7 +20,7 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 from parts import machine
 
-from orchestrator.simulate.controlled import controlled, on_nodes
+from orchestrator.simulate.controller_replay import controlled, on_nodes
 from orchestrator.simulate.fleets import read_fleet
 from orchestrator.simulate.outcome import outcome
 from orchestrator.simulate.replay import replay

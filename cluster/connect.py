@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import listeners, server_node
+from cluster import ports, server_node
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
 from cluster.identity import fleet_identity, namespace
@@ -50,10 +50,10 @@ def connect(record: FleetRecord) -> ProcessId | None:
     another user listens where the head of an embedded fleet should.
     """
     if record.embedded:
-        listeners.refuse_foreign(record.address)
+        ports.refuse_foreign(record.address)
     import ray
 
-    from cluster.ray_hook import stay_on_loopback
+    from cluster.ray_start_hook import stay_on_loopback
 
     named = record.embedded or record.loopback
     if named:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from cluster.installing import NOT_INHERITED, has_pip
+from cluster.environment_install import NOT_INHERITED, has_pip
 from cluster.recipes import TORCH_INDEX, Recipe
 
 PYTORCH = "https://download.pytorch.org/whl/cpu"

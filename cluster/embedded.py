@@ -14,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster import environments, fleet_record, heads, locking, their_versions, tls, tokens
+from cluster import cluster_versions, environments, file_lock, fleet_record, ray_head, tls, tokens
 from cluster.errors import Conflict, FleetError, SpecError, UserError
 from cluster.fleet_record import FleetRecord, HostRecord
+from cluster.fleet_spec import FleetSpec, parse_fleet
 from cluster.hosts.spec import HeadSpec, SSHSpec
 from cluster.paths import home, open_private, umask
 from cluster.raylets import (
@@ -29,7 +30,6 @@ from cluster.raylets import (
     stop_all,
     stop_unrecorded,
 )
-from cluster.spec import FleetSpec, parse_fleet
 from cluster.version import VERSION
 
 Progress = Callable[[str], None]
@@ -72,7 +72,7 @@ def up(
         try:
             new = _new_record(spec, left_out, found)
             progress("starting the head")
-            return start_missing(heads.start(new), here, interpreters, progress)
+            return start_missing(ray_head.start(new), here, interpreters, progress)
         except BaseException:
             if (begun := fleet_record.read()) is not None:
                 keep_logs(begun)
@@ -113,8 +113,8 @@ def down(progress: Progress) -> list[str]:
 
 
 def _stopping(nodes: list[str]) -> str:
-    count = len(nodes) - nodes.count(heads.HEAD)
-    head = " and Ray's head" if heads.HEAD in nodes else ""
+    count = len(nodes) - nodes.count(ray_head.HEAD)
+    head = " and Ray's head" if ray_head.HEAD in nodes else ""
     return f"stopping {count} node{'s' * (count != 1)}{head}"
 
 
@@ -131,7 +131,7 @@ def attach(address: str, progress: Progress, spec: FleetSpec | None = None) -> F
         _answers(address)
         loopback = address.rpartition(":")[0] in ("127.0.0.1", "localhost")
         token = tokens.foreign_token()
-        their_versions.refuse_other(address, their_versions.read(address, token), their_versions.ours())
+        cluster_versions.refuse_other(address, cluster_versions.read(address, token), cluster_versions.ours())
         record = FleetRecord("attached", "up", address, VERSION, time.time(), str(token), loopback=loopback)
         if current is not None:  # a node of ours there is not forgotten
             record = replace(record, processes=current.processes, joined_dir=current.joined_dir)
@@ -190,7 +190,7 @@ def one_at_a_time(what: bytes = b"", progress: Progress | None = None) -> Iterat
     """Hold this home's fleet. Raises Conflict where somebody else does for WAIT_S; a repair does not wait."""
     began_s = time.monotonic()
     with open_private(home() / "fleet.lock") as lock:
-        while not locking.take(lock):
+        while not file_lock.take(lock):
             others = os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR
             if what == REPAIR or time.monotonic() - began_s > WAIT_S:
                 raise Conflict("another `polyfleet up` or `down` is at work here", "wait for it to end")
@@ -292,7 +292,7 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
         projects=plain_projects(spec),
     )
     try:
-        return heads.successor(new)
+        return ray_head.successor(new)
     except OSError:
         token.unlink()
         raise
@@ -336,14 +336,14 @@ def with_head(
     """A fleet that was up, with a head again if it has none, and with every node that has ended. Raises FleetError for
     the first that does not start; then the others serve.
     """
-    record = heads.restart(record, progress) if record.headless else record
+    record = ray_head.restart(record, progress) if record.headless else record
     try:
         return start_missing(record, spec, interpreters, progress)
     except BaseException:
         if (begun := fleet_record.read()) is not None:
             begun = replace(begun, state="up")
             fleet_record.write(begun)
-            heads.abandon(begun)
+            ray_head.abandon(begun)
         raise
 
 
@@ -362,4 +362,4 @@ def start_missing(
             await_started(process)
     record = replace(record, state="up")
     fleet_record.write(record)
-    return heads.abandon(record)
+    return ray_head.abandon(record)

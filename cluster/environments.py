@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster import cpu_builds, interpreters, paths, recipes
+from cluster.environment_install import Workplace, install, interpreter_of
 from cluster.errors import Conflict, FleetError, NotFound, UserError, nearest
-from cluster.installing import Workplace, install, interpreter_of
-from cluster.locking import exclusive, if_free, is_held
+from cluster.file_lock import exclusive, if_free, is_held
 from cluster.recipes import GB, Recipe
 
 if TYPE_CHECKING:
-    from cluster.spec_fields import EnvironmentSpec
+    from cluster.fleet_spec_fields import EnvironmentSpec
 
 Progress = Callable[[str], None]
 MARK = ".complete"

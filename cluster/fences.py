@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster.errors import UserError
 from cluster.paths import home, private_dir
-from cluster.untrusted import Unreadable, opened_in
+from cluster.untrusted_files import Unreadable, opened_in
 
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 TEXT = re.compile(rb"(0|[1-9][0-9]{0,17})\n")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UserError
-from cluster.hosts.names import name_of
+from cluster.hosts.host_names import name_of
 from cluster.paths import home, private_dir, refuse_foreign_folder, write_private
-from cluster.plain import from_plain, to_plain
 from cluster.processes import ProcessId, alive
+from cluster.serialization import from_plain, to_plain
 
 
 class DamagedRecord(UserError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster import tokens
 from cluster.errors import UserError
-from cluster.untrusted import Unreadable, read_bytes
+from cluster.untrusted_files import Unreadable, read_bytes
 
 FILE = "fleet-identity"
 FORM = re.compile(r"[0-9a-f]{16}")

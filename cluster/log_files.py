@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.untrusted import opened
+from cluster.untrusted_files import opened
 
 PARTS = 16
 BLOCK_BYTES = 256 << 10

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cluster.errors import UserError, nearest
-from cluster.validation import in_field
+from cluster.validation_errors import in_field
 
 GROUP = "polyfleet.policies"
 """Of entry points: NAME = module:function, as docs/guides/policies.md tells."""

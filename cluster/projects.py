@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from cluster.catalogue import known_kind
-from cluster.validation import WrongValueError, in_field
+from cluster.validation_errors import WrongValueError, in_field
 
 MOST_DEVICES = 1_000_000
 

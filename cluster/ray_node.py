@@ -23,7 +23,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_raylet_report_resources_period_milliseconds": "10",
-    "RAY_START_HOOK": "cluster.ray_hook.prepare_node",
+    "RAY_START_HOOK": "cluster.ray_start_hook.prepare_node",
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
 }
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import psutil
 
-from cluster import code, fences, fleet_record, interpreters, notices, tokens
+from cluster import code_export, fences, fleet_record, interpreters, termination_notice, tokens
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
+from cluster.fleet_spec import FleetSpec, PoolSpec
 from cluster.identity import fleet_identity
 from cluster.paths import home, make_short_folder, private_dir, storage_dir
 from cluster.processes import ProcessId, alive, free_port, identify, kill_families, own, reap, start_detached, stop
-from cluster.ray_hook import ADDRESS, SOCKETS
 from cluster.ray_node import node_environment, resource_counts, tls_environment, worker_command
-from cluster.spec import FleetSpec, PoolSpec
+from cluster.ray_start_hook import ADDRESS, SOCKETS
 
 START_TIMEOUT_S = 120.0
 STARTED_MARK = b"Ray runtime started"
@@ -62,7 +62,7 @@ def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, str], i
         variables["POLYFLEET_FENCES"] = str(fences.folder_here())
     stop_strays(record.cwd(node))
     reap(p.process for p in record.processes if p.node == node)
-    notices.clear(node_dir(node))
+    termination_notice.clear(node_dir(node))
     return launch(record, NodeProcess("worker", node, name, 0, 0.0), command, variables)
 
 
@@ -110,7 +110,7 @@ def launch(record: FleetRecord, node: NodeProcess, command: list[str], variables
     """Start a node of an embedded fleet and write it down in place of the one before."""
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
     own = {SOCKETS: f"{record.ray_dir}/{node.node}", ADDRESS: record.node_address} | tls_environment(record.tls_dir)
-    env = node_environment(Path(record.token_path), code.export(), ports, own | dict(variables))
+    env = node_environment(Path(record.token_path), code_export.export(), ports, own | dict(variables))
     return begin(record, node, command, env, private_dir(record.cwd(node.node)))
 
 
@@ -268,4 +268,4 @@ def _has_our_token(process: ProcessId) -> bool:
 
 def _supervisors() -> list[ProcessId]:
     """Of attempts on this home's nodes. A SIGTERM lets their ranks save."""
-    return notices.attempts_in(home() / "nodes")
+    return termination_notice.attempts_in(home() / "nodes")

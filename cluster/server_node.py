@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from cluster import code, embedded, fleet_record, ray_local
+from cluster import code_export, embedded, fleet_record, ray_local
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.identity import fleet_identity
@@ -63,7 +63,7 @@ def _start(record: FleetRecord) -> NodeProcess:
     command = worker_command(Path(sys.executable), record.address, labels, {"CPU": 0})
     command += [f"--node-ip-address={own}", f"--temp-dir={folder / 'r'}"]
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
-    env = node_environment(Path(record.token_path), code.export(), ports, tls_environment(record.tls_dir))
+    env = node_environment(Path(record.token_path), code_export.export(), ports, tls_environment(record.tls_dir))
     del env["RAY_START_HOOK"]  # it would keep the node on the loopback interface
     node = NodeProcess(SERVER, NAME, "", 0, 0.0)
     record = begin(record, node, command, env, private_dir(folder / "n"))

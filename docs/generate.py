@@ -22,7 +22,7 @@ from orchestrator.cli.main import NAME, app
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.schemas import schema_of
 from orchestrator.server.app import make_app
-from orchestrator.server.facade import Facade
+from orchestrator.server.service_protocol import Facade
 from workers.config import PolyfleetConfig
 
 REFERENCE = Path(__file__).parent / "reference"

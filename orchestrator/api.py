@@ -16,14 +16,14 @@ from orchestrator import client as http
 from orchestrator import submission
 from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.inventory import backend_rows
+from orchestrator.job_spec import JobSpec
 from orchestrator.jobs import JobHandle
 from orchestrator.schemas import schema_of
 from orchestrator.show import benchmark as show_benchmark
 from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
-from orchestrator.show.grid import Stack
-from orchestrator.show.views import Facts, Rows
-from orchestrator.spec import JobSpec
+from orchestrator.show.notebook_views import Facts, Rows
+from orchestrator.show.table import Stack
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -148,11 +148,11 @@ class Orchestrator:
         `options` are fields of orchestrator.benchmark.suite.Request: pools, kinds, precisions, levels, rounds, ….
         A run that is interrupted here goes on; `o.cancel_benchmark(run)` ends it.
         """
-        from orchestrator.benchmark import running
+        from orchestrator.benchmark import run_client
 
         asked = options | ({"entry": entry} if entry else {"cases": list(cases) or ["all"]})
-        run = running.begin(self._client, asked, working_dir)["run"]
-        running.follow(self._client, run, progress)
+        run = run_client.begin(self._client, asked, working_dir)["run"]
+        run_client.follow(self._client, run, progress)
         return self.benchmark_report(run)
 
     def benchmark_report(self, run: str = "latest") -> Facts:

@@ -4,7 +4,7 @@ from typing import Any
 
 from cluster.errors import FleetError, SpecError
 from orchestrator import client as http
-from orchestrator.checkpoint_places import (
+from orchestrator.checkpoint_address import (
     all_local,
     between_here_and_a_pool,
     expanded,
@@ -12,10 +12,10 @@ from orchestrator.checkpoint_places import (
     names_checkpoints,
     of_job,
 )
-from orchestrator.connection import Bytes
+from orchestrator.server_connection import Bytes
 from orchestrator.show import checkpoints as show
-from orchestrator.show.grid import facts
-from orchestrator.show.views import Facts, Rows
+from orchestrator.show.notebook_views import Facts, Rows
+from orchestrator.show.table import facts
 
 Data = dict[str, Any]
 
@@ -69,11 +69,11 @@ class Checkpoints:
         return Facts(self._client.checkpoint_copy(order, progress), show.copied)
 
     def _copied_here(self, source: str, target: str, between: bool, progress: Bytes | None) -> Data:
-        from orchestrator import checkpoint_carry
+        from orchestrator import checkpoint_transfer
 
         if not between:
             return {"source": source, **_here("copy", {"source": source, "target": target}, progress)}
-        carry = checkpoint_carry.up if is_local(source) else checkpoint_carry.down
+        carry = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
         return carry(self._client, source, target, progress or _quiet)
 
     def diff(self, a: str, b: str, progress: Bytes | None = None) -> Facts:
@@ -103,7 +103,7 @@ class Checkpoints:
         """
         options = _given(format=format or None, step=step, drop=drop or None)
         if target and is_local(source) and between_here_and_a_pool(source, target):
-            from orchestrator.checkpoint_carry import bring_in
+            from orchestrator.checkpoint_transfer import bring_in
 
             return Facts(bring_in(self._client, source, target, options, progress or _quiet), show.imported)
         places = {"source": source} | ({"root": target} if target else {})

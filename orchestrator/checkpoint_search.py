@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from cluster.checkpoint_location import Place
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, nearest
-from cluster.places import Place
 from orchestrator.core.timing import NODE_SILENT_S
 
 if TYPE_CHECKING:

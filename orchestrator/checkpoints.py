@@ -12,16 +12,16 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cluster import places
+from cluster import checkpoint_location
+from cluster.checkpoint_location import Place
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError
-from cluster.places import Place
-from cluster.vocabulary import Finding
+from cluster.types import Finding
 from orchestrator.checkpoint_search import Found, Storages
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
-    from orchestrator.runtime.pacing import Pace
+    from orchestrator.runtime.bandwidth_limit import Pace
 
 CHUNK_BYTES = 8 << 20
 """As manifests have them; each fits one call."""
@@ -145,7 +145,7 @@ class Checkpoints:
         """Copy one checkpoint into a folder of another pool. Only chunks that are missing there travel."""
         started = time.monotonic()
         at = self._find(source, "source")
-        found, wanted = at.place, places.in_pool(target, "target")
+        found, wanted = at.place, checkpoint_location.in_pool(target, "target")
         writer, name = self.node_of(wanted.pool, "target"), PurePosixPath(found.path).name
         moved = self.move((at.node, found), writer, f"{wanted.path}/{name}", progress)
         path = f"{wanted.pool}:{wanted.path}/{name}"
@@ -228,7 +228,7 @@ class Checkpoints:
         return {"checkpoint": str(found.place), "manifest": self._text(found.node, found.place)}
 
     def chunk(self, ref: str, file: str, index: int) -> bytes:
-        found = places.in_pool(ref, "source")
+        found = checkpoint_location.in_pool(ref, "source")
         reader, path = self._reader_of(ref), f"{found.path}/{file}"
         try:
             data: bytes = self._agents.call(
@@ -250,7 +250,7 @@ class Checkpoints:
 
     def place(self, target: str) -> "dict[str, Any]":
         """The node that writes there, and the folder in its pool's storage."""
-        wanted = places.in_pool(target, "target")
+        wanted = checkpoint_location.in_pool(target, "target")
         return {"node": self.node_of(wanted.pool, "target"), "pool": wanted.pool, "folder": wanted.path}
 
     def begin(self, node: str, folder: str, name: str, text: bytes) -> "dict[str, Any]":
@@ -279,8 +279,8 @@ class Checkpoints:
         arguments: dict[str, Any] = dict(options)
         reached: list[tuple[str, str]] = []
         for name, text in named.items():
-            use = places.TOOLS[verb][name]
-            place = places.parse(text, name) if use.stores else places.in_pool(text, name)
+            use = checkpoint_location.TOOLS[verb][name]
+            place = checkpoint_location.parse(text, name) if use.stores else checkpoint_location.in_pool(text, name)
             if place.scheme:
                 arguments[name] = {"uri": str(place)}
                 continue
@@ -320,4 +320,4 @@ class Checkpoints:
         return self._storages.node_of(pool, field)
 
     def _find(self, ref: str, field: str = "checkpoint") -> Found:
-        return self._storages.find(places.in_pool(ref, field), field)
+        return self._storages.find(checkpoint_location.in_pool(ref, field), field)

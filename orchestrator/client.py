@@ -8,10 +8,10 @@ from pathlib import Path
 
 from cluster import paths
 from cluster.errors import FleetError, NotFound
-from orchestrator.connection import TRIES, Bytes, Data, Progress, refuse_other_version
 from orchestrator.core.states import TERMINAL
 from orchestrator.file_client import FileClient
 from orchestrator.server import daemon, token
+from orchestrator.server_connection import TRIES, Bytes, Data, Progress, refuse_other_version
 from orchestrator.transport import PATIENT, Unreachable, given, segment
 
 POLL_S = (0.05, 1.0)

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from cluster.errors import SpecError, UserError
-from orchestrator.resources import duration_s
+from orchestrator.resource_syntax import duration_s
 
 LONGEST_S = 10 * 365 * 86400.0
 FORMS = "write a time with its zone, e.g. 2026-12-01T18:00:00Z, or a duration from the submission on, e.g. 6h"

@@ -8,10 +8,10 @@ itself; both may go on over several lines. Nothing is put in place of `$NAME`: t
 import re
 from pathlib import Path
 
-from cluster import untrusted
+from cluster import untrusted_files
 from cluster.errors import NotFound, UserError
-from cluster.validation import WrongValueError
-from orchestrator.spec_fields import variable
+from cluster.validation_errors import WrongValueError
+from orchestrator.job_spec_fields import variable
 
 LARGEST_BYTES = 1 << 20
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$", "`": "`", "\n": ""}
@@ -28,12 +28,12 @@ _COMMENT = re.compile(r"[ \t]+#.*")
 def read(path: Path) -> dict[str, str]:
     """Raises UserError, with the number of the line."""
     try:
-        text = untrusted.read_bytes(path.expanduser().resolve(), LARGEST_BYTES).decode("utf-8-sig")
+        text = untrusted_files.read_bytes(path.expanduser().resolve(), LARGEST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file", "name a file of KEY=VALUE lines") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text", "save it as UTF-8") from None
-    except (RuntimeError, untrusted.Unreadable) as e:
+    except (RuntimeError, untrusted_files.Unreadable) as e:
         raise UserError(f"{path} cannot be read: {e}", "name a file of KEY=VALUE lines") from None
     return parse(text, str(path))
 

@@ -3,8 +3,8 @@
 from urllib.parse import unquote
 
 from cluster.errors import FleetError, NotFound
-from cluster.trees import Piece, digest
-from orchestrator.connection import Connection, Data
+from cluster.folder_access import Piece, digest
+from orchestrator.server_connection import Connection, Data
 from orchestrator.transport import PATIENT, given, segment
 
 RAW = {"Content-Type": "application/octet-stream"}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.errors import FleetError
-from cluster.tree_entries import Entry
-from cluster.trees import PIECE_BYTES
+from cluster.folder_access import PIECE_BYTES
+from cluster.folder_entries import Entry
 from orchestrator.transport import Unreachable
 
 if TYPE_CHECKING:

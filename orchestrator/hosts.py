@@ -9,9 +9,9 @@ from typing import Any
 from cluster import embedded, paths
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
 from cluster.fleet_record import FleetRecord, HostRecord
-from cluster.heads import HEAD
-from cluster.hosts import fleet, head, owed
-from cluster.spec import FleetSpec, parse_fleet
+from cluster.fleet_spec import FleetSpec, parse_fleet
+from cluster.hosts import fleet, head, pending_stops
+from cluster.ray_head import HEAD
 from orchestrator import lifecycle
 from orchestrator.client import Client, connect
 from orchestrator.server import daemon
@@ -32,7 +32,7 @@ def rows() -> list[Data]:
             _row(host, _head(record, host) | {node: states.get(node, "unknown") for node in host.nodes})
             for host in known
         ),
-        *(_row(host, dict.fromkeys(host.nodes, TO_LEAVE)) for host in owed.hosts()),
+        *(_row(host, dict.fromkeys(host.nodes, TO_LEAVE)) for host in pending_stops.hosts()),
     ]
 
 

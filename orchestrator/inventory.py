@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.catalogue import vendor, vendors
-from workers.selection import ranking
+from workers.selection import device_preference
 
 Data = dict[str, Any]
 
@@ -22,7 +22,9 @@ def backend_rows(nodes: list[Data]) -> list[Data]:
     none. `recommended` is the back end of the best device.
     """
     ready = [d for n in nodes if n["state"] == "ready" for d in n["devices"]]
-    best = ranking.best(_Ranked(d["backend"], d["kind"], d["emulated"], d["unavailable_reason"]) for d in ready)
+    best = device_preference.best(
+        _Ranked(d["backend"], d["kind"], d["emulated"], d["unavailable_reason"]) for d in ready
+    )
     rows = [_row(backend, nodes, best is not None and best.backend == backend) for backend in vendors()]
     return sorted(rows, key=lambda row: not row["available"])
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import NotFound, UserError
-from cluster.trees import plain
+from cluster.folder_access import plain
 from orchestrator.core.attempts import ran
 from orchestrator.core.fold import Record
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.file_places import FilePlaces, Found
+from orchestrator.runtime.file_locations import FilePlaces, Found
 
 COMMIT_S = 3600.0
 PIECE_S = 120.0

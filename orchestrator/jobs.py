@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cluster.errors import FleetError, PolyfleetError
-from cluster.validation import checked
-from orchestrator import file_get, file_put, spec, spec_parts
-from orchestrator.connection import Bytes
+from cluster.validation_errors import checked
+from orchestrator import file_download, file_upload, job_spec, job_spec_parts
 from orchestrator.file_transfer import listed
 from orchestrator.log_lines import joined
+from orchestrator.server_connection import Bytes
 from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
-from orchestrator.show.grid import Stack
-from orchestrator.show.text import visible
-from orchestrator.show.views import Facts, Rows
+from orchestrator.show.notebook_views import Facts, Rows
+from orchestrator.show.table import Stack
+from orchestrator.show.terminal_text import visible
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 Data = dict[str, Any]
 
 
-class Resources(spec_parts.Resources):
+class Resources(job_spec_parts.Resources):
     """Which devices: `Resources(accelerators="nvidia:H100:8")`. Fields: `polyfleet schema job`. Raises SpecError."""
 
     def __init__(self, **fields: Any):
-        checked(spec_parts.Resources, fields)
+        checked(job_spec_parts.Resources, fields)
         super().__init__(**fields)
 
 
-class Candidate(spec_parts.CandidateSpec):
+class Candidate(job_spec_parts.CandidateSpec):
     """One entry of `any_of` or `ordered`. Raises SpecError."""
 
     def __init__(self, **fields: Any):
-        checked(spec_parts.CandidateSpec, fields)
+        checked(job_spec_parts.CandidateSpec, fields)
         super().__init__(**fields)
 
 
-class _Job(spec.JobSpec):
+class _Job(job_spec.JobSpec):
     """Fields as in a job's file: `polyfleet schema job`. Raises SpecError naming the field."""
 
     TASK: ClassVar[str]
 
     def __init__(self, **fields: Any):
         given = {"task": self.TASK, **fields}
-        checked(spec.JobSpec, given)
+        checked(job_spec.JobSpec, given)
         super().__init__(**given)
 
 
@@ -184,12 +184,12 @@ class JobHandle:
 
     def get(self, path: str = "", dest: str = "", *, force: bool = False, progress: Bytes | None = None) -> Facts:
         """Fetch a file or folder of it, to `dest` or the current folder. Raises Conflict where a local file differs."""
-        told = file_get.get(self._client, self.id, path, str(dest), force, progress)
+        told = file_download.get(self._client, self.id, path, str(dest), force, progress)
         return Facts(told.to_plain(), show_files.transferred)
 
     def put(self, source: str, path: str = "", *, force: bool = False, progress: Bytes | None = None) -> Facts:
         """Add a local file or folder to it. Raises Conflict for a file of a running job, or one that differs."""
-        told = file_put.put(self._client, str(source), self.id, path, force, progress)
+        told = file_upload.put(self._client, str(source), self.id, path, force, progress)
         return Facts(told.to_plain(), show_files.transferred)
 
     def cancel(self) -> "JobHandle":

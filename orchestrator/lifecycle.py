@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import embedded, paths
 from cluster.fleet_record import DamagedRecord
+from cluster.fleet_spec import FleetSpec, attachable, default_fleet, demo_fleet, load_fleet, possible, startable
 from cluster.hosts import fleet as hosts
-from cluster.hosts import head, owed, survey
-from cluster.spec import FleetSpec, attachable, default_fleet, demo_fleet, load_fleet, possible, startable
+from cluster.hosts import head, pending_stops, survey
 from orchestrator import node_groups
 from orchestrator.client import connect
-from orchestrator.connection import refuse_other_version
 from orchestrator.server import daemon
+from orchestrator.server_connection import refuse_other_version
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -111,7 +111,7 @@ def _leave_hosts(progress: Progress) -> list[str]:
     """Those of the fleet, and those that were away when an earlier one was taken down."""
     with suppress(DamagedRecord):
         if (record := embedded.record()) is not None and record.hosts:
-            known = {host.name: host for host in (*record.hosts, *owed.hosts())}
+            known = {host.name: host for host in (*record.hosts, *pending_stops.hosts())}
             last = [known.pop(record.head_host)] if record.head_host in known else []  # nodes take leave of their head
             return hosts.leave(known.values(), progress) + hosts.leave(last, progress)
     hosts.settle(progress)

@@ -4,8 +4,8 @@ from typing import Any
 
 from cluster import catalogue
 from cluster.errors import PolyfleetError
+from cluster.fleet_spec import FleetSpec, parse_fleet
 from cluster.render.shapes import Shape, environment_name, shapes
-from cluster.spec import FleetSpec, parse_fleet
 from orchestrator.core.demand import NodeGroup
 
 NEEDED = ("cpus",)

@@ -10,11 +10,11 @@ KINDS = ("job", "fleet")
 def schema_of(kind: str) -> dict[str, Any]:
     """The schema of a job spec or of a fleet file. Raises UserError for another kind."""
     if kind == "job":
-        from orchestrator.spec import job_schema
+        from orchestrator.job_spec import job_schema
 
         return job_schema()
     if kind == "fleet":
-        from cluster.spec import fleet_schema
+        from cluster.fleet_spec import fleet_schema
 
         return fleet_schema()
     raise UserError(f"no schema {kind!r}", nearest(kind, KINDS))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import SpecError, UserError
-from cluster.plain import to_plain
+from cluster.serialization import to_plain
 from orchestrator.benchmark import throughput
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.explain import Explanation, explain
@@ -21,43 +21,43 @@ from orchestrator.core.states import TERMINAL
 from orchestrator.core.throughput import with_code
 from orchestrator.core.what_if import what_if
 from orchestrator.job_files import JobFiles
-from orchestrator.resources import accelerators
-from orchestrator.runtime import housekeeping, jobs_page, repair
+from orchestrator.job_spec import parse_job
+from orchestrator.resource_syntax import accelerators
+from orchestrator.runtime import cleanup, jobs_page, repair
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.bandwidth_limit import Pace, copy_bytes_per_s
 from orchestrator.runtime.benchmarks import Benchmarks
+from orchestrator.runtime.cleanup import Housekeeping
+from orchestrator.runtime.code_archives import Packages, Unnamed
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.execs import Execs
+from orchestrator.runtime.exec_relay import Execs
 from orchestrator.runtime.files_limit import FilesLimit, keep_files_bytes
-from orchestrator.runtime.fleet_seen import FleetSeen
+from orchestrator.runtime.fleet_ready import FleetSeen
+from orchestrator.runtime.health_snapshot import Watched
 from orchestrator.runtime.histories import Histories
-from orchestrator.runtime.housekeeping import Housekeeping
+from orchestrator.runtime.host_rejoin import RejoinThread
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.job_views import JobViews
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.jobs_page import JobsPage, JobsWanted
-from orchestrator.runtime.keeping import Keeping
 from orchestrator.runtime.kept_logs import KeptLogs
-from orchestrator.runtime.known import KnownDevices
+from orchestrator.runtime.last_inventory import KnownDevices
 from orchestrator.runtime.launch import Launcher
+from orchestrator.runtime.liveness import Pulse
+from orchestrator.runtime.log_preservation import Keeping
 from orchestrator.runtime.logs import Logs
-from orchestrator.runtime.pacing import Pace, copy_bytes_per_s
-from orchestrator.runtime.packages import Packages, Unnamed
-from orchestrator.runtime.pulse import Pulse
-from orchestrator.runtime.rejoin import RejoinThread
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.submissions import Submission, Submissions, digest
 from orchestrator.runtime.views import FIELDS, accepted_view
-from orchestrator.runtime.watched import Watched
 from orchestrator.service_benchmarks import BenchmarkVerbs
 from orchestrator.service_checkpoints import CheckpointVerbs
 from orchestrator.service_files import FileVerbs
 from orchestrator.service_fleet import FleetVerbs
 from orchestrator.service_logs import LogVerbs
-from orchestrator.spec import parse_job
-from orchestrator.store.once import Answer
-from orchestrator.store.setting import open_store
+from orchestrator.store.database_setting import open_store
+from orchestrator.store.idempotency import Answer
 
 CHANGES_AT_ONCE = 1000
 
@@ -112,8 +112,8 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         self._execs = Execs(self.agents)
         verbs = (self.submit, self.cancel, self.packages.contents)
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
-        keep_s = housekeeping.keep_jobs_s()
-        forget = housekeeping.forget_on(self.agents)
+        keep_s = cleanup.keep_jobs_s()
+        forget = cleanup.forget_on(self.agents)
         named = (self.store.jobs.naming, self.store.jobs.exists, self._benchmarks.packages)
         unnamed = Unnamed(self.packages, self.agents, *named)
 

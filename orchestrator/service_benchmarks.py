@@ -3,7 +3,7 @@
 from typing import Any
 
 from orchestrator.runtime.benchmarks import Benchmarks
-from orchestrator.runtime.fleet_seen import SUBMIT_WAIT_S, FleetSeen
+from orchestrator.runtime.fleet_ready import SUBMIT_WAIT_S, FleetSeen
 
 
 class BenchmarkVerbs:

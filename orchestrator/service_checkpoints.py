@@ -5,9 +5,9 @@ Piece by piece, so that none is whole in memory, and any may be asked for again.
 
 from typing import Any
 
-from orchestrator import checkpoint_moves
+from orchestrator import checkpoint_copy
 from orchestrator.checkpoints import Checkpoints, Progress
-from orchestrator.runtime.fleet_seen import FleetSeen
+from orchestrator.runtime.fleet_ready import FleetSeen
 
 
 class CheckpointVerbs:
@@ -36,10 +36,10 @@ class CheckpointVerbs:
 
     def checkpoint_copy(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """`order` has source, target, to_kind, convert_at and on_lossy."""
-        return checkpoint_moves.copy(self._stored_checkpoints(), checkpoint_moves.Move(**order), progress)
+        return checkpoint_copy.copy(self._stored_checkpoints(), checkpoint_copy.Move(**order), progress)
 
     def checkpoint_tool(self, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
-        return checkpoint_moves.run(self._stored_checkpoints(), verb, arguments, progress)
+        return checkpoint_copy.run(self._stored_checkpoints(), verb, arguments, progress)
 
     # -- between a client and a pool
 

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.core.fold import Record
 from orchestrator.job_files import JobFiles, Spot
 from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.fleet_seen import FleetSeen
+from orchestrator.runtime.fleet_ready import FleetSeen
 from orchestrator.runtime.jobs import Jobs
 
 

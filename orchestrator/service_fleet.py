@@ -5,20 +5,20 @@ from typing import Any
 
 from cluster import fleet_record
 from cluster.errors import FleetError
-from cluster.hosts import storages
-from cluster.plain import to_plain
-from cluster.vocabulary import Finding
+from cluster.hosts import shared_storage
+from cluster.serialization import to_plain
+from cluster.types import Finding
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.messages import DrainAsked, RemoveAsked, ResumeAsked
 from orchestrator.core.nodes import leased
 from orchestrator.core.quota import holdings
 from orchestrator.runtime.agents import NO_FLEET, Agents
 from orchestrator.runtime.controller import Runtime
-from orchestrator.runtime.fleet_seen import BRING_UP, FleetSeen
-from orchestrator.runtime.steps import now
+from orchestrator.runtime.fleet_ready import BRING_UP, FleetSeen
+from orchestrator.runtime.health_snapshot import Watched
+from orchestrator.runtime.step_batch import now
 from orchestrator.runtime.views import node_view, pool_view
-from orchestrator.runtime.watched import Watched
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 
 
 class FleetVerbs:
@@ -92,7 +92,7 @@ class FleetVerbs:
     def _storages(self) -> Iterator[Finding]:
         pools = self.runtime.fleet.pools if self.runtime.fleet else {}
         declared = {name: bool(pool.get("shared_storage")) for name, pool in pools.items()}
-        return storages.findings([node.facts for _, node in self.agents.ready() if node.facts], declared)
+        return shared_storage.findings([node.facts for _, node in self.agents.ready() if node.facts], declared)
 
     def health(self) -> dict[str, Any]:
         """The server's own state, as seen now from outside its controller's thread."""

@@ -3,8 +3,8 @@
 from typing import Any
 
 from orchestrator.core.fold import Record
-from orchestrator.runtime.execs import Asked, Execs
-from orchestrator.runtime.fleet_seen import FleetSeen
+from orchestrator.runtime.exec_relay import Asked, Execs
+from orchestrator.runtime.fleet_ready import FleetSeen
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.logs import Logs
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import SpecError, UserError
-from orchestrator import bundle, entry, sent_data
+from orchestrator import code_archive, data_upload, entry_check
+from orchestrator.job_spec import JobSpec, parse_job
 from orchestrator.limits import MOST_BULK
-from orchestrator.spec import JobSpec, parse_job
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -22,9 +22,9 @@ def _quiet(doing: str) -> None:
 
 def submit(client: "Client", job: JobSpec | Data, key: str = "", tell: Tell = _quiet) -> Data:
     """The job's view when it was accepted. Raises SpecError before anything is sent; one `key` makes one job."""
-    (spec,) = sent_data.named([checked(job)])
+    (spec,) = data_upload.named([checked(job)])
     package = _sent(client, [spec]).get(spec.working_dir, "")
-    sent_data.send(client, [spec], tell)
+    data_upload.send(client, [spec], tell)
     return client.submit(plain(spec), package, key)
 
 
@@ -32,9 +32,9 @@ def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "",
     """The ids of all of them, in this order; all are accepted or none. A folder that several name is sent once."""
     if len(jobs) > MOST_BULK:
         raise UserError(f"{len(jobs):,} jobs at once; one call takes at most {MOST_BULK:,}", "submit them in parts")
-    specs = sent_data.named([checked(job) for job in jobs])
+    specs = data_upload.named([checked(job) for job in jobs])
     packages = _sent(client, specs)
-    sent_data.send(client, specs, tell)
+    data_upload.send(client, specs, tell)
     told = client.submit_many(
         [{"spec": plain(spec), "package": packages.get(spec.working_dir, "")} for spec in specs], key
     )
@@ -49,7 +49,7 @@ def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
         if spec.working_dir in packages:
             _check_entries(spec, Path(spec.working_dir))
         elif spec.working_dir:
-            with bundle.scratch() as folder:
+            with code_archive.scratch() as folder:
                 package = _packed(client, spec, folder)
                 client.upload(package.sha, package.path)
             packages[spec.working_dir] = package.sha
@@ -72,10 +72,10 @@ def offers(client: "Client", job: JobSpec | Data) -> Data:
 
 def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
     """The spec as it would be sent, and the SHA-256 of its folder's content."""
-    (spec,) = sent_data.named([checked(job)])
+    (spec,) = data_upload.named([checked(job)])
     if not spec.working_dir:
         return spec, ""
-    with bundle.scratch() as folder:
+    with code_archive.scratch() as folder:
         return spec, _packed(client, spec, folder).content_sha
 
 
@@ -84,7 +84,7 @@ def checked(job: JobSpec | Data) -> JobSpec:
     spec = job if isinstance(job, JobSpec) else parse_job(job)
     if spec.working_dir:
         return spec.model_copy(update={"working_dir": str(_expanded(spec.working_dir).absolute())})
-    if entry.in_folder(spec.entry):
+    if entry_check.in_folder(spec.entry):
         raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "name the folder that has it")
     return spec
 
@@ -96,10 +96,10 @@ def _expanded(written: str) -> Path:
         raise SpecError("working_dir", f"{written}: {e}", "write the path out") from None
 
 
-def _packed(client: "Client", spec: JobSpec, into: Path) -> bundle.Package:
+def _packed(client: "Client", spec: JobSpec, into: Path) -> code_archive.Package:
     """The folder as an archive, once what the job names in it is there; the user is told what is left out."""
     folder = Path(spec.working_dir)
-    package = bundle.pack(folder, spec.task, into / "package.zip")
+    package = code_archive.pack(folder, spec.task, into / "package.zip")
     for line in package.left_out.told:
         client.tell(line)
     _check_entries(spec, folder)
@@ -110,10 +110,10 @@ def _check_entries(spec: JobSpec, folder: Path) -> None:
     """What the job names in its folder is there, and can be called as its task calls it."""
     if spec.entry:
         trains = spec.task == "train"
-        entry.check(spec.entry, folder, default="train" if trains else "", call=("ctx",) if trains else ())
+        entry_check.check(spec.entry, folder, default="train" if trains else "", call=("ctx",) if trains else ())
     sample = spec.arguments.get("sample_input")
     if spec.task in ("prepare", "benchmark") and isinstance(sample, str) and ":" in sample:
-        entry.check(sample, folder, "arguments.sample_input", call=("batch_size",))
+        entry_check.check(sample, folder, "arguments.sample_input", call=("batch_size",))
 
 
 def plain(spec: JobSpec) -> Data:

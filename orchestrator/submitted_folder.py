@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from cluster import archives
+from cluster import archive_checks
 from cluster.archive_links import Tree
 from cluster.errors import SpecError, UserError
-from orchestrator import ignoring
-from orchestrator.left_out import GIT, MOST_COUNTED, LeftOut, leave_out, send_as_data
+from orchestrator import ignore_file
+from orchestrator.excluded_files import GIT, MOST_COUNTED, LeftOut, leave_out, send_as_data
 
 PYCACHE = "__pycache__"
 GENERATED_FOLDERS = frozenset({
@@ -51,7 +51,7 @@ class _Link:
 
     name: str
     path: Path
-    rules: ignoring.Ignored
+    rules: ignore_file.Ignored
     above: tuple[Path, ...]
 
 
@@ -76,7 +76,7 @@ class Walk:
         generated, special = tuple(sorted(self.generated)), tuple(sorted(self.special))
         return LeftOut(tuple(sorted(self.credentials)), tuple(names), min(files, MOST_COUNTED), generated, special)
 
-    def entries(self, folder: Path, rules: ignoring.Ignored) -> Iterator[Entry]:
+    def entries(self, folder: Path, rules: ignore_file.Ignored) -> Iterator[Entry]:
         """All that travels of `folder`. A link comes as a link where the names that travel show it to be safe. It comes
         as a copy where it is absolute, leads through another link, or to what stays behind.
         """
@@ -108,24 +108,24 @@ class Walk:
         yield from self._files(link.path, link.rules, met, f"{link.name}/", link.above)
 
     def _files(
-        self, folder: Path, rules: ignoring.Ignored, met: list[_Link], prefix: str = "", above: tuple[Path, ...] = ()
+        self, folder: Path, rules: ignore_file.Ignored, met: list[_Link], prefix: str = "", above: tuple[Path, ...] = ()
     ) -> Iterator[Entry]:
         """Files below `folder`, where `rules` held above it; or the folder itself where nothing in it comes. Links are
         put into `met`. `above`: the real folders on the way, to notice circles.
         """
         above = (*above, folder.resolve())
-        if len(above) - 1 > archives.MOST_FOLDERS:
+        if len(above) - 1 > archive_checks.MOST_FOLDERS:
             raise SpecError(
                 "working_dir",
-                f"{prefix[:60]}… lies in more than {archives.MOST_FOLDERS} folders, one in another",
-                f"move it away, or name a folder above it in {ignoring.FILE}",
+                f"{prefix[:60]}… lies in more than {archive_checks.MOST_FOLDERS} folders, one in another",
+                f"move it away, or name a folder above it in {ignore_file.FILE}",
             )
         rules, empty = rules.inside(folder, prefix), True
         for entry in _entries(folder):
             path, name = Path(entry.path), prefix + entry.name
             if self._stays(name, entry, rules):
                 continue
-            if refusal := archives.name_refusal(name):
+            if refusal := archive_checks.name_refusal(name):
                 raise SpecError("working_dir", f"{str(path)!r} is {refusal}", "rename it")
             if what := _special(path):  # that `!` in the user's file takes back
                 raise SpecError("working_dir", f"{path} is a {what}, which has no content to send", leave_out(name))
@@ -140,7 +140,7 @@ class Walk:
         if empty and prefix:
             yield Entry(prefix, folder)
 
-    def _stays(self, name: str, entry: "os.DirEntry[str]", rules: ignoring.Ignored) -> bool:
+    def _stays(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.Ignored) -> bool:
         is_folder, path = _is_folder(entry), Path(entry.path)
         shown = f"{name}/" if is_folder else name
         if (rule := rules.own.match(name, is_folder)) and not (rule.takes_back and entry.name == GIT):
@@ -148,9 +148,9 @@ class Walk:
         why = rules.why(name, is_folder, entry.is_symlink())
         if _is_generated(entry, is_folder):
             self.generated.append(shown)
-        elif why is ignoring.Why.CREDENTIALS:
+        elif why is ignore_file.Why.CREDENTIALS:
             self.credentials.append(shown)
-        elif why is ignoring.Why.GIT:
+        elif why is ignore_file.Why.GIT:
             self.by_git.append((shown, path))
         elif what := _special(path):
             self.special.append((name, what))

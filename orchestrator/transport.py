@@ -17,10 +17,10 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from cluster import listeners
+from cluster import ports
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
-from orchestrator.server import proof, sockets
-from orchestrator.server.record import UNIX
+from orchestrator.server import server_authentication, unix_socket
+from orchestrator.server.server_record import UNIX
 
 Data = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
@@ -72,11 +72,11 @@ class Transport:
     def _enter(self, path: Path) -> str:
         """The path to connect to. Its folder stays open until we close, or are forgotten."""
         try:
-            folder = sockets.open_folder(path)
+            folder = unix_socket.open_folder(path)
         except OSError as e:
             raise Unreachable(f"the server at {self.url} cannot be reached: {e.strerror}", REMEDY) from None
         self._leave = weakref.finalize(self, os.close, folder)
-        return sockets.through(folder, path)
+        return unix_socket.through(folder, path)
 
     def _renewed(self) -> bool:
         """Whether there is another token by now, and we use it from now on."""
@@ -99,13 +99,13 @@ class Transport:
     def _foreign(self, stream: Any) -> str:
         """Why the other end is not our server; "" when it is."""
         if self.url.startswith(UNIX):
-            uid = sockets.peer_uid(stream.get_extra_info("socket"))
+            uid = unix_socket.peer_uid(stream.get_extra_info("socket"))
             return "" if uid in (None, os.geteuid()) else "is of another user"
         url = urlsplit(self.url)
         port = url.port or HTTP_PORT
-        if url.hostname in LOOPBACK and (listeners.owners(port) or OURS) != OURS:
+        if url.hostname in LOOPBACK and (ports.owners(port) or OURS) != OURS:
             return "is of another user"
-        if not proof.knows_token(stream, port, self._token):
+        if not server_authentication.knows_token(stream, port, self._token):
             return "is not this home's server: it did not prove that it knows the token"
         return ""
 

@@ -2,7 +2,7 @@
 
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.once import Answer
+from orchestrator.store.idempotency import Answer
 
 RESTORE = "import sys; from pathlib import Path; from orchestrator.store.restore import restore;"
 RESTORE += "restore(sys.argv[1], Path(sys.argv[2]))"

@@ -4,7 +4,7 @@ import json
 
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Job
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 
 
 def put_job(url, name):

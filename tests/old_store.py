@@ -9,7 +9,7 @@ from orchestrator.store import schema
 OPEN = [
     sys.executable,
     "-c",
-    "import sys; from orchestrator.store.events import EventStore; EventStore(sys.argv[1]).close()",
+    "import sys; from orchestrator.store.event_store import EventStore; EventStore(sys.argv[1]).close()",
 ]
 
 FIRST = """

@@ -5,7 +5,7 @@ import threading
 from cluster.errors import FleetError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.once import Answer
+from orchestrator.store.idempotency import Answer
 
 
 def life(key):

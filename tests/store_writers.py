@@ -5,8 +5,8 @@ import os, sys, threading
 from itertools import count
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.idempotency import Answer
 
 store, round_, numbers = EventStore(sys.argv[1]), sys.argv[2], count()
 
@@ -29,8 +29,8 @@ import json, resource, sys
 from cluster.errors import FleetError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.idempotency import Answer
 
 url, limit, ballast, with_keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
 store, acked, refused = EventStore(url), [], []
@@ -85,7 +85,7 @@ import os, sys
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 from sqlalchemy import event
 
 store, left = EventStore(sys.argv[1]), int(sys.argv[2])

@@ -18,18 +18,18 @@ PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglo
 CORE = "orchestrator/core/"
 SIMULATOR = "orchestrator/simulate/"
 TELLING = {
-    *("attempts", "commands", "control", "draft", "explain", "fold", "messages", "model", "nodes", "points", "states"),
-    *("line", "offer", "policy", "remaining", "throughput", "timing", "what_if"),
+    *("attempts", "commands", "control", "draft", "explain", "fold", "messages", "model", "nodes", "crash_points", "states"),
+    *("waiting_queue", "offer", "policy", "remaining_time", "throughput", "timing", "what_if"),
 }
 """Modules of the core that say what things are, and the one function `step`. All others decide."""
 TOLD_BY_DECIDING = {
     "orchestrator.core.demand.NodeGroup",
-    "orchestrator.core.fencing.waits_for",
+    "orchestrator.core.suspicion.waits_for",
     "orchestrator.core.fit.ANY",
-    "orchestrator.core.leaks.Leak",
-    "orchestrator.core.leaks.found",
-    "orchestrator.core.placing.devices_of",
-    "orchestrator.core.placing.snapshot",
+    "orchestrator.core.leaked_devices.Leak",
+    "orchestrator.core.leaked_devices.found",
+    "orchestrator.core.placement.devices_of",
+    "orchestrator.core.placement.snapshot",
     "orchestrator.core.planner.completion.LEAST",
     "orchestrator.core.planner.completion.completed",
     "orchestrator.core.planner.plugins.KNOWN",
@@ -43,7 +43,7 @@ TOLD_BY_DECIDING = {
 # Without a clock, a thread, chance or a file: the same arguments give the same answer. Paths are text there.
 CORE_MAY_IMPORT = (
     *("collections", "dataclasses", "enum", "hashlib", "heapq", "pathlib.PurePosixPath", "typing"),
-    *("cluster.catalogue", "cluster.errors", "cluster.plain", "cluster.vocabulary"),
+    *("cluster.catalogue", "cluster.errors", "cluster.serialization", "cluster.types"),
     *("workers.messages", "orchestrator.core"),
 )
 WITH_ARRAYS = "orchestrator/core/planner/"
@@ -52,18 +52,18 @@ CORE_MAY_NOT_CALL = {"open", "print", "input", "id", "hash", "__import__", "brea
 OF_WORKERS = (
     "workers.messages",
     "workers.errors",
-    "workers.job_events",
+    "workers.rank_events",
     "workers.discovery",
     "workers.benchmark.case",
     "workers.benchmark.catalogue",
     "workers.benchmark.host",
-    "workers.benchmark.serving",
+    "workers.benchmark.session_server",
     "workers.benchmark.statistics",
-    "workers.capability.facts",
+    "workers.capability.documented",
     "workers.kernels.names",
     "workers.kernels.resources",
     "workers.memory.estimate",
-    "workers.selection.ranking",
+    "workers.selection.device_preference",
     "workers.checkpoint.format.manifest",
     "workers.checkpoint.inspect",
     "workers.checkpoint.tools",
@@ -74,12 +74,12 @@ AGENT_FROM = "orchestrator/runtime/"
 TORCH_FROM = (
     *("workers/backends/", "workers/benchmark/", "workers/capability/", "workers/checkpoint/", "workers/kernels/"),
     *("workers/libraries/", "workers/memory/", "workers/optimizers/", "workers/tasks/", "workers/validation/"),
-    "workers/shortcuts.py",  # for types alone
+    "workers/compat.py",  # for types alone
 )
 RAY_FROM = ("workers/agent.py", "orchestrator/runtime/", "cluster/connect.py", "cluster/embedded.py", "cluster/ray")
 # A vendor's library is imported by the files of that vendor (named so), inside a function: on first use.
 VENDORS = {
-    "pynvml": ("nvidia", "nvidia_live"),
+    "pynvml": ("nvidia", "nvidia_state"),
     "amdsmi": ("amd_smi",),
     "torch_xla": ("tpu", "xla"),
     "triton": ("triton", "triton_compile", "triton_launch"),
@@ -91,7 +91,7 @@ VENDORS = {
 # Kernels in a vendor's own language, which import it; nobody imports these but on first use.
 SOURCES = "workers/kernels/sources/"
 # The one reader of strangers' pickles: it imports nothing they name and calls nothing, and a test of its own says so.
-READS_PICKLES_AS_DATA = "workers/checkpoint/exchange/symbols.py"
+READS_PICKLES_AS_DATA = "workers/checkpoint/exchange/pickle_symbols.py"
 UNSAFE_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {
     "eval",
@@ -144,7 +144,7 @@ def nodes_run_on_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def full_name(function: ast.expr, path: Path) -> str:
-    """`yaml.load` as the module it comes from: with `from cluster import yaml` it is cluster.yaml.load."""
+    """`yaml.load` as the module it comes from: with `from cluster import yaml` it is cluster.strict_yaml.load."""
     first, dot, rest = ast.unparse(function).partition(".")
     modules = [module for _, module, _ in imports(path) if module.split(".")[-1] == first]
     return f"{modules[0] if modules else first}{dot}{rest}"

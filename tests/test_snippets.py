@@ -12,11 +12,11 @@ import pytest
 import typer.main
 from snippets import PAGES, ROOT, Block, commands, of
 
-from cluster import yaml
-from cluster.spec import parse_fleet
+from cluster import strict_yaml
+from cluster.fleet_spec import parse_fleet
 from orchestrator.cli.main import app
+from orchestrator.job_spec import load_job, parse_job
 from orchestrator.simulate.fleets import read_fleet, with_faults
-from orchestrator.spec import load_job, parse_job
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 FIELD = re.compile(r"""\{[^{}]*\}|"\s+f?"|\bf"|,\s+f?\"""")
@@ -25,7 +25,7 @@ FIELD = re.compile(r"""\{[^{}]*\}|"\s+f?"|\bf"|,\s+f?\"""")
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_a_file_is_taken_by_its_parser(block: Block, tmp_path: Path):
     """Without entry and command it is a part of a job file; `kinds` and `nodes` are of fleets that are simulated."""
-    data = yaml.load(block.text, str(block))
+    data = strict_yaml.load(block.text, str(block))
     (file := tmp_path / "shown.yaml").write_text(block.text)
     if "pools" in data:
         parse_fleet(data)

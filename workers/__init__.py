@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from workers.discovery.hardware import HardwareProfile as HardwareProfile
     from workers.errors import BackendUnavailable as BackendUnavailable
     from workers.errors import OutOfDeviceMemory as OutOfDeviceMemory
-    from workers.kernels.choosing import init_kernels as init_kernels
-    from workers.kernels.choosing import list_kernels as list_kernels
-    from workers.levels import OptimizationLevel as OptimizationLevel
+    from workers.kernels.kernel_choice import init_kernels as init_kernels
+    from workers.kernels.kernel_choice import list_kernels as list_kernels
     from workers.libraries.registry import get_library as get_library
     from workers.libraries.registry import list_libraries as list_libraries
     from workers.memory.estimate import MemoryEstimate as MemoryEstimate
     from workers.memory.estimate import estimate_memory as estimate_memory
-    from workers.memory.shapes import TransformerShape as TransformerShape
+    from workers.memory.transformer_shape import TransformerShape as TransformerShape
+    from workers.optimization_levels import OptimizationLevel as OptimizationLevel
     from workers.optimizers.optimizer import get_available_strategies as get_available_strategies
     from workers.optimizers.optimizer import get_optimizer as get_optimizer
-    from workers.optimizers.rebuilding import load_prepared as load_prepared
+    from workers.optimizers.prepared_model import load_prepared as load_prepared
     from workers.optimizers.result import OptimizationResult as OptimizationResult
     from workers.optimizers.result import OptimizationStrategy as OptimizationStrategy
+    from workers.selection.backend_type import BackendType as BackendType
     from workers.selection.factory import BackendFactory as BackendFactory
     from workers.selection.factory import detect_best_backend as detect_best_backend
     from workers.selection.factory import get_backend as get_backend
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from workers.selection.factory import list_available_backends as list_available_backends
     from workers.selection.memory_check import create_with_memory_check as create_with_memory_check
     from workers.selection.summary import print_backend_summary as print_backend_summary
-    from workers.selection.types import BackendType as BackendType
     from workers.validation.report import ValidationReport as ValidationReport
     from workers.validation.validate import validate as validate
 
@@ -63,12 +63,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "discovery.hardware": ("HardwareDetector", "HardwareProfile"),
     "errors": ("BackendUnavailable", "OutOfDeviceMemory"),
     "memory.estimate": ("MemoryEstimate", "estimate_memory"),
-    "memory.shapes": ("TransformerShape",),
+    "memory.transformer_shape": ("TransformerShape",),
     "libraries.registry": ("get_library", "list_libraries"),
-    "kernels.choosing": ("init_kernels", "list_kernels"),
-    "levels": ("OptimizationLevel",),
+    "kernels.kernel_choice": ("init_kernels", "list_kernels"),
+    "optimization_levels": ("OptimizationLevel",),
     "optimizers.optimizer": ("get_available_strategies", "get_optimizer"),
-    "optimizers.rebuilding": ("load_prepared",),
+    "optimizers.prepared_model": ("load_prepared",),
     "optimizers.result": ("OptimizationResult", "OptimizationStrategy"),
     "selection.factory": (
         "BackendFactory",
@@ -80,7 +80,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "selection.memory_check": ("create_with_memory_check",),
     "selection.summary": ("print_backend_summary",),
-    "selection.types": ("BackendType",),
+    "selection.backend_type": ("BackendType",),
     "validation.report": ("ValidationReport",),
     "validation.validate": ("validate",),
 }

@@ -18,26 +18,26 @@ from typing import Any
 from cluster.catalogue import vendor
 from cluster.errors import UserError
 from cluster.paths import private_dir
-from cluster.plain import to_plain
-from workers import notices
-from workers.attempt import fence, interfaces, lease, processes
+from cluster.serialization import to_plain
+from workers import termination_notice
+from workers.attempt import fence, lease, network_interfaces, process_tree
 from workers.attempt.attempts import Attempts
-from workers.attempt.environment import threads_per_rank
 from workers.attempt.fence import Fences
-from workers.attempt.starting import Starter
-from workers.benchmark.serving import ask
+from workers.attempt.rank_environment import threads_per_rank
+from workers.attempt.supervisor_launcher import Starter
+from workers.benchmark.session_server import ask
+from workers.controller_generation import Generation
 from workers.discovery import discover
-from workers.discovery.facts import node_facts, place
-from workers.discovery.limits import cores
-from workers.discovery.live_use import LiveUse
+from workers.discovery.device_use import LiveUse
 from workers.discovery.machine import Machine
+from workers.discovery.node_facts import node_facts, place
+from workers.discovery.resource_limits import cores
 from workers.errors import TakenOver
 from workers.execs import NodeExecs
-from workers.generation import Generation
 from workers.messages import Order, ScriptCheckpoint, Unusable
 from workers.node_files import NodeFiles
-from workers.notices import Notices
 from workers.script_checkpoints import ScriptCheckpoints
+from workers.termination_notice import Notices
 
 FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
@@ -71,7 +71,7 @@ class Agent(NodeFiles, NodeExecs):
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
         if _ray() is not None:
-            processes.killed_for_memory(first=False)
+            process_tree.killed_for_memory(first=False)
         private_dir(self._place.node_dir)
         self._cpus = cpus
         self._use = LiveUse()
@@ -86,7 +86,7 @@ class Agent(NodeFiles, NodeExecs):
         self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
-        self._notices = Notices(notices.files(ours.node_dir), self._attempts, self._tell_facts)
+        self._notices = Notices(termination_notice.files(ours.node_dir), self._attempts, self._tell_facts)
         self._notices.follow()
         if shared is not None or _ray() is not None:
             threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
@@ -143,7 +143,7 @@ class Agent(NodeFiles, NodeExecs):
             address, port = self.meeting_place()
             asked = replace(asked, master_address=address, master_port=port)
         named = {str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties}
-        interface = interfaces.of_this_machine(self.address())
+        interface = network_interfaces.of_this_machine(self.address())
         self._attempts.start(replace(asked, visible_as=named), secrets, interface)
         if ScriptCheckpoint.of(asked.task, asked.arguments):
             self._script_checkpoints.follow()

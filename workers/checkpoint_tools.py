@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster import places
+from cluster import checkpoint_location
+from cluster.checkpoint_location import TOOLS
 from cluster.errors import Conflict, NotFound, PolyfleetError, UserError, nearest
-from cluster.places import TOOLS
 from workers.interpreter import interpreter
 from workers.pool_paths import error_in_pools, in_pools
-from workers.storage import Storage
+from workers.pool_storage import Storage
 
 FORGET_AFTER_S = 60.0
 """A tool nobody asks about is ended: its client is gone, or the server is. One that waits asks every 2 s."""
@@ -19,8 +19,8 @@ MOST = 4
 
 
 class CheckpointTools:
-    """Places in `arguments` (cluster.places.TOOLS) are {"pool", "path"} or {"uri"}; `readable` gives the storage of a
-    pool. They are parsed again here: a path of the node itself is nobody's to name from afar.
+    """Places in `arguments` (cluster.checkpoint_location.TOOLS) are {"pool", "path"} or {"uri"}; `readable` gives
+    the storage of a pool. They are parsed again here: a path of the node itself is nobody's to name from afar.
     """
 
     def __init__(self, storage: Storage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
@@ -75,11 +75,13 @@ class CheckpointTools:
         use = TOOLS[verb][name]
         match value:
             case {"uri": str(text)} if use.stores and len(value) == 1:
-                return str(places.uri(text, name))
+                return str(checkpoint_location.uri(text, name))
             case {"pool": str(pool), "path": str(path)} if len(value) == 2:
                 pass
             case _:
-                raise UserError(f"{name}: {str(value)[:200]!r} is no place that `{verb}` takes", places.FORMS)
+                raise UserError(
+                    f"{name}: {str(value)[:200]!r} is no place that `{verb}` takes", checkpoint_location.FORMS
+                )
         if use.written and pool != self._pool:
             raise UserError(f"pool {pool!r} is not written from here", "ask a node of that pool")
         storage: Storage = self._storage if use.written else self._readable(pool)

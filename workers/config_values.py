@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from cluster.catalogue import backend_name
 from cluster.errors import UserError
 from workers.libraries.registry import get_library
-from workers.selection.ranking import checked
+from workers.selection.device_preference import checked
 
 LONGEST_SHOWN = 80
 

@@ -3,7 +3,7 @@
 A job sees it by a link into the cache, whose files nobody has the right to write. A read-only mount would need root,
 and a copy the time and space of the data for each attempt; a hard link shares the right to write with the cache just as
 a link does, and cannot cross file systems. What a job of the same user or of root changes there nevertheless is noticed
-at the next use (cluster/contents.py).
+at the next use (cluster/content_cache.py).
 """
 
 import os
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cluster.content import Content
-from cluster.contents import Contents
+from cluster.checkpoint_location import path_refusal
+from cluster.content_cache import Contents
+from cluster.content_hash import Content
 from cluster.errors import UserError
-from cluster.places import path_refusal
 from workers.messages import Mount
-from workers.storage import Storage
+from workers.pool_storage import Storage
 
 FOLDER = ".data"
 LIMIT = "POLYFLEET_DATA_CACHE_BYTES"

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from cluster.vocabulary import Scalar
+from cluster.types import Scalar
 
 
 class DeviceInfo(BaseModel):

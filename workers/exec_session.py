@@ -1,5 +1,5 @@
 """One command beside the ranks of an attempt: the other ends of its pipes, or of its terminal, and the connection to
-the attempt's supervisor, which runs it (workers/attempt/beside.py).
+the attempt's supervisor, which runs it (workers/attempt/exec_commands.py).
 """
 
 import fcntl
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import Conflict, FleetError
-from workers.attempt.beside import DOOR, LONGEST_BYTES
-from workers.attempt.records import Folder
+from workers.attempt.exec_commands import DOOR, LONGEST_BYTES
+from workers.attempt.folders import Folder
 
 START_S = 10.0
 PIECE_BYTES = 64 << 10

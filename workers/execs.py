@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from cluster.errors import FleetError, NotFound
-from workers.attempt.records import Folder
+from workers.attempt.folders import Folder
 from workers.exec_session import Data, Session, begun, close, close_input, hang_up, knock, read, set_size, write
 
 if TYPE_CHECKING:
     from workers.attempt.attempts import Attempts
-    from workers.generation import Generation
+    from workers.controller_generation import Generation
 
 MOST = 8
 """At a time on one node."""

@@ -5,7 +5,8 @@
     python -m workers.host leave             stop all of it
     python -m workers.host keep              the keeper itself
 
-POLYFLEET_HOME is this fleet's folder on the machine. Answers are lines of JSON, as those of `cluster.hosts.prepare`.
+POLYFLEET_HOME is this fleet's folder on the machine. Answers are lines of JSON, as those of
+`cluster.hosts.environment_setup`.
 """
 
 import json
@@ -13,16 +14,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cluster import joined
+from cluster import joined_nodes
 from cluster.errors import PolyfleetError, UserError
-from cluster.hosts.prepare import tell
-from cluster.plain import from_plain
+from cluster.hosts.environment_setup import tell
+from cluster.serialization import from_plain
 from workers.discovery import accelerators
 
 
 def main(verb: str) -> None:
     if verb == "keep":
-        joined.keep()
+        joined_nodes.keep()
         return
     try:
         tell(done=VERBS[verb]())
@@ -32,8 +33,8 @@ def main(verb: str) -> None:
         tell(error={"message": f"{e.filename}: {e.strerror}", "remedy": "", "user": False})
 
 
-def _request() -> joined.Request:
-    return from_plain(joined.Request, json.load(sys.stdin))
+def _request() -> joined_nodes.Request:
+    return from_plain(joined_nodes.Request, json.load(sys.stdin))
 
 
 def _progress(line: str) -> None:
@@ -41,9 +42,9 @@ def _progress(line: str) -> None:
 
 
 VERBS: dict[str, Callable[[], Any]] = {
-    "lead": lambda: joined.lead(_request(), _progress),
-    "join": lambda: joined.join(_request(), accelerators(), _progress),
-    "leave": lambda: joined.leave(_progress),
+    "lead": lambda: joined_nodes.lead(_request(), _progress),
+    "join": lambda: joined_nodes.join(_request(), accelerators(), _progress),
+    "leave": lambda: joined_nodes.leave(_progress),
 }
 
 

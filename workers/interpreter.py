@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from cluster import interpreters
 from cluster.interpreters import Interpreter
-from cluster.vocabulary import Finding
+from cluster.types import Finding
 
 VARIABLE = "POLYFLEET_INTERPRETER"
 MODULES = ("torch", "torch_xla", "torch_tpu", "torch_neuronx", "intel_extension_for_pytorch")

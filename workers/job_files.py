@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import Conflict, NotFound, UserError
+from cluster.folder_access import Tree, digest, digest_of
 from cluster.identity import storage_identity
 from cluster.paths import synced
-from cluster.trees import Tree, digest, digest_of
-from workers.attempt import removal
-from workers.attempt.outputs import folder_of, size_bytes
-from workers.storage import Storage
+from workers.attempt import folder_removal
+from workers.attempt.output_folder import folder_of, size_bytes
+from workers.pool_storage import Storage
 
 OUTPUT = re.compile(r"output-([0-9]{1,12})", re.ASCII)
 UPLOAD = re.compile(r"[0-9a-z-]{8,64}", re.ASCII)
@@ -110,7 +110,7 @@ class JobFiles:
             folder = self._storage.resolve(job)
             for number in self._epochs(job):
                 if number <= epoch:
-                    removal.remove(folder_of(folder, number), self._storage.make(UPLOADS))
+                    folder_removal.remove(folder_of(folder, number), self._storage.make(UPLOADS))
             with suppress(OSError):
                 folder.rmdir()
 
@@ -141,7 +141,7 @@ class JobFiles:
         self, upload: str, path: str, offset: int, data: bytes, sha256: str, end: "dict[str, Any] | None"
     ) -> None:
         """One piece; with `end` ({"bytes", "modified_s", "mode"}) the file is whole: where that tells the "whole" hash
-        (cluster.trees.digest_of), all of it is read back. Raises UserError where it is not what was sent.
+        (cluster.folder_access.digest_of), all of it is read back. Raises UserError where it is not what was sent.
         """
         if digest(data) != sha256:
             raise UserError(f"{path!r}: the piece at byte {offset} arrived damaged", "send it again")
@@ -173,7 +173,7 @@ class JobFiles:
 
     def discard(self, upload: str) -> None:
         with suppress(NotFound):
-            removal.remove(self._storage.resolve(_upload(upload)))
+            folder_removal.remove(self._storage.resolve(_upload(upload)))
 
     def _tree_of(self, upload: str) -> Tree:
         self._storage.resolve(_upload(upload))
@@ -183,7 +183,7 @@ class JobFiles:
         with suppress(OSError):
             for entry in list(os.scandir(self._storage.root / UPLOADS)):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > UPLOAD_AGE_S:
-                    removal.remove(Path(entry.path))
+                    folder_removal.remove(Path(entry.path))
 
 
 def _upload(name: str) -> str:

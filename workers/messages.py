@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from cluster.places import path_refusal
-from workers.fields import LONGEST_TEXT, Fields, Unusable, is_count, is_text
-from workers.job_events import RankEvent
+from cluster.checkpoint_location import path_refusal
+from workers.message_fields import LONGEST_TEXT, Fields, Unusable, is_count, is_text
+from workers.rank_events import RankEvent
 
 __all__ = ["FAILURES", "FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
 __all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptReport", "Failure", "Order", "Outcome", "RankEvent"]
@@ -53,8 +53,8 @@ Part = tuple[str, int, int]
 
 
 Mount = tuple[str, str, str]
-"""SHA-256 of data (cluster/contents.py), where in the job's folder it is seen, and the name that a single file has in
-there, "" where the path is its own."""
+"""SHA-256 of data (cluster/content_cache.py), where in the job's folder it is seen, and the name that a single file
+has in there, "" where the path is its own."""
 MOST_DATA = 32
 
 
@@ -71,8 +71,8 @@ class Order:
     `visible_as` names devices that the visibility variable knows by another word than their index.
     `arguments` is the task's own JSON (see workers/tasks; of a command its ScriptCheckpoint, if any). `package` is the
     SHA-256 of the submitted folder's archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never (see
-    workers/attempt/stalls.py). `stop_on_nan`: a training ends at a loss that is no number. `output_limit_bytes` 0: the
-    job sets none. `data` is in the node's cache.
+    workers/attempt/hang_detector.py). `stop_on_nan`: a training ends at a loss that is no number. `output_limit_bytes`
+    0: the job sets none. `data` is in the node's cache.
     """
 
     job: str

@@ -5,15 +5,15 @@ jobs in it.
 from typing import Any
 
 from cluster.errors import FleetError, NotFound
-from cluster.trees import MOST_LISTED, PIECE_BYTES, Tree, digest
+from cluster.folder_access import MOST_LISTED, PIECE_BYTES, Tree, digest
 from workers.checkpoint_tools import CheckpointTools
+from workers.checkpoint_uploads import IDLE_S, IncomingCheckpoints
+from workers.code_archives import Packages
 from workers.data_cache import DataCache
-from workers.discovery.facts import Place
-from workers.incoming_checkpoints import IDLE_S, IncomingCheckpoints
+from workers.discovery.node_facts import Place
 from workers.job_files import JobFiles
-from workers.packages import Packages
-from workers.storage import Storage
-from workers.stored_checkpoints import StoredCheckpoints
+from workers.pool_checkpoints import StoredCheckpoints
+from workers.pool_storage import Storage
 
 HASHES_AT_ONCE = 32
 """Pieces that one call reads: a slow disk takes some seconds."""
@@ -119,7 +119,7 @@ class NodeFiles:
         return JobFiles(self._readable(pool)).newest(job)
 
     def list_files(self, folder: str, path: str, after: str, pool: str = "") -> dict[str, Any]:
-        """{"entries", "after": "" or what to go on with}: see cluster/trees.py."""
+        """{"entries", "after": "" or what to go on with}: see cluster/folder_access.py."""
         entries, more = self._tree(folder, pool).entries(path, after, MOST_LISTED)
         return {"entries": entries, "after": more}
 

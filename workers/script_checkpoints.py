@@ -11,13 +11,13 @@ from typing import Any
 
 from cluster.errors import NotFound, PolyfleetError
 from workers.attempt.attempts import Attempts
-from workers.attempt.outputs import folder_of
-from workers.attempt.records import read_json
-from workers.checkpoint.scripts.stamps import Stamp, inside, stamp
+from workers.attempt.folders import read_json
+from workers.attempt.output_folder import folder_of
+from workers.checkpoint.scripts.change_stamps import Stamp, inside, stamp
 from workers.errors import CheckpointError
 from workers.interpreter import interpreter
 from workers.messages import ScriptCheckpoint
-from workers.storage import Storage
+from workers.pool_storage import Storage
 
 LOOK_EVERY_S = 1.0
 UNSETTLED_S = 10.0
@@ -64,8 +64,8 @@ class ScriptCheckpoints:
                 self._thread.start()
 
     def hand_on(self, job: str, epoch: int, path: str, format: str, device: str, count: int) -> dict[str, Any]:  # noqa: A002
-        """Before attempt `epoch` starts: {"found", "text"}; see workers/checkpoint/scripts/keeping.py. What the attempt
-        itself may be writing by now is left alone.
+        """Before attempt `epoch` starts: {"found", "text"}; see workers/checkpoint/scripts/script_versions.py. What the
+        attempt itself may be writing by now is left alone.
         """
         try:
             self._attempts.folder(job, epoch)

@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 
 from orchestrator.core.fold import apply, submitted
 from orchestrator.core.model import Event
-from orchestrator.spec import parse_job
-from orchestrator.store import folding, records
+from orchestrator.job_spec import parse_job
+from orchestrator.store import job_rows, record_codec
+from orchestrator.store.bulk_insert import insert_rows
 from orchestrator.store.codec import encode
-from orchestrator.store.events import EventStore
-from orchestrator.store.rows import insert_rows
+from orchestrator.store.event_store import EventStore
 from orchestrator.store.schema import events, jobs
 
 AT_ONCE = 5000
@@ -45,7 +45,7 @@ def write(connection: Connection, number: int, first: int, count: int, is_open: 
     for seq, event in enumerate(made, 10**15):
         record = apply(record, replace(event, seq=seq))
     assert record is not None
-    row = folding.values(10**15, record)
+    row = job_rows.values(10**15, record)
     made_rows = ((f"sweep-17-{first + n:08x}", first + n * len(made)) for n in range(number))
     while some := list(islice(made_rows, AT_ONCE)):
         log, table = [], []
@@ -57,7 +57,7 @@ def write(connection: Connection, number: int, first: int, count: int, is_open: 
             for offset in range(len(made)):
                 data = data.replace(str(10**15 + offset), str(seq + offset))
             more = {"number": seq, "id": job, "seq": seq + record.seq - 10**15, "data": data}
-            table.append(row | more | {"digest": records.checksum(data)})
+            table.append(row | more | {"digest": record_codec.checksum(data)})
         insert_rows(connection, events, log)
         insert_rows(connection, jobs, table)
     return first + number * len(made)

@@ -12,8 +12,8 @@ from pathlib import Path
 from parts.samples import Samples
 
 from orchestrator.core.model import Event
-from orchestrator.server import sockets
-from orchestrator.store.events import EventStore
+from orchestrator.server import unix_socket
+from orchestrator.store.event_store import EventStore
 
 BLOCK = b"x" * 4096
 TRUE = shutil.which("true") or "/bin/true"
@@ -54,7 +54,7 @@ def _event(samples: Samples, store: EventStore) -> None:
 def _http(samples: Samples, socket: Path) -> None:
     with samples.timing("limit.http"):
         connection = http.client.HTTPConnection("localhost")
-        connection.sock = sockets.connect(socket, timeout_s=10)
+        connection.sock = unix_socket.connect(socket, timeout_s=10)
         connection.request("GET", "/healthz")
         connection.getresponse().read()
         connection.close()

@@ -50,7 +50,7 @@ class Place:
     def put(self, model: nn.Module, sample: Any) -> tuple[nn.Module, Any]:
         if self.device.type == "cpu":
             return model, sample
-        from workers.backends.parts.placing import move_module
+        from workers.backends.parts.device_transfer import move_module
 
         move_module(model, self.device)
         moved = sample.to(self.device)

@@ -12,8 +12,8 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
 
-from cluster.plain import to_plain
-from cluster.vocabulary import Device, NodeFacts
+from cluster.serialization import to_plain
+from cluster.types import Device, NodeFacts
 from workers.messages import PROTOCOL, AttemptReport, Outcome, RankEvent
 
 DEVICES = 8

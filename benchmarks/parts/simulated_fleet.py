@@ -21,17 +21,17 @@ from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Candidate, Job
 from orchestrator.runtime import actors, fences, reservations
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.code_archives import Packages
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
-from orchestrator.runtime.engine import in_time
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.keeping import Keeping
 from orchestrator.runtime.kept_logs import KeptLogs
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.packages import Packages
-from orchestrator.store.events import EventStore
+from orchestrator.runtime.log_preservation import Keeping
+from orchestrator.runtime.ray_calls import in_time
+from orchestrator.store.event_store import EventStore
 
 
 class Line:
@@ -86,7 +86,7 @@ class Call:
 
 
 class Joined:
-    """In place of runtime/link.py: always in the fleet's cluster."""
+    """In place of runtime/ray_link.py: always in the fleet's cluster."""
 
     holding = ""
 

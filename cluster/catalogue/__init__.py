@@ -4,6 +4,21 @@ vendors.csv, tiers.csv, architectures.csv, models.csv, kubernetes.csv, dtypes.cs
 code knows that an H100 exists. Each file is read on first use.
 """
 
+from cluster.catalogue.device_features import FEATURES, feature_words, features, offers
+from cluster.catalogue.kind_names import (
+    EMULATED,
+    MODEL_NAME,
+    aliases,
+    backend_name,
+    is_backend,
+    known_kind,
+    meets,
+    model_name,
+    ray_resource,
+    spelled,
+    vendor,
+    words,
+)
 from cluster.catalogue.lookup import (
     architecture,
     architecture_of,
@@ -18,21 +33,6 @@ from cluster.catalogue.lookup import (
     tier,
     unified_memory,
 )
-from cluster.catalogue.naming import (
-    EMULATED,
-    MODEL_NAME,
-    aliases,
-    backend_name,
-    is_backend,
-    known_kind,
-    meets,
-    model_name,
-    ray_resource,
-    spelled,
-    vendor,
-    words,
-)
-from cluster.catalogue.offering import FEATURES, feature_words, features, offers
 from cluster.catalogue.tables import (
     Architecture,
     Model,

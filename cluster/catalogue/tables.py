@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from cluster.catalogue import outside
+from cluster.catalogue import plugins
 from cluster.catalogue.precision import FLOATS, INTEGERS
 from cluster.catalogue.rows import OURS, File
 from cluster.errors import nearest
@@ -206,7 +206,7 @@ def own(name: str, cls: type[Row]) -> "tuple[Row, ...]":
 
 def _everywhere(name: str, cls: type[Row]) -> "Iterator[tuple[File, int, Row]]":
     """(file, line, row) of ours, then of every distribution that has such a file."""
-    for folder, distribution in ((HERE, OURS), *outside.folders()):
+    for folder, distribution in ((HERE, OURS), *plugins.folders()):
         file = File(folder / name, distribution)
         if file.path.is_file():
             yield from ((file, line, row) for line, row in file.rows(cls))

@@ -8,7 +8,7 @@ from typing import Any
 from cluster import embedded, identity, tls, tokens
 from cluster.errors import PolyfleetError
 from cluster.fleet_record import FleetRecord, HostRecord
-from cluster.hosts import owed, visiting
+from cluster.hosts import host_steps, pending_stops
 from cluster.hosts.spec import SSHSpec
 from cluster.hosts.ssh import Remote
 from cluster.hosts.survey import Visit, each
@@ -36,7 +36,7 @@ def join(visits: list[Visit], progress: Progress) -> list[Visit]:
 def join_one(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
     """Start the nodes that do not run there. Nothing happens on a host that has all of them. Raises PolyfleetError."""
     remote = Remote(host.host, SSHSpec(**host.ssh))
-    visiting.join(remote, host.python, host.code, host.home, request_for(record, host), progress)
+    host_steps.join(remote, host.python, host.code, host.home, request_for(record, host), progress)
 
 
 def host_record(visit: Visit) -> HostRecord:
@@ -55,7 +55,7 @@ def host_record(visit: Visit) -> HostRecord:
 
 
 def request_for(record: FleetRecord, host: HostRecord) -> dict[str, Any]:
-    """As `cluster.joined.Request`. Secrets go over ssh's own channel, never on a command line."""
+    """As `cluster.joined_nodes.Request`. Secrets go over ssh's own channel, never on a command line."""
     with tempfile.TemporaryDirectory(prefix="pf-tls-") as folder:
         made = Path(folder) / "node"
         tls.make_certificate(home() / "tls-authority", made, (host.address,))
@@ -83,12 +83,12 @@ def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
     def left(host: HostRecord) -> list[str]:
         remote = Remote(host.host, SSHSpec(**host.ssh))
         try:
-            stopped = visiting.leave(remote, host.python, host.code, host.home)
+            stopped = host_steps.leave(remote, host.python, host.code, host.home)
         except PolyfleetError as e:
             progress(f"host {host.host} is not left: {e.message}; run `polyfleet down` again once it is reached")
-            owed.remember(host)
+            pending_stops.remember(host)
             return []
-        owed.forget(host)
+        pending_stops.forget(host)
         return stopped
 
     return [node for nodes in each(list(hosts), left) for node in nodes]
@@ -96,5 +96,5 @@ def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
 
 def settle(progress: Progress, but: Iterable[str] = ()) -> None:
     """Leave the hosts that were away when they should have been left, as far as they are reached now."""
-    if waiting := [host for host in owed.hosts() if host.name not in set(but)]:
+    if waiting := [host for host in pending_stops.hosts() if host.name not in set(but)]:
         leave(waiting, progress)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from cluster import embedded, fleet_record, ray_local, tls
 from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord, HostRecord
-from cluster.hosts import visiting
+from cluster.fleet_spec import FleetSpec
+from cluster.hosts import host_steps
 from cluster.hosts.fleet import host_record, join_one, leave, request_for
 from cluster.hosts.spec import SSHSpec
 from cluster.hosts.ssh import Remote
@@ -18,7 +19,6 @@ from cluster.hosts.survey import Visit
 from cluster.paths import home, umask
 from cluster.processes import reap
 from cluster.raylets import forget_tokens, new_token
-from cluster.spec import FleetSpec
 from cluster.version import VERSION
 
 ANSWER_S = 5.0
@@ -50,7 +50,7 @@ def started(record: FleetRecord, host: HostRecord, progress: Progress) -> FleetR
     """
     request = request_for(record, host) | {"head": "", "port": int(record.address.rpartition(":")[2])}
     remote = Remote(host.host, SSHSpec(**host.ssh))
-    address, cluster = visiting.lead(remote, host.python, host.code, host.home, request, progress)
+    address, cluster = host_steps.lead(remote, host.python, host.code, host.home, request, progress)
     if cluster != record.cluster:
         reap(p.process for p in record.processes)
         record = replace(record, processes=())

@@ -15,8 +15,8 @@ CODE_BYTES = GB // 100
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What `look.py` told of a host; `absent` are interpreters of its pools that it has not got, `has_port`: the port
-    wanted there is free. Times are in seconds since 1970, and `skew_s` is how much its clock is ahead of ours.
+    """What `host_facts.py` told of a host; `absent` are interpreters of its pools that it has not got, `has_port`: the
+    port wanted there is free. Times are in seconds since 1970, and `skew_s` is how much its clock is ahead of ours.
     """
 
     system: str

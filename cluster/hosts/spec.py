@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from cluster.hosts.names import name_of
+from cluster.hosts.host_names import name_of
 from cluster.text_fields import WrittenAs
-from cluster.validation import WrongValueError
+from cluster.validation_errors import WrongValueError
 
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]{2,39}")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")

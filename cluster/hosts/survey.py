@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from cluster import code, environments, identity, recipes
+from cluster import code_export, environments, identity, recipes
 from cluster.errors import FleetError, PolyfleetError, SpecError, UserError
-from cluster.hosts import storages, visiting
+from cluster.fleet_spec import FleetSpec, Placement
+from cluster.hosts import host_steps, shared_storage
 from cluster.hosts.plan import Found, HostPlan, Wanted, planned
 from cluster.hosts.ssh import Remote
 from cluster.paths import home
 from cluster.recipes import Recipe
-from cluster.spec import FleetSpec, Placement
 
 MOST_AT_ONCE = 32
 Progress = Callable[[str], None]
@@ -66,7 +66,7 @@ class Visit:
 def survey(spec: FleetSpec) -> list[Visit]:
     """Look at every host. What keeps one out stands in its `error`. Raises SpecError for a file that is not here."""
     _refuse_missing_files(spec)
-    exported = code.export()
+    exported = code_export.export()
     asked = {"identity": identity.fleet_identity(home()), "code": exported.name}
     return each(visits(spec), lambda visit: _looked_at(visit, asked))
 
@@ -138,7 +138,7 @@ def _looked_at(visit: Visit, asked: Mapping[str, str]) -> Visit:
             "port": visit.wanted.port,
             "interpreters": list(visit.wanted.interpreters),
         }
-        found = visiting.look(visit.remote, {**asked, **own})
+        found = host_steps.look(visit.remote, {**asked, **own})
     except PolyfleetError as e:
         return visit.failed(e)
     made = planned(visit.wanted, found, _living(found))
@@ -194,16 +194,16 @@ def _of_all(bad: list[Visit]) -> PolyfleetError:
 
 def prepare(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Visit]:
     """Our code and the environments on every host. Errors stand in the visits."""
-    exported = code.export()
+    exported = code_export.export()
 
     def prepared(visit: Visit) -> Visit:
         assert visit.found is not None
         for warning in visit.plan.warnings if visit.plan else ():
             progress(f"host {visit.wanted.host}: {warning}")
         try:
-            there = visiting.send_code(visit.remote, visit.found, exported)
+            there = host_steps.send_code(visit.remote, visit.found, exported)
             asked = {pool: (_asked(spec, pool), spec.pools[pool].storage) for pool in visit.wanted.pools}
-            made = visiting.prepare(visit.remote, visit.found, there, asked, progress)
+            made = host_steps.prepare(visit.remote, visit.found, there, asked, progress)
         except PolyfleetError as e:
             return visit.failed(e)
         interpreters = {pool: told["interpreter"] for pool, told in made["pools"].items()}
@@ -219,7 +219,7 @@ def look_at_storages(spec: FleetSpec, visits: list[Visit], progress: Progress) -
     for visit in visits:
         for pool, storage in visit.storages.items():
             seen.setdefault(pool, {})[visit.wanted.host] = storage
-    for told in storages.warnings({name: pool.shared_storage for name, pool in spec.pools.items()}, seen):
+    for told in shared_storage.warnings({name: pool.shared_storage for name, pool in spec.pools.items()}, seen):
         progress(told)
 
 

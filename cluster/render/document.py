@@ -1,11 +1,13 @@
-"""YAML with comments. Every key and value is written by cluster.yaml's dumper: what users wrote cannot break out."""
+"""YAML with comments. Every key and value is written by the dumper of
+cluster.strict_yaml: what users wrote cannot break out.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from cluster import yaml
+from cluster import strict_yaml
 
 Document = dict[Any, Any]
 
@@ -37,9 +39,9 @@ def _comment(note: Note) -> Iterator[str]:
 
 def _pair(key: str, value: Any) -> Iterator[str]:
     if not _nested(value):
-        yield from yaml.dump({key: value}).rstrip("\n").split("\n")
+        yield from strict_yaml.dump({key: value}).rstrip("\n").split("\n")
         return
-    yield yaml.dump({key: {}}).rstrip("\n").removesuffix(" {}")
+    yield strict_yaml.dump({key: {}}).rstrip("\n").removesuffix(" {}")
     for line in _lines(value):
         yield f"  {line}" if line else ""
 
@@ -47,7 +49,7 @@ def _pair(key: str, value: Any) -> Iterator[str]:
 def _item(value: Any) -> Iterator[str]:
     """Comments at its beginning stand before the dash."""
     if not _nested(value):
-        yield from yaml.dump([value]).rstrip("\n").split("\n")
+        yield from strict_yaml.dump([value]).rstrip("\n").split("\n")
         return
     first = list(takewhile(lambda key: isinstance(key, Note), value)) if isinstance(value, dict) else []
     for note in first:

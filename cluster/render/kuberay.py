@@ -6,10 +6,10 @@ outright, as the group's `resources`, which must not stand in rayStartParams too
 
 from cluster import catalogue
 from cluster.errors import SpecError
+from cluster.fleet_spec import FleetSpec
 from cluster.render.document import Document, Note, text
 from cluster.render.shapes import Shape, lacking, others, ray_version, settings, shapes, storages
 from cluster.render.spec import KubernetesFleet, KubernetesHead, KubernetesPool, Tolerations, size_bytes
-from cluster.spec import FleetSpec
 from cluster.version import VERSION
 
 NEEDED = ("cpus", "memory", "image")
@@ -21,7 +21,7 @@ SPOT = {
 }
 """By the beginning of a selector that the catalogue knows: what marks spot machines on that cloud."""
 GRACE_S = 60
-"""Of which attempts have 30 s to save (cluster/notices.py)."""
+"""Of which attempts have 30 s to save (cluster/termination_notice.py)."""
 
 
 def render(fleet: FleetSpec) -> tuple[str, list[str]]:
@@ -134,7 +134,7 @@ def _worker(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> Docu
         "resources": _amounts(limits),
         "volumeMounts": [_mount("polyfleet", HOME), *_shared_mounts(kubernetes)],
         Note("jobs save before the pod ends"): None,
-        "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "cluster.notices"]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "cluster.termination_notice"]}}},
     }
     volumes = [{"name": "polyfleet", "emptyDir": {}}, *_shared_volumes(kubernetes)]
     account: Document = {"serviceAccountName": own.service_account} if own.service_account else {}

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cluster import yaml
+from cluster import strict_yaml
 from cluster.errors import SpecError
+from cluster.fleet_spec import FleetSpec
 from cluster.render.document import Document, Note, text
 from cluster.render.shapes import Shape, lacking, ray_version, settings, shapes
 from cluster.render.spec import AutoscalerFleet, AutoscalerPool
-from cluster.spec import FleetSpec
 from cluster.version import VERSION
 
 NEEDED = ("cpus",)
@@ -165,7 +165,7 @@ def _of_the_cloud(provider: str) -> list[str]:
     defaults = ray / "autoscaler" / provider / "defaults.yaml" if ray and provider.isalpha() else None
     if defaults is None or not defaults.is_file():
         return []
-    commands = yaml.load(defaults.read_text(), f"Ray's {provider}/defaults.yaml").get("head_setup_commands")
+    commands = strict_yaml.load(defaults.read_text(), f"Ray's {provider}/defaults.yaml").get("head_setup_commands")
     return list(commands or [])
 
 

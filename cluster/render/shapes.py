@@ -13,11 +13,11 @@ from pathlib import PurePosixPath
 
 from cluster import catalogue, environments
 from cluster.errors import SpecError
+from cluster.fleet_spec import FleetSpec, PoolSpec
 from cluster.ray_node import SETTINGS, unmasked
 from cluster.render.spec import size_bytes, split_accelerators
-from cluster.spec import FleetSpec, PoolSpec
 
-HOOK = "cluster.ray_hook.prepare_node_of_an_engine"
+HOOK = "cluster.ray_start_hook.prepare_node_of_an_engine"
 EXAMPLES = {
     "accelerators": "write kind and count of one node, e.g. nvidia:H100-80GB:8",
     "cpus": "write how many CPUs one node has, e.g. 96",

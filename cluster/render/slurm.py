@@ -7,9 +7,9 @@ starts Ray again where it ends, and last Polyfleet's server. Text of users stand
 
 import shlex
 
+from cluster.fleet_spec import FleetSpec
 from cluster.render.shapes import Shape, environment_name, lacking, others, settings, shapes, storages
 from cluster.render.spec import SlurmFleet, SlurmPool
-from cluster.spec import FleetSpec
 from cluster.version import VERSION
 
 NEEDED = ("cpus",)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from cluster import catalogue
-from workers.capability.facts import cited
+from workers.capability.documented import cited
 
 TERA, GIGA = 1e12, 1e9
 

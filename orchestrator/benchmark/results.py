@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.catalogue.precision import BYTES, SHORT_OF, long_name
 from cluster.errors import NotFound
-from orchestrator.benchmark import peaks, rounds
+from orchestrator.benchmark import comparison, peaks
 from workers.benchmark import catalogue, statistics
 from workers.benchmark.host import classify
 
@@ -141,8 +141,8 @@ def joules_per_item(cell: Data) -> float | None:
 def _compare(known: list[Data], cells: dict[str, Data], columns: dict[str, Data]) -> None:
     """Each measured cell with its reference; all verdicts are given together, so that none is a fluke of many."""
     measured = [cell for cell in known if cells[cell["id"]]["call_s"]]
-    pairs = [(cell, other) for cell in measured if (other := rounds.reference_of(cell, measured)) is not None]
-    found = [(cell, other, rounds.compare(other, cell)) for cell, other in pairs]
+    pairs = [(cell, other) for cell in measured if (other := comparison.reference_of(cell, measured)) is not None]
+    found = [(cell, other, comparison.compare(other, cell)) for cell, other in pairs]
     held = statistics.holm([ratio.p for _, _, ratio in found])
     for (cell, other, ratio), holds in zip(found, held, strict=True):
         noise = max(_host_noise(cell, cells), _host_noise(other, cells))

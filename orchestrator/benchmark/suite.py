@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
 from cluster.errors import nearest
-from cluster.validation import WrongValueError, checked
+from cluster.validation_errors import WrongValueError, checked
 from workers.benchmark import catalogue
 from workers.kernels import names as kernel_names
 

@@ -10,7 +10,7 @@ from orchestrator.core.throughput import Estimated, Key, Measured, Throughput, o
 from workers.benchmark import statistics
 
 if TYPE_CHECKING:
-    from orchestrator.store.benchmarks import BenchmarkLines
+    from orchestrator.store.benchmark_lines import BenchmarkLines
 
 Data = dict[str, Any]
 DEFAULT_LEVEL = "O1"

@@ -8,7 +8,7 @@ import typer
 
 from cluster.errors import UserError
 from orchestrator.cli import benchmark_reports as reports
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.benchmark_reports import Run
 from orchestrator.cli.output import Format, Output, emit, say, waiting, write
 
@@ -61,10 +61,11 @@ def run(
     pools: Annotated[
         str,
         typer.Option(
-            help="Only these pools, a,b; the first is what others are compared with.", autocompletion=candidates.pools
+            help="Only these pools, a,b; the first is what others are compared with.",
+            autocompletion=completion_values.pools,
         ),
     ] = "",
-    kinds: Annotated[str, typer.Option(help="Only these kinds, a,b.", autocompletion=candidates.kinds)] = "",
+    kinds: Annotated[str, typer.Option(help="Only these kinds, a,b.", autocompletion=completion_values.kinds)] = "",
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16; several: a,b.")] = "fp32",
     level: Annotated[str, typer.Option(help="O0, O1, O2, O3; several: a,b.")] = "O1",
     regime: Annotated[str, typer.Option(help="hot, or hot,cold: operations with caches cold, too.")] = "hot",
@@ -82,7 +83,7 @@ def run(
     here: Annotated[
         str,
         typer.Option(
-            help="Measure back ends of this machine, a,b, without a fleet.", autocompletion=candidates.backends
+            help="Measure back ends of this machine, a,b, without a fleet.", autocompletion=completion_values.backends
         ),
     ] = "",
     save: Annotated[Path | None, typer.Option(help="Write the lines to this file, too.")] = None,
@@ -123,13 +124,13 @@ def _measure_fleet(
     request: dict[str, Any], working_dir: str, how: tuple[str, bool], output: Format
 ) -> list[dict[str, Any]] | None:
     """`how`: the key, "" for one of its own, and whether to return once it has begun."""
-    from orchestrator.benchmark import running
+    from orchestrator.benchmark import run_client
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
     with connect(progress=say) as client, waiting("benchmark") as update:
         key, detach = how
-        begun = running.begin(client, request, working_dir, key)
+        begun = run_client.begin(client, request, working_dir, key)
         if detach:
             if output is Format.TABLE:
                 write(begun["run"])
@@ -137,7 +138,7 @@ def _measure_fleet(
                 emit(begun, output, view)
             return None
         try:
-            ended = running.follow(client, begun["run"], update)
+            ended = run_client.follow(client, begun["run"], update)
         except KeyboardInterrupt:
             say(f"Run {begun['run']} has not ended. `polyfleet benchmark cancel {begun['run']}` ends it")
             raise
@@ -147,7 +148,7 @@ def _measure_fleet(
 
 
 def _measure_here(request: dict[str, Any], backends: list[str]) -> list[dict[str, Any]]:
-    from orchestrator.benchmark.here import measure
+    from orchestrator.benchmark.local_run import measure
 
     with waiting("benchmark") as update:
         return measure(request, backends, update)

@@ -55,11 +55,11 @@ def report(
 
 
 def _lines(run: str) -> list[dict[str, Any]]:
-    from orchestrator.benchmark import running
+    from orchestrator.benchmark import run_client
     from orchestrator.client import connect
 
-    if running.is_file(run):
-        return running.read_lines(Path(run))
+    if run_client.is_file(run):
+        return run_client.read_lines(Path(run))
     with connect(progress=say) as client:
         return client.benchmark_lines(run)
 
@@ -71,7 +71,7 @@ def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | b
     from orchestrator.cli.output import as_json, drawn
     from orchestrator.show.benchmark import compared as shown_compared
     from orchestrator.show.benchmark import report as shown
-    from orchestrator.show.grid import Stack
+    from orchestrator.show.table import Stack
 
     exports: dict[ReportFormat, Callable[[Lines], str | bytes]] = {
         ReportFormat.jsonl: export.to_jsonl,

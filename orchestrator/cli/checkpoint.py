@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import FleetError, UserError
-from orchestrator.checkpoint_places import all_local, between_here_and_a_pool, is_local, names_checkpoints
-from orchestrator.cli import candidates
+from orchestrator.checkpoint_address import all_local, between_here_and_a_pool, is_local, names_checkpoints
+from orchestrator.cli import completion_values
+from orchestrator.cli.checkpoint_location import in_its_pool, in_the_fleet, on_this_machine, working
 from orchestrator.cli.output import Format, Output, emit, say
-from orchestrator.cli.places import in_its_pool, in_the_fleet, on_this_machine, working
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -21,7 +21,7 @@ Place = Annotated[
     typer.Argument(
         help="A checkpoint, or a folder of them: then its newest.",
         metavar=PLACE,
-        autocompletion=candidates.jobs_and_places,
+        autocompletion=completion_values.jobs_and_places,
     ),
 ]
 Root = Annotated[
@@ -29,7 +29,7 @@ Root = Annotated[
     typer.Argument(
         help="The folder that holds the step-… folders.",
         metavar="POOL:PATH|JOB|PATH",
-        autocompletion=candidates.jobs_and_places,
+        autocompletion=completion_values.jobs_and_places,
     ),
 ]
 Key = Annotated[str, typer.Option("--key", help="Idempotency key: work in the fleet with the same key is done once.")]
@@ -51,10 +51,12 @@ def list_(
         typer.Argument(
             help="Only of this job or pool, below this path, or in a folder here.",
             metavar=LISTED,
-            autocompletion=candidates.jobs_and_places,
+            autocompletion=completion_values.jobs_and_places,
         ),
     ] = "",
-    pool: Annotated[str, typer.Option(help="Only checkpoints of this pool.", autocompletion=candidates.pool)] = "",
+    pool: Annotated[
+        str, typer.Option(help="Only checkpoints of this pool.", autocompletion=completion_values.pool)
+    ] = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Checkpoints of one pool, of all, or of a folder of this machine (a path with a slash or dot first)."""
@@ -114,8 +116,8 @@ def verify(ref: Place, output: Output = Format.TABLE) -> None:
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", autocompletion=candidates.jobs_and_places)],
-    b: Annotated[str, typer.Argument(metavar="B", autocompletion=candidates.jobs_and_places)],
+    a: Annotated[str, typer.Argument(metavar="A", autocompletion=completion_values.jobs_and_places)],
+    b: Annotated[str, typer.Argument(metavar="B", autocompletion=completion_values.jobs_and_places)],
     output: Output = Format.TABLE,
 ) -> None:
     """What differs, tensor by tensor: how many values, by how much, in units in the last place. Exit code 1 if any."""
@@ -130,7 +132,9 @@ def diff(
 @app.command()
 def plan(
     ref: Place,
-    to: Annotated[str, typer.Option("--to", help="Kind to move to, e.g. tpu:v5e.", autocompletion=candidates.kind)],
+    to: Annotated[
+        str, typer.Option("--to", help="Kind to move to, e.g. tpu:v5e.", autocompletion=completion_values.kind)
+    ],
     count: Annotated[int, typer.Option(help="Number of devices of that kind.", min=1)] = 1,
     output: Output = Format.TABLE,
 ) -> None:
@@ -155,12 +159,14 @@ def convert(
     target: Annotated[
         str,
         typer.Argument(
-            help="The folder to write into.", metavar="POOL:FOLDER|FOLDER", autocompletion=candidates.places
+            help="The folder to write into.", metavar="POOL:FOLDER|FOLDER", autocompletion=completion_values.places
         ),
     ],
     to_kind: Annotated[
         str,
-        typer.Option(help="Convert to the dtypes of this device kind, e.g. tpu:v5e.", autocompletion=candidates.kind),
+        typer.Option(
+            help="Convert to the dtypes of this device kind, e.g. tpu:v5e.", autocompletion=completion_values.kind
+        ),
     ] = "",
     dtype: Annotated[list[str] | None, typer.Option(help="FROM=TO, or NAME*=TO for tensors; may be repeated.")] = None,
     on_lossy: Annotated[str, typer.Option(help="Where values would change: error or allow.")] = "error",
@@ -191,12 +197,14 @@ def copy(
     target: Annotated[
         str,
         typer.Argument(
-            help="The folder to copy into.", metavar="POOL:FOLDER|FOLDER|URI", autocompletion=candidates.places
+            help="The folder to copy into.", metavar="POOL:FOLDER|FOLDER|URI", autocompletion=completion_values.places
         ),
     ],
     to_kind: Annotated[
         str,
-        typer.Option(help="Convert it for this device kind on the way, e.g. tpu:v5e.", autocompletion=candidates.kind),
+        typer.Option(
+            help="Convert it for this device kind on the way, e.g. tpu:v5e.", autocompletion=completion_values.kind
+        ),
     ] = "",
     convert_at: Annotated[str, typer.Option(help="Pool that converts it: source or target.")] = "source",
     on_lossy: Annotated[str, typer.Option(help="Where a conversion would change values: error or allow.")] = "error",
@@ -214,9 +222,9 @@ def copy(
     if between_here_and_a_pool(source, target):
         if to_kind:
             raise UserError("a copy between this machine and a pool does not convert", CONVERT)
-        from orchestrator import checkpoint_carry
+        from orchestrator import checkpoint_transfer
 
-        carry = checkpoint_carry.up if is_local(source) else checkpoint_carry.down
+        carry = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
         with connect(progress=say) as client, working(what) as progress:
             answer = carry(client, source, target, progress)
     elif all_local(source, target):
@@ -252,7 +260,7 @@ def pin(
     output: Output = Format.TABLE,
 ) -> None:
     """Keep a checkpoint for good: neither `keep` nor `prune` deletes it."""
-    from orchestrator.show.grid import facts
+    from orchestrator.show.table import facts
 
     emit(_run("pin", {"path": ref}, key=key, remove=remove), output, facts)
 
@@ -262,14 +270,16 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="A file or folder of another format.", metavar="POOL:PATH|PATH", autocompletion=candidates.places
+            help="A file or folder of another format.",
+            metavar="POOL:PATH|PATH",
+            autocompletion=completion_values.places,
         ),
     ],
     target: Annotated[
         str,
         typer.Argument(
             help="Folder of checkpoints to import into (default: beside the safetensors).",
-            autocompletion=candidates.places,
+            autocompletion=completion_values.places,
         ),
     ] = "",
     format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate, trainer (default: detected).")] = "",  # noqa: A002
@@ -287,7 +297,7 @@ def import_(
     places, what = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
     options: dict[str, Any] = {"format": format or None, "step": step, "drop": drop or None}
     if target and is_local(source) and between_here_and_a_pool(source, target):
-        from orchestrator.checkpoint_carry import bring_in
+        from orchestrator.checkpoint_transfer import bring_in
         from orchestrator.client import connect
 
         told = {name: value for name, value in options.items() if value is not None}
@@ -303,7 +313,9 @@ def export(
     source: Place,
     target: Annotated[
         str,
-        typer.Argument(help="New file or folder to write.", metavar="POOL:PATH|PATH", autocompletion=candidates.places),
+        typer.Argument(
+            help="New file or folder to write.", metavar="POOL:PATH|PATH", autocompletion=completion_values.places
+        ),
     ],
     format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate or trainer.")] = "safetensors",  # noqa: A002
     entry: Annotated[str, typer.Option(help="Module to export, where there are several.")] = "",

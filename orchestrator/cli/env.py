@@ -5,14 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, emit, say, write
 
 app = typer.Typer(help="Python environments of pools.", no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[
     str,
     typer.Argument(
-        help="A built-in environment, or a pool of the fleet file.", metavar="POOL", autocompletion=candidates.pool
+        help="A built-in environment, or a pool of the fleet file.",
+        metavar="POOL",
+        autocompletion=completion_values.pool,
     ),
 ]
 FleetFile = Annotated[Path | None, typer.Option("--file", "-f", help="Fleet file whose pools are meant.")]
@@ -55,8 +57,8 @@ def remove(name: Annotated[str, typer.Argument(help="As `polyfleet env list` cal
 def _wanted(name: str, file: Path | None) -> Any:
     """What `name` stands for: a pool of `file`, a built-in environment, or a pool of the demo's fleet."""
     from cluster.errors import NotFound, nearest
+    from cluster.fleet_spec import FLEETS, load_fleet
     from cluster.recipes import NAMES
-    from cluster.spec import FLEETS, load_fleet
 
     if file is None and name in NAMES:
         return name
@@ -67,7 +69,7 @@ def _wanted(name: str, file: Path | None) -> Any:
 
 
 def _plain(environment: Any) -> dict[str, Any]:
-    from cluster.plain import to_plain
+    from cluster.serialization import to_plain
 
     plain: dict[str, Any] = to_plain(environment)
     return plain | {"path": str(environment.path)}

@@ -16,7 +16,7 @@ import typer
 
 from cluster.errors import FleetError, PolyfleetError, UserError
 from orchestrator.cli.errors import BROKEN_PIPE, INTERRUPTED
-from orchestrator.cli.escape import Escape
+from orchestrator.cli.escape_sequence import Escape
 from orchestrator.cli.output import Ref, say
 
 if TYPE_CHECKING:

@@ -4,15 +4,18 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
+from orchestrator.cli.checkpoint_location import working
 from orchestrator.cli.output import Format, Output, emit, say
-from orchestrator.cli.places import working
 
 app = typer.Typer(help="Files of jobs: $POLYFLEET_OUTPUT_DIR.", no_args_is_help=True, rich_markup_mode=None)
 Where = Annotated[
     str,
     typer.Argument(
-        help="A job, or a path in its folder.", metavar="JOB[:PATH]", show_default=False, autocompletion=candidates.jobs
+        help="A job, or a path in its folder.",
+        metavar="JOB[:PATH]",
+        show_default=False,
+        autocompletion=completion_values.jobs,
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")]
@@ -44,11 +47,11 @@ def get(
     """Fetch a file or a folder with all that is in it. What is here already is not fetched again; cut off, it goes on
     where it was. A local file that differs is left alone without --force.
     """
-    from orchestrator import file_get
+    from orchestrator import file_download
     from orchestrator.client import connect
 
     with connect(progress=say) as client, working(f"getting {where}") as progress:
-        told = file_get.get(client, *_split(where), dest, force, progress)
+        told = file_download.get(client, *_split(where), dest, force, progress)
     _emit(told.to_plain(), output)
 
 
@@ -62,11 +65,11 @@ def put(
     """Add a file or a folder to a job's folder. No file of a running job is written over, and none that differs without
     --force.
     """
-    from orchestrator import file_put
+    from orchestrator import file_upload
     from orchestrator.client import connect
 
     with connect(progress=say) as client, working(f"putting {source}") as progress:
-        told = file_put.put(client, source, *_split(where), force, progress)
+        told = file_upload.put(client, source, *_split(where), force, progress)
     _emit(told.to_plain(), output)
 
 

@@ -97,9 +97,9 @@ def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
     from orchestrator.show.fleet import devices
 
     if local or not _fleet_here():
-        from orchestrator import this_machine
+        from orchestrator import local_machine
 
-        emit([this_machine.node()], output, devices)
+        emit([local_machine.node()], output, devices)
     else:
         from orchestrator.client import connect
 
@@ -114,18 +114,18 @@ def backends(
     output: Output = Format.TABLE,
 ) -> None:
     """Every back end: its devices with their memory, or why it cannot be used; and the one to take."""
-    from orchestrator import this_machine
+    from orchestrator import local_machine
     from orchestrator.show import fleet as show
     from orchestrator.show import kernels as show_kernels
 
     if kernels:
         with waiting("asking drivers"):
-            rows = this_machine.kernels()
+            rows = local_machine.kernels()
         emit(rows, output, show_kernels.listed)
         return
     if libraries or local or not _fleet_here():
         with waiting("asking torch"):
-            found = this_machine.libraries() if libraries else this_machine.backends()
+            found = local_machine.libraries() if libraries else local_machine.backends()
         emit(found, output, show.libraries if libraries else show.backends)
         return
     from orchestrator.client import connect
@@ -141,10 +141,10 @@ def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
     from orchestrator.show.fleet import findings
 
     if local or not _fleet_here():
-        from orchestrator import this_machine
+        from orchestrator import local_machine
 
         with waiting("looking at this machine"):
-            found = this_machine.findings()
+            found = local_machine.findings()
     else:
         from orchestrator.client import connect
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, emit, say
 
 app = typer.Typer(help="The machines of a fleet that is up.", no_args_is_help=True, rich_markup_mode=None)
@@ -25,7 +25,9 @@ def list_hosts(output: Output = Format.TABLE) -> None:
 def add(
     pool: Annotated[
         str,
-        typer.Argument(help="A pool with hosts, as in the fleet file.", metavar="POOL", autocompletion=candidates.pool),
+        typer.Argument(
+            help="A pool with hosts, as in the fleet file.", metavar="POOL", autocompletion=completion_values.pool
+        ),
     ],
     host: Host,
     address: Annotated[str, typer.Option(help="IP address that the other nodes reach; default: by its name.")] = "",

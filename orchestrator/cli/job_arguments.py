@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.errors import UserError
 from orchestrator import env_file
-from orchestrator.spec import JobSpec, load_jobs, parse_job
+from orchestrator.job_spec import JobSpec, load_jobs, parse_job
 from orchestrator.submission import plain
 
 Data = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import UserError
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, Ref, emit, say
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def jobs(
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", help="Only jobs in this state; may be repeated.", autocompletion=candidates.states),
+        typer.Option(
+            "--state", help="Only jobs in this state; may be repeated.", autocompletion=completion_values.states
+        ),
     ] = None,
     name: Annotated[str, typer.Option("--name", "-n", help="Only jobs of this name or pattern, e.g. 'sweep-*'.")] = "",
     since: Annotated[
@@ -82,7 +84,7 @@ def show(ref: Ref, output: Output = Format.TABLE) -> None:
 def cancel(ref: Ref, output: Output = Format.TABLE) -> None:
     """End a job. One that has ended already stays as it is."""
     from orchestrator.client import connect
-    from orchestrator.show.grid import Stack
+    from orchestrator.show.table import Stack
 
     with connect(progress=say) as client:
         before = client.job(ref)
@@ -99,7 +101,7 @@ def migrate(
             "--to",
             help="A pool, a kind such as tpu:v5e, or a back end.",
             metavar="KIND|POOL",
-            autocompletion=candidates.kind_or_pool,
+            autocompletion=completion_values.kind_or_pool,
         ),
     ],
     output: Output = Format.TABLE,
@@ -109,7 +111,7 @@ def migrate(
     Without a known checkpoint it starts anew. Which of the two will happen is printed before the move.
     """
     from orchestrator.client import connect
-    from orchestrator.show.grid import Stack
+    from orchestrator.show.table import Stack
 
     with connect(progress=say) as client:
         before = client.job(ref)

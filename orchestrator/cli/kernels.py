@@ -45,12 +45,12 @@ def tune(
     Nothing is measured at any other time. Each is checked against float64 first, and timed in turns with what torch
     computes by itself.
     """
-    from orchestrator import this_machine
+    from orchestrator import local_machine
     from orchestrator.show.kernels import measured
 
     asked = {"operations": operations or [], "device": device, "compiled": compiled}
     rows = []
-    for row in this_machine.tuned(asked | {"kernels": _words(kernels), "dtypes": _words(dtypes)}):
+    for row in local_machine.tuned(asked | {"kernels": _words(kernels), "dtypes": _words(dtypes)}):
         rows.append(row)
         told = f"{row['speedup']:.2f} times as fast as torch" if row["right"] else "wrong"
         say(f"{row['operation']} {row['dtype']} {row['shapes']} by {row['kernels']}: {told}")

@@ -8,7 +8,7 @@ import typer
 from cluster.errors import FleetError
 from orchestrator.cli.output import Format, Output, Ref, say
 from orchestrator.log_lines import source
-from orchestrator.show.text import log_lines
+from orchestrator.show.terminal_text import log_lines
 
 if TYPE_CHECKING:
     from orchestrator.client import Client

@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, emit, say
 
 app = typer.Typer(help="Take nodes out of use, and back.", no_args_is_help=True, rich_markup_mode=None)
 Node = Annotated[
     str,
     typer.Argument(
-        help="Node name, as `polyfleet inventory` prints it.", metavar="NODE", autocompletion=candidates.nodes
+        help="Node name, as `polyfleet inventory` prints it.", metavar="NODE", autocompletion=completion_values.nodes
     ),
 ]
 Data = dict[str, Any]
@@ -52,6 +52,6 @@ def remove(node: Node, output: Output = Format.TABLE) -> None:
 
 
 def _tell(view: Data, output: Format) -> None:
-    from orchestrator.show.grid import Stack
+    from orchestrator.show.table import Stack
 
     emit(view, output, lambda view: Stack((f"{view['node']}: {view['state']}",)))

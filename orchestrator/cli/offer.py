@@ -43,8 +43,8 @@ def offer(
     from orchestrator import submission
     from orchestrator.cli import job_arguments
     from orchestrator.client import connect
-    from orchestrator.show.grid import Stack
     from orchestrator.show.jobs import offers
+    from orchestrator.show.table import Stack
 
     task_name = task.value if task else ""
     given = job_arguments.Given(

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from cluster.errors import FleetError
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.errors import BROKEN_PIPE
-from orchestrator.show.text import escaped, visible
+from orchestrator.show.terminal_text import escaped, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,7 +37,7 @@ Ref = Annotated[
     typer.Argument(
         help="Job id, a unique prefix of one, or a name (the newest job of that name).",
         metavar="JOB",
-        autocompletion=candidates.jobs,
+        autocompletion=completion_values.jobs,
     ),
 ]
 
@@ -64,7 +64,7 @@ def as_json(data: Any, indent: int | None = 2) -> str:
 
 def as_yaml(data: Any) -> str:
     """Block style; where text would act on a terminal, which cannot be escaped there, YAML's flow style: JSON."""
-    from cluster.yaml import dump
+    from cluster.strict_yaml import dump
 
     document = dump(data).rstrip("\n")
     return document if escaped(document) == document else as_json(data)

@@ -71,8 +71,8 @@ def backup(
     """Write all jobs and their history to one file, while the server runs or not."""
     from cluster.paths import home, private_dir
     from orchestrator.store.backup import backup as write
-    from orchestrator.store.copies import stamp
-    from orchestrator.store.setting import database_url
+    from orchestrator.store.database_file_copy import stamp
+    from orchestrator.store.database_setting import database_url
     from orchestrator.store.sqlite import BACKUPS
 
     url = database_url(home())
@@ -91,8 +91,8 @@ def restore(
 ) -> None:
     """Put a backup in the place of the job store, which is kept under another name. The server has to be stopped."""
     from cluster.paths import home, private_dir
+    from orchestrator.store.database_setting import database_url
     from orchestrator.store.restore import restore as put
-    from orchestrator.store.setting import database_url
 
     private_dir(home())
     with waiting("restoring the job store"):
@@ -109,9 +109,9 @@ def verify(
     from dataclasses import asdict
 
     from cluster.paths import home
-    from orchestrator.show.grid import facts
+    from orchestrator.show.table import facts
     from orchestrator.store.database import sqlite_url
-    from orchestrator.store.setting import database_url
+    from orchestrator.store.database_setting import database_url
     from orchestrator.store.verify import verify as read
 
     url = sqlite_url(file) if file else database_url(home())
@@ -138,22 +138,24 @@ def _choose_database(url: str, is_running: bool) -> None:
 
     from cluster.errors import Conflict
     from cluster.paths import home
-    from orchestrator.store import setting
+    from orchestrator.store import database_setting
     from orchestrator.store.database import name_of, parsed
 
-    wanted, now = (name_of(parsed(u)) for u in (setting.for_arguments(url), setting.database_url(home())))
+    wanted, now = (
+        name_of(parsed(u)) for u in (database_setting.for_arguments(url), database_setting.database_url(home()))
+    )
     if wanted == now:
         return  # as set up already, there with a password
     if is_running:
         raise Conflict(f"the server is already running, with its jobs in {now}", "`polyfleet server stop` first")
-    os.environ[setting.VARIABLE] = url
+    os.environ[database_setting.VARIABLE] = url
 
 
 def state() -> dict[str, Any]:
     """What is known of the server without talking to it."""
     from cluster.paths import home
     from orchestrator.server import daemon
-    from orchestrator.store.setting import name_of_database
+    from orchestrator.store.database_setting import name_of_database
 
     found = daemon.find(home())
     answer: dict[str, Any] = {"running": found is not None, "home": str(home()), "log": str(daemon.log_path(home()))}
@@ -166,6 +168,6 @@ def state() -> dict[str, Any]:
 
 
 def _show(output: Format) -> None:
-    from orchestrator.show.grid import facts
+    from orchestrator.show.table import facts
 
     emit(state(), output, facts)

@@ -11,10 +11,10 @@ from orchestrator.cli.jobs import moment
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 if TYPE_CHECKING:
-    from orchestrator.show.grid import Grid
+    from orchestrator.show.table import Grid
     from orchestrator.simulate.fleets import Fleet
+    from orchestrator.simulate.log_trace import Past
     from orchestrator.simulate.outcome import Outcome
-    from orchestrator.simulate.past import Past
     from orchestrator.simulate.replay import Replayed
     from orchestrator.simulate.traces import Trace
 
@@ -83,13 +83,13 @@ def simulate(
     asked = Asked(trace, throughputs, log, since, until, fleet, faults)
     _check_sources(asked)
     _check_controller(controller, per_node, noise)
-    from orchestrator.simulate import controlled, replay, traces
+    from orchestrator.simulate import controller_replay, replay, traces
     from orchestrator.simulate.outcome import outcome
 
     replay.check_policy(policy)
     jobs, devices, past = _of_log(asked) if log else _of_files(asked)
     if controller:
-        devices = controlled.on_nodes(devices, per_node)
+        devices = controller_replay.on_nodes(devices, per_node)
     chosen = traces.read_window(window, jobs) if window else None
     if restart_cost is None:
         restart_cost = past.starts_s if past else 0.0
@@ -97,14 +97,14 @@ def simulate(
         _make_folder(plots)
     with waiting(f"simulating {jobs.jobs} jobs"):
         if controller:
-            replayed = controlled.controlled(jobs, devices, policy, restart_cost)
+            replayed = controller_replay.controlled(jobs, devices, policy, restart_cost)
         else:
             replayed = replay.replay(jobs, devices, policy, restart_cost, noise, seed)
     if plots is not None:
         _draw(jobs, devices, replayed, plots)
     found = outcome(jobs, devices, policy, replayed, chosen)
     if past is not None:
-        from orchestrator.simulate.past import beside
+        from orchestrator.simulate.log_trace import beside
 
         found = beside(found, past, restart_cost)
     emit(found, output, _table)
@@ -144,8 +144,8 @@ def _of_log(asked: Asked) -> "tuple[Trace, Fleet, Past | None]":
     from dataclasses import replace
 
     from orchestrator.simulate import fleets
+    from orchestrator.simulate.log_trace import past
     from orchestrator.simulate.logs import read_log
-    from orchestrator.simulate.past import past
 
     since_s = moment(asked.since) if asked.since else -float("inf")
     until_s = moment(asked.until, "--until") if asked.until else float("inf")
@@ -173,7 +173,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _draw(trace: "Trace", fleet: "Fleet", replayed: "Replayed", folder: Path) -> None:
-    from orchestrator.simulate.pictures import pictures
+    from orchestrator.simulate.charts import pictures
 
     for name, text in pictures(trace, fleet, replayed).items():
         try:
@@ -185,6 +185,6 @@ def _draw(trace: "Trace", fleet: "Fleet", replayed: "Replayed", folder: Path) ->
 
 
 def _table(found: "Outcome") -> "Grid":
-    from orchestrator.show.grid import facts
+    from orchestrator.show.table import facts
 
     return facts(dict(found))

@@ -11,14 +11,14 @@ import typer
 from typer.core import TyperCommand
 
 from cluster.errors import UserError
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.errors import CANCELLED, FAILED, OK
 from orchestrator.cli.logs import print_lines
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
-    from orchestrator.spec import JobSpec
+    from orchestrator.job_spec import JobSpec
 
 Data = dict[str, Any]
 
@@ -68,7 +68,7 @@ Accelerators = Annotated[
     typer.Option(
         "--accelerators",
         help="Devices, e.g. nvidia:H100:8; replaces those of the file.",
-        autocompletion=candidates.accelerators,
+        autocompletion=completion_values.accelerators,
     ),
 ]
 Checkpoint = Annotated[
@@ -86,7 +86,9 @@ LaunchAs = Annotated[
     Launch | None,
     typer.Option("--launch", help="Without a file: start the command once per node, or per device as torchrun does."),
 ]
-Pool = Annotated[str, typer.Option("--pool", help="Use only nodes of this pool.", autocompletion=candidates.pool)]
+Pool = Annotated[
+    str, typer.Option("--pool", help="Use only nodes of this pool.", autocompletion=completion_values.pool)
+]
 Key = Annotated[str, typer.Option("--key", help="Idempotency key: a submission with the same key counts once.")]
 
 
@@ -139,8 +141,8 @@ def submit(
 
 def _show_plans(client: "Client", specs: "list[JobSpec]", output: Format) -> None:
     from orchestrator import submission
-    from orchestrator.show.grid import Stack
     from orchestrator.show.jobs import plan
+    from orchestrator.show.table import Stack
 
     plans = [submission.plan(client, spec) for spec in specs]
     if len(plans) == 1:
@@ -171,7 +173,7 @@ def accepted(client: "Client", spec: "JobSpec", key: str) -> Data:
 def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool, output: Format) -> None:
     from orchestrator import submission
     from orchestrator.cli.errors import JOB_EXIT_CODES
-    from orchestrator.show.grid import Stack
+    from orchestrator.show.table import Stack
 
     with _accepted_once(key) as key, waiting(f"submitting {len(specs)} jobs") as tell:
         ids = submission.submit_many(client, specs, key, tell)
@@ -193,7 +195,7 @@ def _accepted_once(key: str) -> Iterator[str]:
 
 
 def tell_submitted(view: Data, output: Format) -> None:
-    from orchestrator.show.grid import Stack
+    from orchestrator.show.table import Stack
 
     if view["reason"] != "submitted":
         say(f"{view['id']}: {view['reason']}")

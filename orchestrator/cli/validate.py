@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, emit, say, waiting
 
 DIFFERENT = 1
@@ -15,7 +15,8 @@ def validate(
     on: Annotated[
         str,
         typer.Option(
-            help="Pools or kinds, a,b; others are compared with the first.", autocompletion=candidates.kinds_and_pools
+            help="Pools or kinds, a,b; others are compared with the first.",
+            autocompletion=completion_values.kinds_and_pools,
         ),
     ],
     working_dir: Annotated[str, typer.Option(help="Folder to send along; by default this one.")] = "",
@@ -31,9 +32,9 @@ def validate(
 
     Exit code 1 when they differ beyond rounding; the first layer and step that do are named.
     """
-    from orchestrator.benchmark import validating
+    from orchestrator.benchmark import numeric_validation
     from orchestrator.client import connect
-    from orchestrator.entry import needs_no_folder
+    from orchestrator.entry_check import needs_no_folder
     from orchestrator.show.benchmark import validation
 
     arguments = {"trace": True, "steps": steps} | ({"sample_input": sample_input} if sample_input else {})
@@ -49,7 +50,7 @@ def validate(
     job |= {"seed": seed} if seed else {}
     targets = [word.strip() for word in on.split(",") if word.strip()]
     with connect(progress=say) as client, waiting("validating") as update:
-        answer = validating.run(client, job, targets, rtol, update)
+        answer = numeric_validation.run(client, job, targets, rtol, update)
     emit(answer, output, validation)
     if not answer["same"]:
         raise typer.Exit(DIFFERENT)

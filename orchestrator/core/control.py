@@ -2,19 +2,19 @@
 commands to carry out once they are stored. No thread, no clock, no Ray: the server, the simulator and the tests of
 faults run the same function.
 
-| file          | decides                                                                       |
-|---------------|-------------------------------------------------------------------------------|
-| membership.py | which nodes there are, whose agent is started again, which take no work       |
-| following.py  | what agents tell of attempts                                                  |
-| fencing.py    | when a silent part of an attempt may be taken for ended                       |
-| overtaken.py  | when a job may be placed of which an unknown attempt may run                  |
-| ending.py     | who is asked to stop, and how an attempt ends                                 |
-| placing.py    | where waiting jobs run (plan.py), and what their nodes are told (orders.py)   |
-| scaling.py    | which nodes an autoscaler is to start (demand.py), and which may be taken     |
-| asked.py      | what users ask of jobs; asked_of_nodes.py: of nodes                           |
-| progress.py   | how far open jobs are, as they report                                         |
-| replicas.py   | which checkpoint is copied to another machine, to which one, and when         |
-| leaks.py      | which devices are held for nobody, and which node is started again for that   |
+| file                      | decides                                                                            |
+|---------------------------|------------------------------------------------------------------------------------|
+| membership.py             | which nodes there are, whose agent is started again, which take no work            |
+| attempt_reports.py        | what agents tell of attempts                                                       |
+| suspicion.py              | when a silent part of an attempt may be taken for ended                            |
+| epoch_guard.py            | when a job may be placed of which an unknown attempt may run                       |
+| attempt_stops.py          | who is asked to stop, and how an attempt ends                                      |
+| placement.py              | where waiting jobs run (plan.py), and what their nodes are told (launch_orders.py) |
+| autoscaler.py             | which nodes an autoscaler is to start (demand.py), and which may be taken          |
+| user_requests.py          | what users ask of jobs; node_requests.py: of nodes                                 |
+| progress.py               | how far open jobs are, as they report                                              |
+| checkpoint_replication.py | which checkpoint is copied to another machine, to which one, and when              |
+| leaked_devices.py         | which devices are held for nobody, and which node is started again for that        |
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,18 +22,18 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from orchestrator.core import (
-    asked,
-    asked_of_nodes,
-    ending,
-    fencing,
-    following,
-    leaks,
+    attempt_reports,
+    attempt_stops,
+    autoscaler,
+    checkpoint_replication,
+    epoch_guard,
+    leaked_devices,
     membership,
-    overtaken,
-    placing,
+    node_requests,
+    placement,
     progress,
-    replicas,
-    scaling,
+    suspicion,
+    user_requests,
 )
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import live_of
@@ -64,7 +64,7 @@ def heard(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
     """As `step` with each of them, one after the other: their tables are copied once, and not by each."""
     draft = Draft(control, now)
     for beat in beats:
-        following.heard(draft, beat)
+        attempt_reports.heard(draft, beat)
     return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
 
 
@@ -103,14 +103,14 @@ def released(draft: Draft, told: m.Released) -> None:
 
 
 def fenced(draft: Draft, told: m.Fenced) -> None:
-    (fencing if told.job in draft.lives else overtaken).fenced(draft, told)
+    (suspicion if told.job in draft.lives else epoch_guard).fenced(draft, told)
 
 
 def joined(draft: Draft, told: m.Joined) -> None:
     membership.joined(draft, told)
-    fencing.rejoined(draft)
-    overtaken.begin_again(draft)
-    scaling.forgotten(draft)
+    suspicion.rejoined(draft)
+    epoch_guard.begin_again(draft)
+    autoscaler.forgotten(draft)
 
 
 def reserved(draft: Draft, told: m.Reserved) -> None:
@@ -124,14 +124,14 @@ def tick(draft: Draft, told: m.Tick) -> None:
     _lived_through(draft)
     if draft.control.joined:
         membership.look(draft)
-        following.look(draft)
-        fencing.look(draft)
-        overtaken.look(draft)
-        leaks.look(draft, told)
-        replicas.look(draft)
-    placing.place(draft, told)
+        attempt_reports.look(draft)
+        suspicion.look(draft)
+        epoch_guard.look(draft)
+        leaked_devices.look(draft, told)
+        checkpoint_replication.look(draft)
+    placement.place(draft, told)
     if draft.control.joined:
-        ending.release(draft)
+        attempt_stops.release(draft)
 
 
 def _lived_through(draft: Draft) -> None:
@@ -142,33 +142,33 @@ def _lived_through(draft: Draft) -> None:
         for node in draft.nodes.values():
             heard_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.heard_s, node.lost_s))
             draft.nodes[node.name] = replace(node, heard_s=heard_s, lost_s=lost_s)
-        scaling.slept(draft, gap_s)
+        autoscaler.slept(draft, gap_s)
 
 
 HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
     m.Submitted: submitted,
-    m.CancelAsked: asked.cancel,
-    m.MigrateAsked: asked.migrate,
-    m.DrainAsked: asked_of_nodes.drain,
-    m.ResumeAsked: asked_of_nodes.resume,
-    m.RemoveAsked: asked_of_nodes.remove,
+    m.CancelAsked: user_requests.cancel,
+    m.MigrateAsked: user_requests.migrate,
+    m.DrainAsked: node_requests.drain,
+    m.ResumeAsked: node_requests.resume,
+    m.RemoveAsked: node_requests.remove,
     m.Joined: joined,
     m.Parted: membership.parted,
     m.NodesSeen: membership.seen,
     m.AgentMade: membership.agent_made,
     m.AgentDied: membership.agent_died,
     m.AgentFailed: membership.agent_failed,
-    m.Heartbeat: following.heard,
-    m.Spoiled: following.spoiled,
-    m.Launched: ending.launched,
-    m.LaunchFailed: ending.launch_failed,
-    m.Stopped: ending.stopped,
+    m.Heartbeat: attempt_reports.heard,
+    m.Spoiled: attempt_reports.spoiled,
+    m.Launched: attempt_stops.launched,
+    m.LaunchFailed: attempt_stops.launch_failed,
+    m.Stopped: attempt_stops.stopped,
     m.Fenced: fenced,
     m.Released: released,
     m.Reserved: reserved,
-    m.Replicated: replicas.replicated,
-    m.NotRestarted: leaks.not_restarted,
-    m.NodesAsked: scaling.asked,
+    m.Replicated: checkpoint_replication.replicated,
+    m.NotRestarted: leaked_devices.not_restarted,
+    m.NodesAsked: autoscaler.asked,
     m.Tick: tick,
 }
 

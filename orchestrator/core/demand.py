@@ -22,7 +22,7 @@ class NodeGroup:
     """Nodes that an autoscaler starts and gives back, all alike: `least` to `most`, `hosts` at a time (a slice).
 
     `resources` are those of one node, as Ray counts; the other fields are as in `Devices`. Nodes that have not come
-    within `start_timeout_s` are not waited for; an idle one keeps its agent for `keep_idle_s` (see core/scaling.py).
+    within `start_timeout_s` are not waited for; an idle one keeps its agent for `keep_idle_s` (see core/autoscaler.py).
     """
 
     pool: str
@@ -68,11 +68,11 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Where this cluster's autoscaler stands, as core/scaling.py decides; it may start nodes of `groups`, `startable`
-    are all of them. `demand` is the newest. `asked` is what the autoscaler has heard, None where that is not known;
-    `asking` what it was told at `asking_s` without an answer yet. `failed` is what it tells itself of launches that
-    failed, `awaited` and `unavailable` what we see, by pool. `idle_s`: since when nothing uses a node. `notes` are for
-    `explain`: job -> (candidate number, "") -> sentence. Monotonic seconds.
+    """Where this cluster's autoscaler stands, as core/autoscaler.py decides; it may start nodes of `groups`,
+    `startable` are all of them. `demand` is the newest. `asked` is what the autoscaler has heard, None where that is
+    not known; `asking` what it was told at `asking_s` without an answer yet. `failed` is what it tells itself of
+    launches that failed, `awaited` and `unavailable` what we see, by pool. `idle_s`: since when nothing uses a node.
+    `notes` are for `explain`: job -> (candidate number, "") -> sentence. Monotonic seconds.
     """
 
     groups: tuple[NodeGroup, ...] = ()

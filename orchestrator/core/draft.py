@@ -13,7 +13,7 @@ from orchestrator.core.fold import Record, apply, ignored
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Event, Plan, Progress, Since
 from orchestrator.core.nodes import Node
-from orchestrator.core.places import Memory
+from orchestrator.core.placement_slots import Memory
 from orchestrator.core.policy import Policy, Project
 from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.core.throughput import History
@@ -32,8 +32,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """How far a job is whose log is an older copy (see core/overtaken.py): up to which epoch (`floor`) others may have
-    used, the fence that is asked for (`epoch`, since `since_s`, last at `asked_s`), and when it stood above `floor`.
+    """How far a job is whose log is an older copy (see core/epoch_guard.py): up to which epoch (`floor`) others may
+    have used, the fence that is asked for (`epoch`, since `since_s`, last at `asked_s`), and when it stood above
+    `floor`.
     """
 
     floor: int = -1
@@ -45,9 +46,9 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """How far the newest checkpoint of a job is copied to another machine (see core/replicas.py): the one of `step` is
-    on its way to node `target` since `since_s`, or none is ("") and the next may go at `due_s`. `failures` in a row,
-    the last of them to node `failed`.
+    """How far the newest checkpoint of a job is copied to another machine (see core/checkpoint_replication.py): the one
+    of `step` is on its way to node `target` since `since_s`, or none is ("") and the next may go at `due_s`. `failures`
+    in a row, the last of them to node `failed`.
     """
 
     target: str = ""

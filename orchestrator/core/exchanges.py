@@ -5,13 +5,13 @@ the others lose.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from orchestrator.core.capacity import Room
 from orchestrator.core.durations import told_s
-from orchestrator.core.expected import Expected, restart_s
+from orchestrator.core.expected_duration import Expected, restart_s
 from orchestrator.core.model import Running, Snapshot
 from orchestrator.core.moves import fullest, movable, nodes_at, pays
-from orchestrator.core.places import Place
-from orchestrator.core.planner.turn import Leave
-from orchestrator.core.room import Room
+from orchestrator.core.placement_slots import Place
+from orchestrator.core.planner.job_order import Leave
 
 SAME = Expected(0.0, known=True)
 """Of one that goes on beside where it is: it only starts again."""

@@ -4,19 +4,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from cluster.errors import nearest
+from orchestrator.core.backfill import held_by
+from orchestrator.core.capacity import Room, asked
 from orchestrator.core.demand import NEW
 from orchestrator.core.durations import told_s
-from orchestrator.core.expected import expected
+from orchestrator.core.expected_duration import expected
 from orchestrator.core.fit import EVER, enough_free, least, refusal, right_kind, right_pool
 from orchestrator.core.gang import islands, too_few_nodes
 from orchestrator.core.host_memory import nodes_together
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot, Start
-from orchestrator.core.options import noted, refusals
+from orchestrator.core.placement_options import noted, refusals
 from orchestrator.core.plan import plan
-from orchestrator.core.room import Room, asked
 from orchestrator.core.states import TERMINAL, WAITING, State
 from orchestrator.core.urgency import slack_s
-from orchestrator.core.wait import held_by
 
 REASONS_KEPT = 1000
 

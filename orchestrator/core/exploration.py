@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from orchestrator.core.expected import in_state_s
+from orchestrator.core.expected_duration import in_state_s
 from orchestrator.core.gang import Option
 from orchestrator.core.model import Job, Progress, Running, Snapshot
-from orchestrator.core.remaining import attained
+from orchestrator.core.remaining_time import attained
 from orchestrator.core.throughput import name_of
 
 CHARGED_S = 300.0

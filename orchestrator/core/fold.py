@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.plain import dumped, from_plain, to_plain
+from cluster.serialization import dumped, from_plain, to_plain
 from orchestrator.core.model import Candidate, Event, Job, Running, Start
 from orchestrator.core.policy import HIGHEST
 from orchestrator.core.retry import Decision

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.fit import least
 from orchestrator.core.model import Candidate, Data, Devices, Job
-from orchestrator.core.places import Island
+from orchestrator.core.placement_slots import Island
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator.core import ending, nodes
+from orchestrator.core import attempt_stops, nodes
 from orchestrator.core.commands import DropAgent, MakeAgent, RestAgent, RestartAgent
 from orchestrator.core.draft import Draft
 from orchestrator.core.messages import (
@@ -146,7 +146,7 @@ def noticed(draft: Draft, name: str, before: str) -> None:
         return
     draft.change(changed=True)
     if why:
-        ending.save_all(draft, name, f"node {name} is about to go: {why}")
+        attempt_stops.save_all(draft, name, f"node {name} is about to go: {why}")
 
 
 def look(draft: Draft) -> None:

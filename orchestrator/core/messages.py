@@ -7,7 +7,7 @@ once, since a job that has ended is not kept here.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster.vocabulary import NodeFacts
+from cluster.types import NodeFacts
 from orchestrator.core.demand import NodeGroup
 from orchestrator.core.fold import Record
 from orchestrator.core.policy import Policy, Project

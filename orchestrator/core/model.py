@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.places import Memory
+from orchestrator.core.placement_slots import Memory
 from orchestrator.core.policy import EXPLORE_DEVICE_S, Project
 from orchestrator.core.states import State
 from orchestrator.core.throughput import History, Throughput
@@ -21,8 +21,9 @@ class Candidate:
     `whole_batch`: `batch_size` is of all ranks together, and each takes an equal share; else it is of one rank.
     `launch` is of a command: one of workers.messages.LAUNCHES. `max_price` is of one device per hour; 0: any.
     `pools`: any of these, () for all, but none of `not_pools`; `dtypes` are those it has to compute with natively, and
-    `features` what it needs beside (cluster/catalogue/offering.py).
-    Overrides are merged with the job's own values already (see orchestrator/spec.py); zero and "" mean "nothing said".
+    `features` what it needs beside (cluster/catalogue/device_features.py).
+    Overrides are merged with the job's own values already (see orchestrator/job_spec.py); zero and "" mean that nothing
+    was said.
     """
 
     kinds: tuple[str, ...]
@@ -91,7 +92,7 @@ class Data:
 
     @property
     def key(self) -> str:
-        """As nodes tell what they have cached of it (cluster/contents.py)."""
+        """As nodes tell what they have cached of it (cluster/content_cache.py)."""
         return (self.sha256 or hashlib.sha256(self.uri.encode()).hexdigest())[:16]
 
 
@@ -111,7 +112,7 @@ class Job:
     `number` is the order of submission. `workload` names what was measured of it (see throughput.py), `package` is the
     SHA-256 of the code archive, `content_sha` of its content without times; `secrets` are references, never values.
     `output_limit_bytes`: of its folder of files on each node, 0 where the job sets none.
-    `replicas`: so many copies of its newest checkpoint are kept on other machines (see replicas.py).
+    `replicas`: so many copies of its newest checkpoint are kept on other machines (see checkpoint_replication.py).
     `refusals` are launches in a row that did not start any rank.
     `weight` is of its value among equals; `project` is whose quota it counts against; `deadline_s` is by the wall
     clock, 0 for none; `work` is how much it is.

@@ -8,13 +8,13 @@ would end earlier by more than the move takes.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.core.backfill import Claim
+from orchestrator.core.capacity import Room
 from orchestrator.core.durations import told_s
-from orchestrator.core.expected import Expect, Expected, in_state_s, restart_s
+from orchestrator.core.expected_duration import Expect, Expected, in_state_s, restart_s
 from orchestrator.core.model import Devices, Job, Running, Snapshot
-from orchestrator.core.places import Island, Place, Reserved
-from orchestrator.core.planner.turn import Leave
-from orchestrator.core.room import Room
-from orchestrator.core.wait import Claim
+from orchestrator.core.placement_slots import Island, Place, Reserved
+from orchestrator.core.planner.job_order import Leave
 
 KEPT_S = 300.0
 """So long devices are kept for a job that is on its way to them, or for which others save and stop."""

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cluster.vocabulary import Device, NodeFacts
+from cluster.types import Device, NodeFacts
 from orchestrator.core.durations import told_s
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Devices, Event
@@ -59,8 +59,8 @@ class Node:
     have come back. `refused` is why it cannot be used at all (another protocol), `broken` why its agent cannot tell
     what runs there, `drains` what Ray says of its end. `same_as`: the name that it was given and that another living
     node bears. `failures`: the newest, as (when, what). `failing`: a failure was told since it was last heard.
-    `withheld`: see core/leaks.py. `cpus`: how many Ray gives out there, 0 where that is not known. `unmade`: how
-    often in a row its agent could not be made or ended without a word. `resting_s`: when its agent was last ended
+    `withheld`: see core/leaked_devices.py. `cpus`: how many Ray gives out there, 0 where that is not known. `unmade`:
+    how often in a row its agent could not be made or ended without a word. `resting_s`: when its agent was last ended
     since an autoscaler may take the node away, None while it is to have one. `taken_s`: when a launch was last refused
     since another user of the Ray cluster holds devices there. Monotonic seconds.
     """

@@ -11,8 +11,8 @@ from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.exploration import Exploration
 from orchestrator.core.model import Devices, Job, Snapshot
 from orchestrator.core.nodes import useless
-from orchestrator.core.offered import Answer, Asker, Growth, Leases, When
-from orchestrator.core.options import NO_DEVICES
+from orchestrator.core.offer_plan import Answer, Asker, Growth, Leases, When
+from orchestrator.core.placement_options import NO_DEVICES
 from orchestrator.core.score import price_per_item, score
 from orchestrator.core.states import State
 from orchestrator.core.throughput import Measured, Rates

@@ -2,22 +2,22 @@
 
 Priorities are strict tiers, the highest first. In a tier the policy says whose turn it is, and for jobs of which it is
 known how long they run where, at which place; here they find their nodes. What does not fit waits for a place that is
-kept for it (core/wait.py), and every refusal has its sentence.
+kept for it (core/backfill.py), and every refusal has its sentence.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from orchestrator.core import exchanges, moves, tiers, wait
-from orchestrator.core.expected import expected, tier
+from orchestrator.core import backfill, exchanges, moves, tiers
+from orchestrator.core.capacity import Room
+from orchestrator.core.expected_duration import expected, tier
 from orchestrator.core.exploration import Exploration
 from orchestrator.core.gang import Option
 from orchestrator.core.model import Job, Plan, Preempt, Snapshot, Start
-from orchestrator.core.options import Reasons, options_of, refusals, there
-from orchestrator.core.places import Place, Reserved
-from orchestrator.core.planner.turn import Leave, Turn, turn
+from orchestrator.core.placement_options import Reasons, options_of, refusals, there
+from orchestrator.core.placement_slots import Place, Reserved
+from orchestrator.core.planner.job_order import Leave, Turn, turn
 from orchestrator.core.policies import fifo
-from orchestrator.core.room import Room
 from orchestrator.core.score import reason, score
 from orchestrator.core.throughput import Rates
 
@@ -166,15 +166,15 @@ class _Planning:
     def _waits_there(self, job: Job, place: Place, leaves: moves.Leaves) -> bool:
         """Whether attempts stop for it there, from now on or since it was decided: then nothing is missing any more."""
         equals, reserved = leaves.up_to(job.priority), job.id in self.memory.reserved
-        if not (reserved or wait.could_stop(job, self.room, equals)):
+        if not (reserved or backfill.could_stop(job, self.room, equals)):
             return False
-        claimed = wait.claim_at(job, place, self.room, equals)
+        claimed = backfill.claim_at(job, place, self.room, equals)
         if claimed is None or claimed.missing or not (claimed.victims or reserved):
             return False
         why = leaves.sentences(job, claimed, self.expect)
-        self.preempt += wait.apply(job, claimed, self.room, why)
+        self.preempt += backfill.apply(job, claimed, self.room, why)
         self.claimed.add(job.id)
-        self.why_not[job.id] = {(claimed.candidate, ""): wait.sentence(claimed, self.room, why)}
+        self.why_not[job.id] = {(claimed.candidate, ""): backfill.sentence(claimed, self.room, why)}
         self._reserve(job.id, place)
         return True
 
@@ -213,12 +213,12 @@ class _Planning:
 
     def _claim(self, job: Job, reasons: Reasons, own: bool = False) -> None:
         """`own`: attempts of its project may stop for it although it may borrow."""
-        if claimed := wait.claim(job, self.room, own):
-            self.preempt += wait.apply(job, claimed, self.room)
+        if claimed := backfill.claim(job, self.room, own):
+            self.preempt += backfill.apply(job, claimed, self.room)
             self.claimed.add(job.id)
-            reasons[claimed.candidate, ""] = wait.sentence(claimed, self.room, self.room.quota.borrowed)
+            reasons[claimed.candidate, ""] = backfill.sentence(claimed, self.room, self.room.quota.borrowed)
         elif not own:
-            wait.keep_quota(job, self.room)
+            backfill.keep_quota(job, self.room)
 
     def _started(self, job: Job) -> bool:
         if options := options_of(job, self.room):

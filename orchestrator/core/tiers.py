@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from orchestrator.core.expected import tier
+from orchestrator.core.expected_duration import tier
 from orchestrator.core.model import Job, Running, Snapshot
-from orchestrator.core.options import Reasons
+from orchestrator.core.placement_options import Reasons
 from orchestrator.core.policies import fifo
 
 

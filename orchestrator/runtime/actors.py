@@ -12,8 +12,8 @@ from cluster.errors import FleetError, PolyfleetError
 from cluster.identity import agent_name, fleet_identity, namespace
 from cluster.paths import home
 from cluster.processes import ProcessId, kill
-from cluster.vocabulary import NodeFacts
-from orchestrator.runtime import travelling
+from cluster.types import NodeFacts
+from orchestrator.runtime import code_delivery
 
 MOST_EXECS = 8
 """As workers/execs.py has it."""
@@ -147,7 +147,7 @@ def make(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_id, soft=False),
     }
-    agent = travelling.carried(AgentActor, travelling.bring(ray_id)) if carried else AgentActor
+    agent = code_delivery.carried(AgentActor, code_delivery.bring(ray_id)) if carried else AgentActor
     return grouped(agent).options(**options).remote(fleet=identity, cpus=cpus)
 
 

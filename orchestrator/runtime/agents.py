@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from cluster.errors import Conflict, FleetError
-from cluster.plain import from_plain
-from cluster.vocabulary import NodeFacts
+from cluster.serialization import from_plain
+from cluster.types import NodeFacts
 from orchestrator.core.messages import (
     AgentDied,
     AgentFailed,
@@ -25,9 +25,9 @@ from orchestrator.core.messages import (
     Spoiled,
 )
 from orchestrator.core.nodes import Node, away_reason
-from orchestrator.runtime import actors, travelling
+from orchestrator.runtime import actors, code_delivery
 from orchestrator.runtime.actors import first_line, last_line
-from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.ray_calls import RAY
 from workers.errors import TakenOver
 from workers.messages import AttemptReport, Unusable
 
@@ -134,7 +134,7 @@ class Agents:
     def make(self, node: str, ray_id: str) -> None:
         """One at a time is made for a node: a second would slow down the first where the machine is loaded."""
         carried = ray_id in self._lacking
-        limit_s = travelling.LIMIT_S if carried else LIMIT_S
+        limit_s = code_delivery.LIMIT_S if carried else LIMIT_S
         with self._lock:
             self._wanted[node] = ray_id
             if time.monotonic() < self._made_by_s.get((node, ray_id), 0.0):
@@ -283,7 +283,7 @@ class Agents:
 
     def _why_none(self, handle: Handle, error: str) -> str:
         """Why an agent never began. "" where only our code is missing there: the next try brings it."""
-        if travelling.lacks_us(error) and handle.ray_id not in self._lacking:
+        if code_delivery.lacks_us(error) and handle.ray_id not in self._lacking:
             self._lacking.add(handle.ray_id)
             return ""
         return f"its agent cannot start: {last_line(error)}"

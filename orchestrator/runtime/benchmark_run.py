@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cluster.errors import FleetError, PolyfleetError, UserError
-from cluster.plain import from_plain
+from cluster.serialization import from_plain
 from orchestrator.benchmark import suite
-from orchestrator.benchmark.asking import Wanted
-from orchestrator.benchmark.conductor import Cancelled, ColumnLost, Conductor
+from orchestrator.benchmark.job_requests import Wanted
 from orchestrator.benchmark.results import MEASURED
+from orchestrator.benchmark.round_runner import Cancelled, ColumnLost, Conductor
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.columns import FleetColumn, placed
+from orchestrator.runtime.benchmark_target import FleetColumn, placed
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.benchmarks import BenchmarkLines
+from orchestrator.store.benchmark_lines import BenchmarkLines
 
 log = logging.getLogger(__name__)
 GRACE_S = 20.0

@@ -12,16 +12,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from cluster.archive_unpack import Contents
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
-from cluster.plain import to_plain
-from cluster.unpacking import Contents
-from orchestrator.benchmark import asking, suite
+from cluster.serialization import to_plain
+from orchestrator.benchmark import job_requests, suite
 from orchestrator.core.model import Devices
 from orchestrator.core.nodes import groups
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmark_run import Cancel, Run, Shared, Submit, cancelled
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.benchmarks import BenchmarkLines
+from orchestrator.store.benchmark_lines import BenchmarkLines
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,9 @@ class Benchmarks:
                     raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
                 return self.view(run)
             asked = suite.request(data)
-            jobs = [{"wanted": to_plain(w), "spec": w.spec(run, asked)} for w in asking.wanted(asked, self._devices())]
+            jobs = [
+                {"wanted": to_plain(w), "spec": w.spec(run, asked)} for w in job_requests.wanted(asked, self._devices())
+            ]
             folder = {"package": package, "content_sha": self._contents(package).content_sha}
             about = {"request": asked.to_plain(), **folder, "digest": digest}
             begun: Data = {"line": "begun", "run": run, **about, "jobs": jobs}

@@ -20,29 +20,29 @@ from orchestrator.core.draft import Control
 from orchestrator.core.messages import Message
 from orchestrator.core.model import Devices, Plan, Snapshot
 from orchestrator.core.nodes import OWNER, drained
-from orchestrator.core.placing import snapshot
+from orchestrator.core.placement import snapshot
 from orchestrator.core.policy import Policy, Project
 from orchestrator.core.throughput import History, Throughput
-from orchestrator.runtime import crash, reservations
+from orchestrator.runtime import crash_hook, reservations
 from orchestrator.runtime.agents import HEAD_LATE_S, Agents
-from orchestrator.runtime.carrying import Carrier
-from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.command_executor import Carrier
 from orchestrator.runtime.inbox import Inbox
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.keeping import Keeping
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.leaving import give_back
-from orchestrator.runtime.link import Link, before_joining
-from orchestrator.runtime.pulse import Pulse
+from orchestrator.runtime.leave_cluster import give_back
+from orchestrator.runtime.liveness import Pulse
+from orchestrator.runtime.log_preservation import Keeping
+from orchestrator.runtime.ray_calls import RAY
+from orchestrator.runtime.ray_link import Link, before_joining
 from orchestrator.runtime.repair import RepairThread
-from orchestrator.runtime.steps import TURN_S, Steps, now
+from orchestrator.runtime.step_batch import TURN_S, Steps, now
 from orchestrator.store import origin
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 
 log = logging.getLogger(__name__)
 
 SOON_S = 0.02
-"""While something has changed and the plan that looks at it rests (see core/placing.py)."""
+"""While something has changed and the plan that looks at it rests (see core/placement.py)."""
 
 TURN_SHARE = 0.5
 GATHER_S = 0.02
@@ -313,12 +313,12 @@ class Runtime(threading.Thread):
 
     def _carry(self, commands: list[Command]) -> None:
         for command in commands:
-            crash.point(f"command:{type(command).__name__}:before")
+            crash_hook.point(f"command:{type(command).__name__}:before")
             try:
                 self._carrier.carry(command)
             except Exception:
                 log.exception("%s could not be begun", command)
-            crash.point(f"command:{type(command).__name__}:after")
+            crash_hook.point(f"command:{type(command).__name__}:after")
 
     def _look(self) -> None:
         """Ask for what has changed: Ray for its nodes and what is reserved, every agent for its attempts."""

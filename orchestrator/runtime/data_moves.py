@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
-from orchestrator.checkpoint_places import of_this_machine
+from orchestrator.checkpoint_address import of_this_machine
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.commands import Launch
 from orchestrator.runtime.agents import Agents

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cluster import places
-from cluster.content import entry_refusal
-from cluster.contents import source_key
+from cluster import checkpoint_location
+from cluster.checkpoint_location import Place
+from cluster.content_cache import source_key
+from cluster.content_hash import entry_refusal
 from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
-from cluster.places import Place
-from cluster.tree_entries import Entry
-from cluster.trees import PIECE_BYTES, digest
-from cluster.vocabulary import NodeFacts
-from orchestrator.checkpoint_places import of_this_machine
+from cluster.folder_access import PIECE_BYTES, digest
+from cluster.folder_entries import Entry
+from cluster.types import NodeFacts
+from orchestrator.checkpoint_address import of_this_machine
 from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.model import Data
 from orchestrator.runtime import actors
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.bandwidth_limit import Pace
 from orchestrator.runtime.data_store import DataStore, missing
+from orchestrator.runtime.file_locations import Folder
 from orchestrator.runtime.file_moves import COMMIT_S, IN_FLIGHT, PIECE_S, Copy
-from orchestrator.runtime.file_places import Folder
-from orchestrator.runtime.pacing import Pace
 from orchestrator.show.units import size
 from workers.messages import Mount
 
@@ -71,7 +71,7 @@ class Sources:
         """`node` is where it is to be. Raises SpecError, FleetError, NotFound."""
         if of_this_machine(item.wanted.uri):
             return self._sent(item, tell)
-        place = places.parse(item.wanted.uri, f"{item.field}.uri")
+        place = checkpoint_location.parse(item.wanted.uri, f"{item.field}.uri")
         return self._in_store(node, place, item, tell) if place.scheme else self._in_pool(place, item, tell)
 
     # -- from an object store: the node itself reads it

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cluster.content import Content
-from cluster.contents import Contents
+from cluster.content_cache import Contents
+from cluster.content_hash import Content
 from cluster.errors import NotFound, SpecError, UserError
-from cluster.tree_entries import Entry
-from cluster.trees import Tree, digest, digest_of, plain
-from cluster.uses import IDLE_S
+from cluster.folder_access import Tree, digest, digest_of, plain
+from cluster.folder_entries import Entry
+from cluster.last_used import IDLE_S
 
 UPLOAD = re.compile(r"[0-9a-z-]{8,64}", re.ASCII)
 UPLOADS = "uploads"

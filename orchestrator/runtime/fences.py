@@ -16,7 +16,7 @@ from cluster import fences
 from cluster.errors import FleetError
 from cluster.identity import fleet_identity
 from cluster.paths import home
-from orchestrator.runtime.engine import RAY, ClusterLeft
+from orchestrator.runtime.ray_calls import RAY, ClusterLeft
 from workers.messages import FENCE_KEY
 
 LIMIT_S = 10.0

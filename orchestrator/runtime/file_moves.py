@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from cluster.errors import FleetError, PolyfleetError
-from cluster.tree_entries import Entry
-from cluster.trees import PIECE_BYTES
-from cluster.vocabulary import NodeFacts
+from cluster.folder_access import PIECE_BYTES
+from cluster.folder_entries import Entry
+from cluster.types import NodeFacts
 from orchestrator.core.commands import Launch
 from orchestrator.runtime import actors
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.file_places import FilePlaces, Folder, Found
-from orchestrator.runtime.pacing import Pace
+from orchestrator.runtime.bandwidth_limit import Pace
+from orchestrator.runtime.file_locations import FilePlaces, Folder, Found
 
 log = logging.getLogger(__name__)
 

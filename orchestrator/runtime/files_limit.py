@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from cluster.errors import PolyfleetError, UserError
 from orchestrator.core.states import TERMINAL
-from orchestrator.resources import size_bytes
+from orchestrator.resource_syntax import size_bytes
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster.vocabulary import Finding
-from orchestrator.core.leaks import Leak
+from cluster.types import Finding
+from orchestrator.core.leaked_devices import Leak
 from orchestrator.core.timing import NODE_SILENT_S
-from orchestrator.runtime import travelling
+from orchestrator.runtime import code_delivery
 from orchestrator.runtime.agents import NO_FLEET
-from orchestrator.runtime.engine import Blocked
-from orchestrator.runtime.link import HEAD_GONE, HEAD_STARTS
+from orchestrator.runtime.ray_calls import Blocked
+from orchestrator.runtime.ray_link import HEAD_GONE, HEAD_STARTS
 
 TURN_LATE_S = 5.0
 STARTING_S = 60.0
@@ -19,7 +19,7 @@ TROUBLE_S = 3.0
 LITTLE_ROOM_BYTES = 256 << 20
 NAMED = 5
 AGAIN = "it is tried again by itself; the server's log and those it names tell more"
-UNMADE_REMEDY = f"{travelling.REMEDY}; it is tried again every few minutes"
+UNMADE_REMEDY = f"{code_delivery.REMEDY}; it is tried again every few minutes"
 GIB = 1 << 30
 MIB = 1 << 20
 NoteOf = tuple[str, Finding]

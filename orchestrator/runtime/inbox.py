@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.errors import PolyfleetError
 from orchestrator.core import messages as m
-from orchestrator.runtime.asks import ANSWER_S, Ask
+from orchestrator.runtime.pending_request import ANSWER_S, Ask
 
 
 class Inbox:

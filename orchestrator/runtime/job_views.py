@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core.attempts import node_of
-from orchestrator.core.fencing import waits_for
 from orchestrator.core.fold import Record
-from orchestrator.core.line import Line
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Event, Plan, Progress
 from orchestrator.core.progress import ran_on
-from orchestrator.core.remaining import Known
+from orchestrator.core.remaining_time import Known
 from orchestrator.core.states import WAITING
+from orchestrator.core.suspicion import waits_for
 from orchestrator.core.timing import NODE_SILENT_S
+from orchestrator.core.waiting_queue import Line
 from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.known import KnownDevices
-from orchestrator.runtime.steps import now
+from orchestrator.runtime.last_inventory import KnownDevices
+from orchestrator.runtime.step_batch import now
 from orchestrator.runtime.views import job_view, progress_view
 from orchestrator.show.units import when
 

@@ -10,8 +10,8 @@ from typing import Any
 from cluster.errors import FleetError, NotFound, nearest
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
-from orchestrator.store.events import EventStore
-from orchestrator.store.jobs import MANY, Page
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.job_table import MANY, Page
 from orchestrator.store.sqlite import ReplacedError
 
 NEAREST_OF = 50

@@ -15,12 +15,12 @@ from orchestrator.core.commands import Launch
 from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.bringing import Bringer
+from orchestrator.runtime.code_archives import Packages
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.file_moves import FileMoves
-from orchestrator.runtime.handing_on import HandedOn, hand_on
-from orchestrator.runtime.packages import Packages
-from orchestrator.runtime.room import NoRoom
+from orchestrator.runtime.ray_capacity import NoRoom
+from orchestrator.runtime.resume_source import Bringer
+from orchestrator.runtime.script_resume import HandedOn, hand_on
 from orchestrator.runtime.secrets import resolve_secrets
 from workers.errors import EpochPast
 from workers.messages import Order

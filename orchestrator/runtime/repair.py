@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from cluster.repair import Repairs
+from cluster.node_repair import Repairs
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from cluster.identity import fleet_identity, reservation_prefix
 from cluster.paths import home
-from orchestrator.runtime import room
-from orchestrator.runtime.engine import RAY, in_time
-from orchestrator.runtime.room import Resources
+from orchestrator.runtime import ray_capacity
+from orchestrator.runtime.ray_calls import RAY, in_time
+from orchestrator.runtime.ray_capacity import Resources
 
 WAIT_S = 10.0
 LOOK_EVERY_S = 0.005
@@ -90,7 +90,7 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
     )
     if not group.wait(timeout_seconds=WAIT_S):
         _remove(group)
-        raise room.short(bundles, ray_node_ids)
+        raise ray_capacity.short(bundles, ray_node_ids)
     return group
 
 
@@ -134,9 +134,9 @@ def _await_room(bundles: list[Resources], ray_node_ids: list[str]) -> None:
     from ray._private.state import available_resources_per_node
 
     deadline = time.monotonic() + WAIT_S
-    while not room.fits(bundles, ray_node_ids, available_resources_per_node()):  # type: ignore[no-untyped-call]
+    while not ray_capacity.fits(bundles, ray_node_ids, available_resources_per_node()):  # type: ignore[no-untyped-call]
         if time.monotonic() > deadline:
-            raise room.short(bundles, ray_node_ids)
+            raise ray_capacity.short(bundles, ray_node_ids)
         time.sleep(LOOK_EVERY_S)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.errors import SpecError
-from cluster.untrusted import Unreadable, read_bytes
+from cluster.untrusted_files import Unreadable, read_bytes
 
 LONGEST_SECRET_BYTES = 64 << 10
 MOST_SECRET_BYTES = 1 << 20

@@ -9,26 +9,26 @@ from functools import partial
 from typing import Any
 
 from cluster.errors import FleetError, SpecError, nearest
-from orchestrator import entry
-from orchestrator.bundle import refuse_our_names
-from orchestrator.checkpoint_places import of_this_machine
+from orchestrator import entry_check
+from orchestrator.checkpoint_address import of_this_machine
 from orchestrator.checkpoints import Checkpoints
+from orchestrator.code_archive import refuse_our_names
 from orchestrator.core.explain import Never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
 from orchestrator.core.throughput import with_code
+from orchestrator.job_spec import JobSpec, parse_job
+from orchestrator.job_spec_parts import DataSpec
 from orchestrator.limits import TooManyJobs, most_waiting
-from orchestrator.runtime import crash
+from orchestrator.runtime import crash_hook
+from orchestrator.runtime.code_archives import Packages
 from orchestrator.runtime.data_store import DataStore, missing
 from orchestrator.runtime.jobs import Jobs, NotStored
-from orchestrator.runtime.packages import Packages
 from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.runtime.views import acknowledged
-from orchestrator.spec import JobSpec, parse_job
-from orchestrator.spec_parts import DataSpec
-from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer, Asked
-from orchestrator.store.work import Stored
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.idempotency import Answer, Asked
+from orchestrator.store.unit_of_work import Stored
 
 Data = dict[str, Any]
 Seen = Callable[[], tuple[tuple[Devices, ...] | None, str]]
@@ -59,7 +59,7 @@ class _Accepting:
     def __call__(self) -> Answer:
         made = self.accept()
         self.accepted = True
-        crash.point("event:submitted:before")
+        crash_hook.point("event:submitted:before")
         return made
 
 
@@ -127,7 +127,7 @@ class Submissions:
         return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
 
     def _durable(self, records: list[Record]) -> None:
-        crash.point("event:submitted:after")
+        crash_hook.point("event:submitted:after")
         self._stored(records)
 
     def _accepted(self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
@@ -145,7 +145,7 @@ class Submissions:
         `waits`: no node can be asked now.
         """
         checked = parse_job(spec)
-        if not package and entry.in_folder(checked.entry):
+        if not package and entry_check.in_folder(checked.entry):
             remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
             raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
         contents = self._packages.contents(package)

@@ -3,16 +3,16 @@
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
-from cluster.plain import to_plain
+from cluster.serialization import to_plain
 from orchestrator.core import nodes
 from orchestrator.core.attempts import node_of
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.nodes import Leased, Node
-from orchestrator.core.placing import devices_of
+from orchestrator.core.placement import devices_of
 from orchestrator.core.progress import devices_of as devices_of_attempt
-from orchestrator.core.remaining import Known, Source, remaining
+from orchestrator.core.remaining_time import Known, Source, remaining
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import ScriptCheckpoint
@@ -28,7 +28,8 @@ def iso(seconds: float | None) -> str | None:
 
 class ProgressView(TypedDict):
     """Of an open job that was placed. `of` and `steps_per_s` are None where they are not known; how long is left is on
-    the devices it runs on, or ran on last, `left_from` a word of core/remaining.py and `left` the same as a sentence.
+    the devices it runs on, or ran on last, `left_from` a word of core/remaining_time.py and `left` the same as a
+    sentence.
     """
 
     step: int

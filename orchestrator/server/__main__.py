@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cluster.errors import PolyfleetError
 from cluster.paths import home
-from orchestrator.server.log import log_to_stderr
 from orchestrator.server.serve import serve
+from orchestrator.server.server_log import log_to_stderr
 
 
 def main() -> int:

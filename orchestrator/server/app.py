@@ -12,24 +12,24 @@ from starlette.types import Receive, Scope, Send
 
 from cluster import paths
 from cluster.version import VERSION
-from orchestrator.server import answers
-from orchestrator.server.facade import Facade
+from orchestrator.server import responses
+from orchestrator.server.batching import Together
 from orchestrator.server.guard import Guard
-from orchestrator.server.proof import proof
 from orchestrator.server.routes import (
     benchmarks,
     changes,
     checkpoints,
+    code_archives,
     data,
     execs,
     files,
     fleet,
     jobs,
-    packages,
     schema,
     server,
 )
-from orchestrator.server.together import Together
+from orchestrator.server.server_authentication import proof
+from orchestrator.server.service_protocol import Facade
 
 
 class Guarded(FastAPI):
@@ -66,7 +66,7 @@ def make_app(
     app.state.execs = None
     app.state.submissions = Together(lambda asked: service.submit_each(asked))  # the schema is made without a service
     app.state.stop = stop or app.state.stopping.set
-    for part in (jobs, execs, files, server, fleet, changes, packages, data, checkpoints, benchmarks, schema):
+    for part in (jobs, execs, files, server, fleet, changes, code_archives, data, checkpoints, benchmarks, schema):
         app.include_router(part.router)
-    answers.install(app)
+    responses.install(app)
     return app

@@ -15,8 +15,8 @@ from cluster import fleet_record
 from cluster.errors import Conflict, FleetError, UserError
 from cluster.paths import open_private, private_dir, refuse_foreign_folder
 from cluster.processes import ProcessId, age_s, alive, running, start_detached, stop
-from orchestrator.server import record, sockets, token
-from orchestrator.server.record import ServerRecord
+from orchestrator.server import server_record, token, unix_socket
+from orchestrator.server.server_record import ServerRecord
 
 START_TIMEOUT_S = 90.0
 STOP_GRACE_S = 15.0
@@ -35,7 +35,7 @@ def find(home: Path) -> ServerRecord | None:
     Raises UserError for another user's home: its record would lead our token to a port of theirs.
     """
     refuse_foreign_folder(home)
-    found = record.read(home)
+    found = server_record.read(home)
     return found if found and alive(found.process) else None
 
 
@@ -72,7 +72,7 @@ def stop_server(home: Path) -> bool:
     found = find(home)
     running = [found.process] if found else _unrecorded(home)
     stop(running, grace_s=STOP_GRACE_S, spare=_nodes())
-    record.forget(home)
+    server_record.forget(home)
     return bool(running)
 
 
@@ -96,7 +96,8 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
             told, busy_s = _tell(progress, doing, told), time.monotonic()
         elif min(age_s(strays[0]), time.monotonic() - busy_s) > STARTING_S:
             raise Conflict(
-                f"a server of {home} runs as process {strays[0].pid}, but {home / record.NAME} does not say where",
+                f"a server of {home} runs as process {strays[0].pid}, but "
+                f"{home / server_record.NAME} does not say where",
                 "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
             )
         time.sleep(0.1)
@@ -138,7 +139,7 @@ def _one_starter(home: Path, progress: Progress) -> Iterator[None]:
 
 def _doing(home: Path) -> str:
     """What the process that is to be this home's server does before it answers; "" where that takes no time."""
-    found = record.doing(home)
+    found = server_record.doing(home)
     return found[1] if found and alive(found[0]) else ""
 
 
@@ -149,7 +150,7 @@ def _tell(progress: Progress, doing: str, told: str) -> str:
 
 
 def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progress) -> ServerRecord:
-    record.forget(home)
+    server_record.forget(home)
     log = log_path(home)
     private_dir(log.parent)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
@@ -186,7 +187,7 @@ def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int, pro
 def _answers(server: ServerRecord) -> bool:
     connection = http.client.HTTPConnection("localhost", timeout=5)
     try:
-        connection.sock = sockets.connect(Path(server.socket), timeout_s=5)
+        connection.sock = unix_socket.connect(Path(server.socket), timeout_s=5)
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
     except OSError:

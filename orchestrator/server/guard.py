@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.limits import MOST_IN_FLIGHT, TooManyRequests
-from orchestrator.server import answers
-from orchestrator.server.answers import simple_error
+from orchestrator.server import responses
+from orchestrator.server.responses import simple_error
 
 PUBLIC = frozenset({("GET", "/healthz")})
 SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -61,7 +61,7 @@ class Guard:
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One more in flight, or refused at once: a queue without an end would let everybody wait."""
         if self.in_flight >= MOST_IN_FLIGHT:
-            await answers.refusal(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
+            await responses.refusal(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
             return
         self.in_flight += 1
         try:

@@ -21,12 +21,12 @@ from cluster.errors import Conflict, UserError
 from cluster.paths import private_dir
 from cluster.processes import identify
 from cluster.version import VERSION
-from orchestrator.server import record, sockets, token
+from orchestrator.server import server_record, token, unix_socket
 from orchestrator.server.app import make_app
-from orchestrator.server.connections import ACCEPTED_AT_ONCE, BACKLOG, protocol, raise_file_limit
-from orchestrator.server.facade import Facade
-from orchestrator.server.record import ServerRecord
-from orchestrator.server.transfers import forget_unfinished
+from orchestrator.server.archive_upload import forget_unfinished
+from orchestrator.server.connection_limits import ACCEPTED_AT_ONCE, BACKLOG, protocol, raise_file_limit
+from orchestrator.server.server_record import ServerRecord
+from orchestrator.server.service_protocol import Facade
 
 DRAIN_S = 3
 ALLOCATED = 20_000
@@ -47,16 +47,16 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) 
         held.enter_context(_only_one(home))
         tokens.rotate(home / token.NAME)
         secret = token.read(home)
-        listening, path = held.enter_context(sockets.listener(home))
+        listening, path = held.enter_context(unix_socket.listener(home))
         tcp = [] if port is None else [held.enter_context(listener(port))]
         forget_unfinished(home)
-        with record.telling(home):
+        with server_record.telling(home):
             service = make_service(home)
         _collect_seldom()
         try:
             _run(service, secret, home, path, [listening, *tcp])
         finally:
-            record.forget(home)
+            server_record.forget(home)
             path.unlink(missing_ok=True)  # now: closing may take so long that we are killed
             service.close()
 
@@ -67,7 +67,7 @@ def _run(service: Facade, token: str, home: Path, path: Path, listening: list[so
     port = next((s.getsockname()[1] for s in listening if s.family == socket.AF_INET), 0)
     answering = ServerRecord(found.pid, found.created, port, VERSION, app.state.started_at, str(path))
     server = _Server(
-        server_config(app), on_answering=lambda: record.write(home, answering), on_ending=app.state.stopping.set
+        server_config(app), on_answering=lambda: server_record.write(home, answering), on_ending=app.state.stopping.set
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again once it has ended: these make that harmless, and serve until it has begun

@@ -18,10 +18,10 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import FleetError, PolyfleetError, SpecError
-from cluster.untrusted import Unreadable, parse_json
+from cluster.untrusted_files import Unreadable, parse_json
 from orchestrator.limits import TooManyRequests
-from orchestrator.server.answers import error_body, status_of, to_json, unforeseen
-from orchestrator.server.facade import Data, Facade
+from orchestrator.server.responses import error_body, status_of, to_json, unforeseen
+from orchestrator.server.service_protocol import Data, Facade
 
 HEARTBEAT_S = 15.0
 POLL_S = (0.2, 1.0)

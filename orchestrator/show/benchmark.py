@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.show.grid import Grid, Stack, facts, grid
-from orchestrator.show.text import one_line, visible
+from orchestrator.show.setting_text import way_of
+from orchestrator.show.table import Grid, Stack, facts, grid
+from orchestrator.show.terminal_text import one_line, visible
 from orchestrator.show.units import ago, duration
-from orchestrator.show.ways import way_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from orchestrator.show.grid import Grid, Stack, facts, grid
-from orchestrator.show.text import visible
+from orchestrator.show.table import Grid, Stack, facts, grid
+from orchestrator.show.terminal_text import visible
 from orchestrator.show.units import size, when
 
 Data = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.show.grid import Drawn, Grid, Stack, facts, grid
+from orchestrator.show.table import Drawn, Grid, Stack, facts, grid
 from orchestrator.show.units import size
 
 Data = dict[str, Any]

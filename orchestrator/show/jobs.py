@@ -5,8 +5,8 @@ from typing import Any
 
 from orchestrator.core.states import TERMINAL
 from orchestrator.show import benchmark
-from orchestrator.show.grid import Grid, Stack, facts, grid
-from orchestrator.show.text import visible
+from orchestrator.show.table import Grid, Stack, facts, grid
+from orchestrator.show.terminal_text import visible
 from orchestrator.show.units import ago, between, size, when
 
 Data = dict[str, Any]

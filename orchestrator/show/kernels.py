@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.show.grid import Grid, grid
+from orchestrator.show.table import Grid, grid
 
 Data = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from orchestrator.show.grid import Grid, Stack, grid
+from orchestrator.show.table import Grid, Stack, grid
 from orchestrator.show.units import duration, moment, size
 from orchestrator.top import MOST, DeviceNow, JobNow, NodeNow, Now
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from orchestrator.simulate.campaign import EVENTS_PER_WORLD, campaign
-from orchestrator.simulate.planted import PLANTED, planted
+from orchestrator.simulate.planted_bugs import PLANTED, planted
 
 
 def main() -> int:

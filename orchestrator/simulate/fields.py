@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster import yaml
+from cluster import strict_yaml
 from cluster.errors import UserError, nearest
-from orchestrator.simulate.texts import text_of
+from orchestrator.simulate.text_files import text_of
 
 
 class Fields:
@@ -25,7 +25,7 @@ class Fields:
 
     @classmethod
     def of_file(cls, path: Path, known: tuple[str, ...]) -> "Fields":
-        return cls(path.name, "", yaml.load(text_of(path, "YAML", yaml.MAX_BYTES), path.name), known)
+        return cls(path.name, "", strict_yaml.load(text_of(path, "YAML", strict_yaml.MAX_BYTES), path.name), known)
 
     def __contains__(self, key: str) -> bool:
         return key in self.data

@@ -14,7 +14,7 @@ from orchestrator.core.nodes import EVENTS as OF_NODES
 from orchestrator.core.states import TERMINAL, State
 from orchestrator.simulate.attempt import Attempt
 from orchestrator.simulate.consistency import contradictions, steps_back
-from orchestrator.simulate.overdue import Overdue
+from orchestrator.simulate.overdue_flags import Overdue
 
 if TYPE_CHECKING:
     from orchestrator.simulate.machine import Machine

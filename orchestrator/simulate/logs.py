@@ -14,13 +14,13 @@ from cluster.paths import home
 from orchestrator.benchmark import throughput
 from orchestrator.core.fold import Record
 from orchestrator.core.throughput import Key, Measured, Throughput
-from orchestrator.simulate.past import Log
-from orchestrator.store import setting, sqlite
+from orchestrator.simulate.log_trace import Log
+from orchestrator.store import database_setting, sqlite
 from orchestrator.store.backup import ROWS_AT_ONCE, snapshot, version_in
-from orchestrator.store.damage import Damage, Damaged, data_of, readable
+from orchestrator.store.damaged_rows import Damage, Damaged, data_of, readable
 from orchestrator.store.database import name_of, parsed, sqlite_url
-from orchestrator.store.folding import fold_rows
-from orchestrator.store.ledger import NODE
+from orchestrator.store.job_cache import NODE
+from orchestrator.store.job_rows import fold_rows
 from orchestrator.store.schema import benchmark_lines, events, removals
 
 REMEDY = "name a server's home, its database, or a file of `polyfleet server backup`"
@@ -42,7 +42,7 @@ def read_log(where: str) -> Log:
 
 def _url(where: str) -> str:
     if "://" in where:
-        return setting.for_arguments(where)
+        return database_setting.for_arguments(where)
     path = Path(where)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -50,7 +50,7 @@ def _url(where: str) -> str:
         raise UserError(f"--log: {where[:60]} cannot be read: {e.strerror}", REMEDY) from None
     if is_folder:
         ours = path.resolve() == home().resolve()
-        return setting.database_url(home()) if ours else setting.written_url(path.absolute())
+        return database_setting.database_url(home()) if ours else database_setting.written_url(path.absolute())
     if not is_file:
         raise UserError(f"--log: there is no file or folder {where}", REMEDY)
     return sqlite_url(path)

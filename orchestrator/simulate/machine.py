@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cluster.catalogue import meets
-from cluster.vocabulary import Device, NodeFacts
+from cluster.types import Device, NodeFacts
 from orchestrator.core.model import Candidate, Job
 from orchestrator.simulate.attempt import Attempt
 from workers.messages import PROTOCOL, AttemptReport, Order

@@ -5,14 +5,14 @@ that outlives what it explained.
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core import control, ending, endings, fencing, following, retry
+from orchestrator.core import attempt_outcome, attempt_reports, attempt_stops, control, retry, suspicion
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import Live, Part
 from orchestrator.core.commands import Fence
 from orchestrator.core.draft import Draft
 from orchestrator.core.model import Job
 from orchestrator.core.retry import Decision, Ended
-from orchestrator.simulate import launching
+from orchestrator.simulate import launch
 
 Change = tuple[Any, str, Any]
 
@@ -32,14 +32,14 @@ def own_fence_taken_for_anothers() -> list[Change]:
                 draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
 
     def read(draft: Draft, live: Live) -> None:
-        draft.lives[live.job] = fencing._fenced_by_others(draft, live, live.epoch + 1)
+        draft.lives[live.job] = suspicion._fenced_by_others(draft, live, live.epoch + 1)
 
-    return [(fencing, "rejoined", rejoined), (fencing, "_own_fence_read", read)]
+    return [(suspicion, "rejoined", rejoined), (suspicion, "_own_fence_read", read)]
 
 
 def late_answers_believed() -> list[Change]:
     """What a node said before it said something newer counts as news."""
-    return [(following, "_is_late", lambda draft, part, report, beat: False)]
+    return [(attempt_reports, "_is_late", lambda draft, part, report, beat: False)]
 
 
 def ended_parts_doubted() -> list[Change]:
@@ -48,13 +48,13 @@ def ended_parts_doubted() -> list[Change]:
     def after(live: Live, rank: int, part: Part, told: m.LaunchFailed, now_s: float) -> Part:
         return replace(part, unsure=told.message) if part.node in told.nodes else was(live, rank, part, told, now_s)
 
-    was = ending._after_failed_launch
-    return [(ending, "_after_failed_launch", after)]
+    was = attempt_stops._after_failed_launch
+    return [(attempt_stops, "_after_failed_launch", after)]
 
 
 def stops_begin_anew() -> list[Change]:
     """Since when an attempt was to stop is forgotten with each time that its node is asked."""
-    was = ending._ask
+    was = attempt_stops._ask
 
     def ask(draft: Draft, job: str, node: str, how: str) -> None:
         before = draft.lives[job].asked.get(node)
@@ -63,12 +63,12 @@ def stops_begin_anew() -> list[Change]:
         if live.asked.get(node) is not before and live.cancelled_s is not None:
             draft.lives[job] = replace(live, cancelled_s=draft.now.s)
 
-    return [(ending, "_ask", ask)]
+    return [(attempt_stops, "_ask", ask)]
 
 
 def lowering_asked_for_once() -> list[Change]:
     """A fence that could not be taken down stays."""
-    return [(fencing, "_lower_again", lambda draft, live: live)]
+    return [(suspicion, "_lower_again", lambda draft, live: live)]
 
 
 def any_release_believed() -> list[Change]:
@@ -83,20 +83,24 @@ def any_release_believed() -> list[Change]:
 
 def users_error_taken_for_a_lost_node() -> list[Change]:
     """What its user got wrong on one node of a gang explains how the others end, as a node that is lost would."""
-    was = endings._class
+    was = attempt_outcome._class
 
     def launch_failed(draft: Draft, told: m.LaunchFailed) -> None:
         live = draft.lives.get(told.job)
         if live is not None and live.launching and live.epoch == told.epoch and told.kind == "user" and told.nodes:
             draft.lives[live.job] = live.cut(told.message, draft.now.s)
-        ending.launch_failed(draft, told)
+        attempt_stops.launch_failed(draft, told)
 
     def place(part: Part, first_failed_s: float | None) -> int:
-        return 4 if endings.refused_by_user(part) else was(part, first_failed_s)
+        return 4 if attempt_outcome.refused_by_user(part) else was(part, first_failed_s)
 
     handlers = control.HANDLERS | {m.LaunchFailed: launch_failed}
     never = lambda part: False  # noqa: E731
-    return [(control, "HANDLERS", handlers), (endings, "_class", place), (ending, "refused_by_user", never)]
+    return [
+        (control, "HANDLERS", handlers),
+        (attempt_outcome, "_class", place),
+        (attempt_stops, "refused_by_user", never),
+    ]
 
 
 def users_error_tried_again() -> list[Change]:
@@ -111,15 +115,15 @@ def users_error_tried_again() -> list[Change]:
 
 def conflict_taken_for_a_newer_attempt() -> list[Change]:
     """A launch whose code another one sends as well is told of as if its own epoch had run."""
-    was = launching.Launching._failed
+    was = launch.Launching._failed
 
-    def failed(launch: launching.Launching, cause: Exception) -> None:
-        if isinstance(cause, launching.UploadConflict):
-            launch.fail(str(cause), seen=launch.command.epoch)
+    def failed(launching: launch.Launching, cause: Exception) -> None:
+        if isinstance(cause, launch.UploadConflict):
+            launching.fail(str(cause), seen=launching.command.epoch)
         else:
-            was(launch, cause)
+            was(launching, cause)
 
-    return [(launching.Launching, "_failed", failed)]
+    return [(launch.Launching, "_failed", failed)]
 
 
 BUGS = (

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from cluster.errors import PolyfleetError, UserError, nearest
 from orchestrator import installed_policies
 from orchestrator.core.planner.decision import Memory, decide
+from orchestrator.core.planner.planner_jobs import WAITS, Work
 from orchestrator.core.planner.plugins import KNOWN
 from orchestrator.core.planner.policies import POLICIES
-from orchestrator.core.planner.work import WAITS, Work
-from orchestrator.simulate.failing import FailingNodes
 from orchestrator.simulate.fleets import Fleet
+from orchestrator.simulate.node_failures import FailingNodes
 from orchestrator.simulate.traces import Trace
 
 TOGETHER_S = 1e-6

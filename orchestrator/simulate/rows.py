@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import UserError, nearest
-from orchestrator.simulate.texts import text_of
+from orchestrator.simulate.text_files import text_of
 
 RATE = "_steps_per_s"
 MOST_BYTES = 256 << 20

@@ -11,7 +11,7 @@ from orchestrator.core.demand import NodeGroup
 from orchestrator.core.model import Candidate, Job, Recovery
 from orchestrator.simulate.faults import Faults
 from orchestrator.simulate.machine import Machine
-from orchestrator.simulate.settling import settle
+from orchestrator.simulate.quiescence import settle
 from orchestrator.simulate.users import Script, Users
 from orchestrator.simulate.world import World
 

@@ -1,5 +1,5 @@
 """The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after. It
-makes its turns as runtime/steps.py does.
+makes its turns as runtime/step_batch.py does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,15 +8,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import control as core
+from orchestrator.core import crash_points
 from orchestrator.core import messages as m
-from orchestrator.core import points
 from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Event, Job
-from orchestrator.simulate.carrying import Carrying
-from orchestrator.simulate.storing import NotStored
-from orchestrator.simulate.watching import AGAIN_S, Watching
+from orchestrator.simulate.agent_poller import AGAIN_S, Watching
+from orchestrator.simulate.command_executor import Carrying
+from orchestrator.simulate.store import NotStored
 
 if TYPE_CHECKING:
     from orchestrator.simulate.world import World
@@ -133,10 +133,10 @@ class Server:
             return True
         had = {job.id: self.store.records.get(job.id)}
         try:
-            self.reach(points.of_event("submitted", points.BEFORE))
+            self.reach(crash_points.of_event("submitted", crash_points.BEFORE))
             stored = self.store.append([submitted(job, {}, self.world.wall_s)])
             self.world.checks.stored(stored, had)
-            self.reach(points.of_event("submitted", points.AFTER))
+            self.reach(crash_points.of_event("submitted", crash_points.AFTER))
         except NotStored:
             return False
         except Dead:
@@ -180,13 +180,13 @@ class Server:
             if events:
                 had = {event.job: self.store.records.get(event.job) for event in events}
                 for event in events:
-                    self.reach(points.of_event(event.event, points.BEFORE))
+                    self.reach(crash_points.of_event(event.event, crash_points.BEFORE))
                 stored = self.store.append(events)
                 self.world.checks.stored(stored, had)
                 for event in events:
                     self.world.note(event, now.s)
                 for event in events:
-                    self.reach(points.of_event(event.event, points.AFTER))
+                    self.reach(crash_points.of_event(event.event, crash_points.AFTER))
         except NotStored:
             self.inbox = [(x, done) for x, done in taken if not isinstance(x, m.Tick)] + self.inbox
             self.later(AGAIN_S, self._turn)
@@ -199,9 +199,9 @@ class Server:
                 done()
         for command in commands:
             self.world.note(command, now.s)
-            self.reach(points.of_command(command, points.BEFORE))
+            self.reach(crash_points.of_command(command, crash_points.BEFORE))
             self._carrying.out(command)
-            self.reach(points.of_command(command, points.AFTER))
+            self.reach(crash_points.of_command(command, crash_points.AFTER))
 
     def _step(self, control: Control, together: Sequence[m.Message], now: m.Now) -> core.Step:
         try:

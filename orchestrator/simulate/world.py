@@ -8,15 +8,15 @@ from typing import Any
 from orchestrator.core.demand import NodeGroup
 from orchestrator.simulate.attempt import Attempt
 from orchestrator.simulate.clock import Clock
+from orchestrator.simulate.event_text import brief
+from orchestrator.simulate.fault_injector import Injector
 from orchestrator.simulate.faults import Faults, swarm
-from orchestrator.simulate.growing import Autoscaler
-from orchestrator.simulate.injecting import Injector
 from orchestrator.simulate.invariants import Broken, Checks, Violation
 from orchestrator.simulate.machine import Machine
 from orchestrator.simulate.ray import Ray
 from orchestrator.simulate.server import Server
-from orchestrator.simulate.storing import Store
-from orchestrator.simulate.telling import brief
+from orchestrator.simulate.simulated_autoscaler import Autoscaler
+from orchestrator.simulate.store import Store
 from orchestrator.simulate.users import KINDS, Script, Users
 
 CHUNK_S = 10.0
@@ -191,7 +191,7 @@ class World:
 
     def run(self, events: int) -> Violation | None:
         """So many events under faults, then heal, and see that everything comes to its end."""
-        from orchestrator.simulate.settling import settle
+        from orchestrator.simulate.quiescence import settle
 
         try:
             self.clock.run(float("inf"), int(events * 0.8))

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from cluster.errors import UserError
-from orchestrator.store import copies, migrations, postgresql, schema, sqlite
+from orchestrator.store import database_file_copy, migrations, postgresql, schema, sqlite
 from orchestrator.store.database import is_sqlite, name_of, parsed, trouble
 
 ROWS_AT_ONCE = 2000
@@ -25,9 +25,9 @@ def backup(url: str, target: Path) -> int:
     """
     found = parsed(url)
     if is_sqlite(found):
-        copies.copy(sqlite.path_of(found), target)
+        database_file_copy.copy(sqlite.path_of(found), target)
     else:
-        with copies.published(target) as part, snapshot(url) as source:
+        with database_file_copy.published(target) as part, snapshot(url) as source:
             try:
                 _export(source, part, version_in(source, name_of(found)))
             except (DBAPIError, sqlite3.Error) as e:
@@ -44,7 +44,7 @@ def _export(source: Connection, part: Path, version: int) -> None:
         migrations.upgrade(made, f"{version:04d}")
         made.execute(schema.schema_version.insert().values(version=version))
         copy_rows(source, made)
-    copies.finish(part)
+    database_file_copy.finish(part)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError
 from sqlalchemy.pool import QueuePool
 
 from cluster.errors import FleetError, UserError
-from orchestrator.store import copies, postgresql, schema, sqlite
+from orchestrator.store import database_file_copy, postgresql, schema, sqlite
 
 FORMS = "write sqlite:////absolute/path.db or postgresql://user@host/database"
 RECONNECT_S = 5.0
@@ -160,7 +160,7 @@ class Database:
     def _copy(self, version: int) -> None:
         """Before the tables are changed. PostgreSQL takes a change back that fails; `backup` makes a copy of it."""
         if self._is_sqlite:
-            copies.before_upgrade(sqlite.path_of(self._url), version)
+            database_file_copy.before_upgrade(sqlite.path_of(self._url), version)
 
 
 def parsed(url: str) -> URL:

@@ -185,7 +185,7 @@ def trouble(error: DBAPIError, name: str) -> tuple[str, str]:
 
 
 def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: Any) -> Engine:
-    """`limit_s` is for one call; see patience.py."""
+    """`limit_s` is for one call; see postgresql_timeouts.py."""
     given = " ".join(f"-c {key}={value}" for key, value in SESSION.items())
     asked = url.query.get("options", "")
     arguments = {
@@ -196,7 +196,7 @@ def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: 
     }
     try:
         engine = create_engine(url.difference_update_query(["options"]), connect_args=arguments, **pool)
-        from orchestrator.store.patience import Patient
+        from orchestrator.store.postgresql_timeouts import Patient
     except (NoSuchModuleError, ModuleNotFoundError) as e:
         raise UserError(f"PostgreSQL's driver psycopg is missing: {e}", NEEDS_DRIVER) from None
 

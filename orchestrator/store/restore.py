@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from cluster.errors import Conflict, FleetError, UserError
 from cluster.paths import synced
-from orchestrator.store import copies, postgresql, schema, sqlite
+from orchestrator.store import database_file_copy, postgresql, schema, sqlite
 from orchestrator.store.backup import copy_rows, file_engine, snapshot, version_in
 from orchestrator.store.database import is_sqlite, name_of, parsed, sqlite_url, trouble
 
@@ -94,7 +94,7 @@ def _stage(backup: Backup, staged: Path) -> None:
     os.close(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite.reader(backup.file)) as source:
         source.execute("VACUUM INTO ?", [str(staged)]).close()
-    copies.finish(staged)
+    database_file_copy.finish(staged)
     with file_engine(staged).begin() as connection:
         schema.prepare(connection, str(backup.file), lambda _: None)
     synced(staged)
@@ -103,7 +103,7 @@ def _stage(backup: Backup, staged: Path) -> None:
 def _replace(path: Path, staged: Path) -> str:
     """The name of what was there. Until the last step, which is one rename, it is the store still."""
     beside = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
-    kept = path.with_name(f"{path.stem}-replaced-{copies.stamp()}.db")
+    kept = path.with_name(f"{path.stem}-replaced-{database_file_copy.stamp()}.db")
     if is_there := path.exists():
         _fold_log(path)
         _forget_unfinished(path)
@@ -163,7 +163,7 @@ def _moved(target: Connection, there: set[str], backup: Backup, name: str, repla
         return ""
     schema.version_of(target, name)
     _refuse_other(backup, _identity(target), name, replace_other)
-    kept = f"polyfleet_replaced_{copies.stamp().replace('.', '_').lower()}"
+    kept = f"polyfleet_replaced_{database_file_copy.stamp().replace('.', '_').lower()}"
     target.execute(text(f'CREATE SCHEMA "{kept}"'))
     for table in sorted(there & set(schema.metadata.tables)):
         target.execute(text(f'ALTER TABLE "{table}" SET SCHEMA "{kept}"'))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Table, and_, or_, select, tuple_
 
 from orchestrator.core.fold import Record
-from orchestrator.store.ledger import Ledger
+from orchestrator.store.job_cache import Ledger
 from orchestrator.store.schema import counters, events, jobs, removals, reports, requests
-from orchestrator.store.work import Work
+from orchestrator.store.unit_of_work import Work
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database
-    from orchestrator.store.jobs import JobTable
+    from orchestrator.store.job_table import JobTable
     from orchestrator.store.writer import Writer
 
 JOBS_AT_ONCE = 50

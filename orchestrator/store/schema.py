@@ -122,7 +122,7 @@ jobs = Table(
 )
 """A cache of the log, written with it: one row per job. `number` is that of its `submitted` event, `seq` that of the
 newest event that counted. `open` is a job that has not ended, or whose attempt still holds devices. `damaged` says why
-its history cannot be trusted. `data` is the Record (see records.py), `digest` its checksum."""
+its history cannot be trusted. `data` is the Record (see record_codec.py), `digest` its checksum."""
 
 Index("jobs_open", jobs.c.open, jobs.c.number, sqlite_where=text("open = 1"), postgresql_where=jobs.c.open)
 Index("jobs_ended", jobs.c.ended, sqlite_where=~jobs.c.open, postgresql_where=~jobs.c.open)

@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, inspect, select
 from sqlalchemy.exc import DBAPIError
 
-from orchestrator.store import folding, schema, sqlite
+from orchestrator.store import job_rows, schema, sqlite
 from orchestrator.store.backup import NOT_COPIED, ROWS_AT_ONCE, snapshot, version_in
-from orchestrator.store.damage import Damage, Damaged, DamagedRow, data_of, event_of, readable
+from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, data_of, event_of, readable
 from orchestrator.store.database import is_sqlite, name_of, parsed, trouble
 
 MOST = 100
@@ -18,7 +18,7 @@ MOST = 100
 OUR_OWN = {*NOT_COPIED, schema.identity.name}
 
 Check = Callable[[Connection], Iterable[str]]
-CHECKS: list[Check] = [lambda connection: folding.differences(connection, Damage())]
+CHECKS: list[Check] = [lambda connection: job_rows.differences(connection, Damage())]
 """What else has to be true of a store of this version. Each yields a sentence for what is not."""
 
 ROW_CHECKS: dict[str, Callable[[Row[Any]], object]] = {

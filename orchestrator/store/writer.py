@@ -13,15 +13,15 @@ from typing import Any
 from sqlalchemy import Connection, Table, func, select
 
 from cluster.errors import FleetError
-from orchestrator.store import folding
-from orchestrator.store.damage import Damage
+from orchestrator.store import job_rows
+from orchestrator.store.bulk_insert import insert_rows
+from orchestrator.store.damaged_rows import Damage
 from orchestrator.store.database import RECONNECT_PAUSE_S, RECONNECT_S, ConnectionLost, Database
-from orchestrator.store.jobs import JobTable
-from orchestrator.store.ledger import Ledger, NotCounted, Turn, numbered
-from orchestrator.store.rows import insert_rows
+from orchestrator.store.job_cache import Ledger, NotCounted, Turn, numbered
+from orchestrator.store.job_table import JobTable
 from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
-from orchestrator.store.work import Row, StoreBusy, Work, answered, told_of
+from orchestrator.store.unit_of_work import Row, StoreBusy, Work, answered, told_of
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ class Writer(threading.Thread):
                 for first in range(0, len(keys), KEYS_AT_ONCE):
                     some = keys[first : first + KEYS_AT_ONCE]
                     self._connection.execute(requests.delete().where(requests.c.key.in_(some)))
-                folding.rebuild_some(self._connection, self._doubtful_jobs, self._damage)
+                job_rows.rebuild_some(self._connection, self._doubtful_jobs, self._damage)
             self.doubtful.clear()
             self._doubtful_jobs.clear()
         return self._connection

@@ -28,7 +28,7 @@ from torch import nn
 from torch._tensor import _rebuild_from_type_v2 as rebuild_from_type_v2
 
 from workers.checkpoint import load
-from workers.checkpoint.exchange.importing import import_here
+from workers.checkpoint.exchange.importer import import_here
 from workers.errors import CheckpointError
 
 BATCH = 250

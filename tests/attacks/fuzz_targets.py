@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cluster import fleet_record, places, unpacking, untrusted, yaml
+from cluster import archive_unpack, checkpoint_location, fleet_record, strict_yaml, untrusted_files
 from cluster.errors import PolyfleetError, UserError
+from cluster.fleet_spec import parse_fleet
 from cluster.requirements import plain_requirement
-from cluster.spec import parse_fleet
-from orchestrator import env_file, resources
-from orchestrator.ignoring import FILE, GIT_FILE, ignored
+from orchestrator import env_file, resource_syntax
+from orchestrator.ignore_file import FILE, GIT_FILE, ignored
+from orchestrator.job_spec import parse_job
 from orchestrator.log_lines import parsed
-from orchestrator.server import record as server_record
-from orchestrator.spec import parse_job
+from orchestrator.server import server_record as server_record
 from workers.attempt.attempt import Attempt
-from workers.attempt.records import AttemptId, Folder
+from workers.attempt.folders import AttemptId, Folder
+from workers.code_archives import Packages
 from workers.messages import AttemptReport, Outcome
-from workers.packages import Packages
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,8 +77,8 @@ def _manifests() -> list[bytes]:
 
 def _manifest(data: bytes, folder: Path) -> object:
     """With its digest put right: a stranger can do that, too."""
-    from workers.checkpoint.format.checks import parse_manifest
     from workers.checkpoint.format.manifest import digest_of
+    from workers.checkpoint.format.manifest_checks import parse_manifest
 
     try:
         told = json.loads(data)
@@ -106,7 +106,7 @@ def _torch_files() -> list[bytes]:
 
 
 def _torch_file(data: bytes, folder: Path) -> object:
-    from workers.checkpoint.exchange.archive import Archive
+    from workers.checkpoint.exchange.torch_archive import Archive
 
     path = folder / "model.pt"
     path.write_bytes(data)
@@ -128,9 +128,9 @@ def _pickles() -> list[bytes]:
 
 
 def _pickle(data: bytes, folder: Path) -> object:
-    from workers.checkpoint.exchange import symbols
+    from workers.checkpoint.exchange import pickle_symbols
 
-    return [symbols.read(data, "data.pkl", persistent=lambda pid: ("storage", repr(pid)[:100]))]
+    return [pickle_symbols.read(data, "data.pkl", persistent=lambda pid: ("storage", repr(pid)[:100]))]
 
 
 # -- submitted folders
@@ -152,13 +152,13 @@ def _archives() -> list[bytes]:
 
 def _archive(data: bytes, folder: Path) -> object:
     """All the way: checked as at an upload, sent to a node, unpacked there."""
-    path, store, target = folder / "upload.zip", Packages(folder / "packages", unpacking.read), folder / "work"
+    path, store, target = folder / "upload.zip", Packages(folder / "packages", archive_unpack.read), folder / "work"
     sha = hashlib.sha256(data).hexdigest()
     path.write_bytes(data)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     try:
-        unpacking.read(path)
+        archive_unpack.read(path)
         store.put(sha, 0, data, True)
         try:
             store.unpack(sha, target)
@@ -195,7 +195,7 @@ def _job_files() -> list[bytes]:
 
 
 def _job_file(data: bytes, folder: Path) -> object:
-    return parse_job(yaml.load(_text(data), "job.yaml")).to_job("j-1", 0.0)
+    return parse_job(strict_yaml.load(_text(data), "job.yaml")).to_job("j-1", 0.0)
 
 
 def _fleet_files() -> list[bytes]:
@@ -207,14 +207,14 @@ def _fleet_files() -> list[bytes]:
 
 
 def _fleet_file(data: bytes, folder: Path) -> object:
-    return parse_fleet(yaml.load(_text(data), "fleet.yaml"))
+    return parse_fleet(strict_yaml.load(_text(data), "fleet.yaml"))
 
 
 def _place(data: bytes, folder: Path) -> object:
-    place = places.parse(_text(data), "source")
-    assert places.parse(str(place), "source") == place
+    place = checkpoint_location.parse(_text(data), "source")
+    assert checkpoint_location.parse(str(place), "source") == place
     assert ".." not in place.path.split("/") and not place.path.startswith("/")
-    assert not place.scheme or place.scheme in places.SCHEMES
+    assert not place.scheme or place.scheme in checkpoint_location.SCHEMES
     return place
 
 
@@ -230,7 +230,7 @@ def _requirement(data: bytes, folder: Path) -> object:
 
 def _resource(data: bytes, folder: Path) -> object:
     text, read = _text(data), []
-    for parse in (resources.accelerators, resources.size_bytes, resources.duration_s):
+    for parse in (resource_syntax.accelerators, resource_syntax.size_bytes, resource_syntax.duration_s):
         try:
             read.append(parse(text))
         except UserError:
@@ -242,7 +242,7 @@ def _resource(data: bytes, folder: Path) -> object:
 
 
 def _json(data: bytes, folder: Path) -> object:
-    return [untrusted.parse_json(data, "a file")]
+    return [untrusted_files.parse_json(data, "a file")]
 
 
 def _attempt(folder: Path) -> Attempt:

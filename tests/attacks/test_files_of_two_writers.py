@@ -8,8 +8,8 @@ import pytest
 from patience import wait_for
 
 from cluster.paths import write_private
-from orchestrator.server import record
-from workers.attempt.records import replace_text
+from orchestrator.server import server_record
+from workers.attempt.folders import replace_text
 
 DEADLINE_S = 180.0
 
@@ -44,7 +44,7 @@ def test_an_upload_that_a_killed_server_was_receiving_goes_when_the_next_one_sta
     (folder / f"{'1' * 64}.zip").write_bytes(b"complete")
     command = [sys.executable, "-m", "orchestrator.server", "--home", str(tmp_path), "--port", "0"]
     with (tmp_path / "said").open("wb") as said, subprocess.Popen(command, stderr=said) as server:
-        wait_for(lambda: record.read(tmp_path) or server.poll() is not None, (tmp_path / "said").read_text)
+        wait_for(lambda: server_record.read(tmp_path) or server.poll() is not None, (tmp_path / "said").read_text)
         assert server.poll() is None, (tmp_path / "said").read_text()
         server.terminate()
     assert [path.name for path in folder.iterdir()] == [f"{'1' * 64}.zip"]

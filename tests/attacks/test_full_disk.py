@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from workers.attempt import lease
-from workers.tasks.events import Events
+from workers.tasks.event_writer import Events
 
 AT_WORK = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "attempt" / "conftest.py"))
 LEASES = 3

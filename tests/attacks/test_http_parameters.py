@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.fold import submitted
+from orchestrator.job_spec import parse_job
 from orchestrator.server.app import make_app
-from orchestrator.server.facade import Facade
 from orchestrator.server.serve import listener, server_config
+from orchestrator.server.service_protocol import Facade
 from orchestrator.service import Service
-from orchestrator.spec import parse_job
 
 TOKEN = "t" * 64
 RUN = {"task": "run", "command": "true", "name": "hello"}

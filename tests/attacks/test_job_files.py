@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from patience import wait_for
 
 from orchestrator.core.model import Event
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 from workers.agent import Agent
 from workers.attempt.attempt import Attempt
-from workers.attempt.reading import Reader
-from workers.attempt.records import AttemptId, Folder
-from workers.job_events import LONGEST_LINE_BYTES
+from workers.attempt.folders import AttemptId, Folder
+from workers.attempt.rank_files import Reader
 from workers.messages import Order, Outcome, RankEvent
+from workers.rank_events import LONGEST_LINE_BYTES
 
 HANG_S = 30.0
 START = "import json, os, time; here = os.environ['POLYFLEET_ATTEMPT_DIR']; os.chdir(here)\n"

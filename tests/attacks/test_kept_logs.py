@@ -15,8 +15,8 @@ from log_readers import Direct, Node, lines, reader, record
 from cluster.errors import FleetError
 from orchestrator.core.commands import Forget
 from orchestrator.runtime import kept_logs
-from orchestrator.runtime.keeping import TRIES, Keeping
 from orchestrator.runtime.kept_logs import KeptLogs
+from orchestrator.runtime.log_preservation import TRIES, Keeping
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from log_readers import Direct, Node, lines, pages, reader, record
 
 from cluster import log_files
 from cluster.errors import UserError
-from cluster.untrusted import Unreadable
-from workers.attempt.launch import log_limit_bytes
-from workers.attempt.logs import RankLog
+from cluster.untrusted_files import Unreadable
+from workers.attempt.folder_setup import log_limit_bytes
+from workers.attempt.rank_log import RankLog
 from workers.attempt.redaction import Redactor
 
 SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"

@@ -14,9 +14,9 @@ from patience import wait_for
 
 from cluster import embedded, fleet_record, paths
 from cluster.fleet_record import FleetRecord
+from cluster.fleet_spec import FleetSpec, parse_fleet
+from cluster.node_repair import HEAD, Repairs
 from cluster.raylets import await_started
-from cluster.repair import HEAD, Repairs
-from cluster.spec import FleetSpec, parse_fleet
 
 pytestmark = pytest.mark.full
 

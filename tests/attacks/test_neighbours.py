@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster import code, fleet_record, paths, raylets
+from cluster import code_export, fleet_record, paths, raylets
 from cluster.embedded import down
 from cluster.errors import UserError
 from cluster.fleet_record import FleetRecord
+from cluster.fleet_spec import PoolSpec, parse_fleet
+from cluster.fleet_spec_fields import EnvironmentSpec
 from cluster.processes import alive
-from cluster.spec import PoolSpec, parse_fleet
-from cluster.spec_fields import EnvironmentSpec
 from orchestrator.server import daemon
 from workers.agent import Agent
-from workers.storage import Storage
+from workers.pool_storage import Storage
 
 HERE = EnvironmentSpec(interpreter="current")
 MASKS = [0o000, 0o022, 0o077]
@@ -148,7 +148,7 @@ def test_what_a_server_makes_is_closed_whatever_the_umask(umask: int, home: Path
 
 
 def test_exported_code_is_closed_whatever_the_umask(umask: int, home: Path):
-    folder = code.export()
+    folder = code_export.export()
     assert {mode(path) for path in (paths.cache(), folder.parent, *below(folder))} == {0o700, 0o600}
 
 
@@ -166,25 +166,25 @@ def planted_without_source(folder: Path) -> Path:
 
 @pytest.mark.parametrize("where", [planted_top_level, planted_beside, planted_without_source])
 def test_code_with_a_file_more_is_replaced(where, home: Path):
-    where(code.export()).write_bytes(b"print('planted')\n")
-    assert not where(code.export()).exists()
+    where(code_export.export()).write_bytes(b"print('planted')\n")
+    assert not where(code_export.export()).exists()
 
 
 def test_compiled_code_of_another_user_is_replaced(home: Path, nobody):
-    kept = code.export() / "workers" / "__pycache__"
+    kept = code_export.export() / "workers" / "__pycache__"
     kept.mkdir(mode=0o700)
     planted = kept / f"agent.{sys.implementation.cache_tag}.pyc"
     planted.write_bytes(b"x")
     os.chown(planted, nobody.uid, nobody.uid)
-    code.export()
+    code_export.export()
     assert not planted.exists()
 
 
 def test_code_that_others_could_have_changed_is_replaced(home: Path):
-    folder = code.export()
+    folder = code_export.export()
     before = (folder / "workers").stat().st_ino
     (folder / "workers").chmod(0o777)
-    assert code.export() == folder
+    assert code_export.export() == folder
     assert (folder / "workers").stat().st_ino != before and mode(folder / "workers") == 0o700
 
 
@@ -192,7 +192,7 @@ def test_a_code_folder_of_another_user_is_refused(home: Path, nobody):
     folder = paths.private_dir(paths.cache() / "code")
     os.chown(folder, nobody.uid, nobody.uid)
     with pytest.raises(UserError, match=rf"code belongs to user {nobody.uid}; set POLYFLEET_CACHE"):
-        code.export()
+        code_export.export()
 
 
 # -- processes that only look like ours

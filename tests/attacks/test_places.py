@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from cluster import places
+from cluster import checkpoint_location
+from cluster.checkpoint_location import Place
 from cluster.errors import FleetError, NotFound, SpecError, UserError
-from cluster.places import Place
-from orchestrator import checkpoint_moves
-from orchestrator.checkpoint_places import is_local
+from orchestrator import checkpoint_copy
+from orchestrator.checkpoint_address import is_local
 from orchestrator.checkpoints import Checkpoints
+from orchestrator.job_spec import parse_job
 from orchestrator.runtime.agents import Agents
-from orchestrator.spec import parse_job
-from workers.attempt.launch import absolute
+from workers.attempt.folder_setup import absolute
 from workers.checkpoint.tools import run
 from workers.checkpoint.transfer.stores import store
 from workers.checkpoint_tools import CheckpointTools
 from workers.messages import Order
-from workers.storage import Storage
+from workers.pool_storage import Storage
 
 NO_STORE = (
     "x://y", "x://../../etc", "file:///etc/passwd", "memory://a/b", "http://169.254.169.254/latest/meta-data",
@@ -41,7 +41,7 @@ NO_PATH = (
 @pytest.mark.parametrize("text", (*NO_STORE, *NO_PATH, "", "path", "/etc/passwd"))
 def test_what_is_no_place_is_refused_with_the_field_and_a_form_that_is_one(text):
     with pytest.raises(SpecError) as raised:
-        places.parse(text, "target")
+        checkpoint_location.parse(text, "target")
     assert raised.value.field == "target" and raised.value.remedy
     assert "hunter2" not in str(raised.value)
     assert "\n" not in str(raised.value) and "\x1b" not in str(raised.value)
@@ -61,8 +61,8 @@ def test_what_is_no_place_is_refused_with_the_field_and_a_form_that_is_one(text)
     ],
 )
 def test_places_are_read_in_their_plain_form(text, place):
-    assert places.parse(text) == place
-    assert places.parse(str(place)) == place
+    assert checkpoint_location.parse(text) == place
+    assert checkpoint_location.parse(str(place)) == place
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_places_are_read_in_their_plain_form(text, place):
 )
 def test_the_remedy_names_what_was_probably_meant(text, remedy):
     with pytest.raises(SpecError) as raised:
-        places.parse(text)
+        checkpoint_location.parse(text)
     assert remedy in raised.value.remedy
 
 
@@ -91,25 +91,27 @@ def server():
 @pytest.mark.parametrize("verb", ["verify", "diff", "convert", "prune", "pin", "import", "export"])
 @pytest.mark.parametrize("text", ["x://y", "file:///etc", "cpu:../x", "simplecache::file:///etc/passwd"])
 def test_the_server_refuses_each_tools_place_before_it_asks_a_node(server, verb, text):
-    arguments = dict.fromkeys(places.TOOLS[verb], text) | ({"keep": 1} if verb == "prune" else {})
+    arguments = dict.fromkeys(checkpoint_location.TOOLS[verb], text) | ({"keep": 1} if verb == "prune" else {})
     with pytest.raises(SpecError) as raised:
-        checkpoint_moves.run(server, verb, arguments, lambda done, total: None)
-    assert raised.value.field == next(iter(places.TOOLS[verb]))
+        checkpoint_copy.run(server, verb, arguments, lambda done, total: None)
+    assert raised.value.field == next(iter(checkpoint_location.TOOLS[verb]))
 
 
 @pytest.mark.parametrize("verb", ["diff", "convert", "prune", "pin", "import", "export"])
 def test_tools_that_read_and_write_folders_take_no_store(server, verb):
     """They would take its URI for a path: `s3:` below their working directory."""
-    arguments = dict.fromkeys(places.TOOLS[verb], "s3://bucket/x") | ({"keep": 1} if verb == "prune" else {})
+    arguments = dict.fromkeys(checkpoint_location.TOOLS[verb], "s3://bucket/x") | (
+        {"keep": 1} if verb == "prune" else {}
+    )
     with pytest.raises(SpecError, match="is not in a pool's storage"):
-        checkpoint_moves.run(server, verb, arguments, lambda done, total: None)
+        checkpoint_copy.run(server, verb, arguments, lambda done, total: None)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_copies_are_refused_at_either_end(server, side):
     ends = {"source": "cpu:a", "target": "cpu:b", side: "x://../../etc"}
     with pytest.raises(SpecError) as raised:
-        checkpoint_moves.copy(server, checkpoint_moves.Move(**ends), lambda done, total: None)
+        checkpoint_copy.copy(server, checkpoint_copy.Move(**ends), lambda done, total: None)
     assert raised.value.field == side
 
 
@@ -171,7 +173,7 @@ def test_a_node_reads_and_writes_nothing_beside_its_storage_whatever_the_server_
 @pytest.mark.parametrize("verb", ["verify", "pin"])
 def test_a_nodes_own_paths_are_nobodys_to_name_from_afar(tools, verb, value):
     with pytest.raises(UserError):
-        tools.start(verb, dict.fromkeys(places.TOOLS[verb], value))
+        tools.start(verb, dict.fromkeys(checkpoint_location.TOOLS[verb], value))
 
 
 @pytest.mark.parametrize("place", [{"pool": "cpu", "path": "../x"}, {"pool": "cpu", "path": "/etc"}])

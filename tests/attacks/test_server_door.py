@@ -24,12 +24,12 @@ from cluster import tokens
 from cluster.errors import FleetError
 from cluster.processes import alive
 from orchestrator import client as http
-from orchestrator import connection
-from orchestrator.server import connections, daemon, proof, streams
+from orchestrator import server_connection
+from orchestrator.server import connection_limits, daemon, server_authentication, streams
 from orchestrator.server.app import make_app
-from orchestrator.server.connections import STRANGERS
-from orchestrator.server.record import ServerRecord
+from orchestrator.server.connection_limits import STRANGERS
 from orchestrator.server.serve import listener, server_config
+from orchestrator.server.server_record import ServerRecord
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = [
@@ -112,7 +112,7 @@ def wait_until() -> Callable[[Callable[[], bool]], None]:
 
 @as_root
 def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(home, rogue, wait_until, monkeypatch):
-    monkeypatch.setattr(connection, "RECONNECT_S", 0.5)
+    monkeypatch.setattr(server_connection, "RECONNECT_S", 0.5)
     server = daemon.start(home, 0)
     token = tokens.read(home / "token")
     with http.connect(home, start=False) as cli, http.Client(server.url, token) as by_port:
@@ -130,7 +130,7 @@ def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(hom
 
 def test_who_listens_on_the_port_without_knowing_the_token_is_not_sent_it(home, rogue, wait_until, monkeypatch):
     """As where the system does not tell the user of a port."""
-    monkeypatch.setattr(proof, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server_authentication, "TIMEOUT_S", 0.5)
     server = daemon.start(home, 0)
     token = tokens.read(home / "token")
     with http.Client(server.url, token) as by_port:
@@ -284,24 +284,24 @@ def dribbled(port: int, first: bytes, piece: bytes) -> int:
 
 
 def test_a_head_that_never_ends_is_cut_off(port, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.5)
     assert dribbled(port, b"GET /healthz HTTP/1.1\r\n", b"X: y\r\n") > 1
 
 
 def test_the_second_head_of_a_connection_is_cut_off_too(port, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.5)
     host = f"Host: 127.0.0.1:{port}\r\n".encode()
     assert dribbled(port, b"GET /healthz HTTP/1.1\r\n" + host + b"\r\nGET /healthz HTTP/1.1\r\n", b"X: y\r\n") > 1
 
 
 def test_a_connection_that_says_nothing_is_closed(port, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as s:
         assert s.recv(1) == b""
 
 
 def test_empty_lines_do_not_keep_a_connection(port, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 0.5)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.5)
     assert dribbled(port, b"\r\n", b"\r\n") > 1
     host = f"Host: 127.0.0.1:{port}\r\n".encode()
     assert dribbled(port, b"GET /healthz HTTP/1.1\r\n" + host + b"\r\n", b"\r\n") > 1
@@ -320,9 +320,9 @@ def test_a_head_without_an_end_is_not_kept(port, first):
     sent = 0
     with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as s, suppress(ConnectionError):
         s.sendall(first)
-        while sent < 100 * connections.MOST_HEAD_BYTES and not select.select([s], [], [], 0)[0]:
+        while sent < 100 * connection_limits.MOST_HEAD_BYTES and not select.select([s], [], [], 0)[0]:
             sent += s.send(piece)
-    assert sent < 100 * connections.MOST_HEAD_BYTES
+    assert sent < 100 * connection_limits.MOST_HEAD_BYTES
 
 
 @pytest.mark.parametrize(("count", "is_served"), [(8, True), (1500, False)])
@@ -337,7 +337,7 @@ def test_of_requests_sent_without_waiting_for_answers_only_a_few_are_kept(port, 
 
 
 def test_a_body_that_comes_a_byte_at_a_time_is_cut_off(port, monkeypatch):
-    monkeypatch.setattr(connections, "BODY_S", 0.5)
+    monkeypatch.setattr(connection_limits, "BODY_S", 0.5)
     head = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {'t' * 64}\r\n"
         "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cluster.errors import FleetError, UserError
-from workers.benchmark.serving import ADDRESS, ask, serve
+from workers.benchmark.session_server import ADDRESS, ask, serve
 
 HANG_S = 20.0
 

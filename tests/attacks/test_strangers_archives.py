@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from cluster import archive_entries, archives, unpacking
+from cluster import archive_checks, archive_entries, archive_unpack
 from cluster.errors import PolyfleetError, SpecError, UserError
-from orchestrator import bundle, ignoring
-from orchestrator.runtime.packages import Packages as Uploaded
-from workers.packages import Packages as OnNode
+from orchestrator import code_archive, ignore_file
+from orchestrator.runtime.code_archives import Packages as Uploaded
+from workers.code_archives import Packages as OnNode
 
 
 def archive(*entries, method=zipfile.ZIP_DEFLATED):
@@ -108,27 +108,27 @@ def test_a_comment_behind_an_archive_is_no_harm(tmp_path):
     path = given(tmp_path, HONEST)
     with zipfile.ZipFile(path, "a") as z:
         z.comment = b"4db433f"
-    assert unpacking.read(path).names == ["train.py", "pkg/model.py"]
+    assert archive_unpack.read(path).names == ["train.py", "pkg/model.py"]
 
 
 def test_a_directory_of_millions_of_files_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "LARGEST_DIRECTORY_BYTES", 64)
+    monkeypatch.setattr(archive_checks, "LARGEST_DIRECTORY_BYTES", 64)
     monkeypatch.setattr(zipfile, "ZipFile", None)  # reading it would fail otherwise
     with pytest.raises(UserError, match="its directory of 2 files takes more than"):
-        archives.check(given(tmp_path, HONEST))
+        archive_checks.check(given(tmp_path, HONEST))
 
 
 def test_files_deep_in_folders_are_refused_before_each_folder_of_each_is_looked_at(tmp_path):
     deep = archive(*((f"{'a/' * 400}{number}", "") for number in range(2000)), method=zipfile.ZIP_STORED)
     with pytest.raises(UserError, match="in more than 64 folders"):
-        archives.check(given(tmp_path, deep))
+        archive_checks.check(given(tmp_path, deep))
 
 
 def test_folders_of_files_count_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(archive_checks, "MOST_ENTRIES", 20)
     wide = archive(*((f"{number}/a/b/c/d/e/f", "") for number in range(19)))
     with pytest.raises(UserError, match="more than 20 folders"):
-        archives.check(given(tmp_path, wide))
+        archive_checks.check(given(tmp_path, wide))
 
 
 @pytest.mark.parametrize("of", [Uploaded, OnNode])
@@ -151,7 +151,7 @@ def folder(tmp_path):
 
 
 def pack(folder):
-    return bundle.pack(folder, "run", folder.parent / "package.zip")
+    return code_archive.pack(folder, "run", folder.parent / "package.zip")
 
 
 def names(package):
@@ -238,14 +238,14 @@ def test_python_users_are_warned(folder):
 
 
 def test_a_users_file_that_is_a_pipe_does_not_block(folder):
-    os.mkfifo(folder / ignoring.FILE)
+    os.mkfifo(folder / ignore_file.FILE)
     with pytest.raises(SpecError, match="is not a regular file"):
         pack(folder)
 
 
 def test_this_repository_leaves_no_file_of_its_own_behind():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=Path(__file__).parent, capture_output=True, check=True)
-    rules = ignoring.ignored(Path("/nonexistent"))
+    rules = ignore_file.ignored(Path("/nonexistent"))
     assert [name for name in listed.stdout.decode().split("\0") if name and rules.why(name, False)] == []
 
 

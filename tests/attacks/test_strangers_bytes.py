@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import PolyfleetError
-from workers.checkpoint.exchange import symbols
-from workers.checkpoint.exchange.reading import read
+from workers.checkpoint.exchange import pickle_symbols
+from workers.checkpoint.exchange.formats import read
+from workers.checkpoint.exchange.pickle_values import Plain
 from workers.checkpoint.exchange.safetensors_files import parse_header
-from workers.checkpoint.exchange.values import Plain
 from workers.checkpoint.format import tree
-from workers.checkpoint.format.checks import parse_manifest
 from workers.checkpoint.format.manifest import digest_of
+from workers.checkpoint.format.manifest_checks import parse_manifest
 
 FEW = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -46,7 +46,7 @@ def safetensors_header(data: bytes) -> object:
 
 
 def pickled(data: bytes) -> object:
-    return Plain().value(symbols.read(data, "bytes"), "bytes")
+    return Plain().value(pickle_symbols.read(data, "bytes"), "bytes")
 
 
 def archive(data: bytes) -> object:

@@ -24,14 +24,14 @@ from patience import wait_for
 
 from cluster.errors import PolyfleetError, UserError
 from workers.checkpoint.format.boxes import Box, tiles, whole
-from workers.checkpoint.format.checks import parse_manifest
 from workers.checkpoint.format.manifest import NAME, digest_of
+from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint_tools import CheckpointTools
+from workers.checkpoint_uploads import IncomingCheckpoints
 from workers.errors import CheckpointError
-from workers.incoming_checkpoints import IncomingCheckpoints
-from workers.storage import Storage
-from workers.stored_checkpoints import StoredCheckpoints
+from workers.pool_checkpoints import StoredCheckpoints
+from workers.pool_storage import Storage
 
 MOST_BYTES = 256 << 20
 HANGS_S = 40
@@ -142,7 +142,7 @@ def test_one_tensor_in_many_parts_takes_no_longer_than_many_tensors(tmp_path):
 
 
 def test_a_manifest_of_too_many_parts_tensors_or_files_is_refused_before_it_is_followed(monkeypatch):
-    checks = sys.modules["workers.checkpoint.format.checks"]
+    checks = sys.modules["workers.checkpoint.format.manifest_checks"]
     for limit in ("MOST_PARTS", "MOST_TENSORS", "MOST_FILES"):
         assert getattr(checks, limit) >= 65_536
         monkeypatch.setattr(checks, limit, 3)
@@ -212,7 +212,7 @@ def test_an_agent_has_a_large_manifest_read_by_a_process_of_its_own(storage, tmp
     def here(*_):
         raise AssertionError("read in the agent")
 
-    monkeypatch.setattr("workers.checkpoint.format.checks._parse", here)
+    monkeypatch.setattr("workers.checkpoint.format.manifest_checks._parse", here)
     assert stored.list("")[0]["tensors"] == 1
     assert stored.describe(f"jobs/{name}")["step"] == 1
     assert stored.step("jobs")["path"] == f"jobs/{name}"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from packaging.requirements import InvalidRequirement, Requirement
 
 from cluster.errors import SpecError
+from cluster.fleet_spec import parse_fleet
 from cluster.requirements import plain_requirement
-from cluster.spec import parse_fleet
 
 TAKEN = (
     "torch", "torch==2.9.0", "a == 2.9.0+cpu", "ray[default,serve]>=2.9,<3", "Pillow~=10.1", "a!=1.*", "x==1!2.0rc1",

@@ -12,7 +12,7 @@ from faults import ROOT, until
 
 from cluster.errors import FleetError
 from orchestrator import client
-from orchestrator.server import record, token
+from orchestrator.server import server_record, token
 
 # Of connections that were aborted as the network's loop ended.
 pytestmark = [
@@ -35,7 +35,7 @@ net = load(ROOT / "tests" / "orchestrator" / "server" / "bad_network.py")
 @contextmanager
 def network(now, faults):
     """Between clients and the server: connection n has the fault `faults(n)`."""
-    socket = Path(record.read(now.fleet.home).socket)
+    socket = Path(server_record.read(now.fleet.home).socket)
     with net.Network(now.folder / "net", socket, faults).up() as there:
         yield there
 

@@ -10,8 +10,8 @@ from faults import some_or_all, until
 
 from cluster.errors import FleetError, PolyfleetError
 from orchestrator import Orchestrator, client
-from orchestrator.core import points
-from orchestrator.runtime import crash
+from orchestrator.core import crash_points
+from orchestrator.runtime import crash_hook
 from orchestrator.server import daemon
 
 pytestmark = pytest.mark.full
@@ -32,7 +32,7 @@ ELSEWHERE = {
     "Warn": "writes a line of the log",
 }
 """What a life of jobs does not come to, and why."""
-POINTS = [name for name in points.names() if name.split(":")[1] not in ELSEWHERE]
+POINTS = [name for name in crash_points.names() if name.split(":")[1] not in ELSEWHERE]
 POINT = "POLYFLEET_CRASH_AT"
 QUICK = {"max_restarts": 1, "backoff": "0.1s"}
 
@@ -68,7 +68,7 @@ class Chain(threading.Thread):
 
     def _died(self):
         log = self._fleet.log()
-        if crash.told(self.point) in log[self._log_at :]:
+        if crash_hook.told(self.point) in log[self._log_at :]:
             self.deaths[self._left.pop(0)] = None
         else:
             self.wrong = f"the server ended, and not at {self.point}: {log[self._log_at :][-500:]}"

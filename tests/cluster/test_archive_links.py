@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from cluster import archives, unpacking
+from cluster import archive_checks, archive_unpack
 from cluster.archive_links import MAX_HOPS, Tree
 from cluster.errors import PolyfleetError
 
@@ -108,7 +108,7 @@ def test_no_archive_leads_out_of_its_folder_on_a_real_disk(tmp_path):
         zipped(archive, names, links)
         folder.mkdir(parents=True)
         try:
-            unpacking.read(archive, folder)
+            archive_unpack.read(archive, folder)
         except PolyfleetError:
             assert not any(path.is_symlink() for path in folder.rglob("*"))
             continue
@@ -126,18 +126,18 @@ def test_a_disk_that_takes_two_names_for_one_is_not_written_through(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "d").symlink_to(tmp_path / "out")
     with pytest.raises(OSError, match="d"):
-        unpacking._make_links({"d/l": "x"}, tmp_path / "folder")
+        archive_unpack._make_links({"d/l": "x"}, tmp_path / "folder")
     assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_link_that_leads_out_on_this_disk_is_refused_whatever_the_names_say(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(PolyfleetError, match="a link out of its folder"):
-        unpacking._make_links({"l": ".."}, tmp_path / "folder")
+        archive_unpack._make_links({"l": ".."}, tmp_path / "folder")
 
 
 def test_a_link_has_a_short_text_in_utf8_and_no_slash_behind_its_name(tmp_path):
     for name, text in (("l", "./" * 600 + "a"), ("l/", "a"), ("l", b"\xff")):
         zipped(tmp_path / "a.zip", {"a": "", name: text}, {name: text})
         with pytest.raises(PolyfleetError, match="the submitted archive"):
-            archives.check(tmp_path / "a.zip")
+            archive_checks.check(tmp_path / "a.zip")

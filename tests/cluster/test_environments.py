@@ -14,8 +14,8 @@ from patience import wait_for
 
 from cluster import environments, recipes
 from cluster.errors import Conflict, FleetError, NotFound, UserError
+from cluster.fleet_spec_fields import EnvironmentSpec
 from cluster.recipes import Recipe
-from cluster.spec_fields import EnvironmentSpec
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from cluster import fences
 from cluster.errors import UserError
-from cluster.untrusted import Unreadable
+from cluster.untrusted_files import Unreadable
 
 
 def test_a_fence_is_read_as_it_was_raised(tmp_path: Path):

@@ -12,10 +12,10 @@ from cluster import embedded, fleet_record, tokens
 from cluster.connect import prepare
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
+from cluster.fleet_spec import parse_fleet
 from cluster.paths import private_dir
 from cluster.ray_node import head_command, inherited, node_environment, resource_counts, worker_command
 from cluster.raylets import stop_all
-from cluster.spec import parse_fleet
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_another_clusters_ray_variables_do_not_reach_ours():
 def test_every_node_authenticates_stays_on_loopback_and_counts_only_what_we_say():
     env = node_environment(Path("/token"), Path("/code"), {"autoscaler": 1, "dashboard": 2}, {"PJRT_DEVICE": "CPU"})
     assert (env["RAY_AUTH_MODE"], env["RAY_AUTH_TOKEN_PATH"]) == ("token", "/token")
-    assert env["RAY_START_HOOK"] == "cluster.ray_hook.prepare_node" and env["PYTHONPATH"] == "/code"
+    assert env["RAY_START_HOOK"] == "cluster.ray_start_hook.prepare_node" and env["PYTHONPATH"] == "/code"
     assert "--num-cpus=0" in head_command(Path("/py"), 6379, Path("/tmp/x"))
     command = worker_command(Path("/py"), "127.0.0.1:1", {"a": "b"}, {"CPU": 2, "TPU": 4})
     assert {"--num-cpus=2", "--num-gpus=0", '--resources={"TPU": 4}', "--labels=a=b"} <= set(command)

@@ -10,9 +10,9 @@ import pytest
 
 from cluster import environments, interpreters
 from cluster.errors import UserError
+from cluster.fleet_spec_fields import EnvironmentSpec
 from cluster.interpreters import NEEDED, for_nodes, look
 from cluster.recipes import NODE_PACKAGES
-from cluster.spec_fields import EnvironmentSpec
 
 
 def script(path: Path, text: str) -> Path:
@@ -75,7 +75,7 @@ def test_one_that_cannot_be_started_or_never_answers_is_told(tmp_path, monkeypat
     assert "timed out" in look(script(tmp_path / "python", "exec sleep 60")).refusal
 
 
-RANKS = "import workers.attempt.child, workers.tasks.train, workers.tasks.prepare, workers.tasks.benchmark"
+RANKS = "import workers.attempt.rank_main, workers.tasks.train, workers.tasks.prepare, workers.tasks.benchmark"
 OF_OURS = ("workers", "cluster")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.errors import SpecError
-from cluster.spec import parse_fleet
+from cluster.fleet_spec import parse_fleet
 
 POOLS = {"cpu": {"backend": "cpu"}}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster import code, tokens
+from cluster import code_export, tokens
 from cluster.processes import alive, free_port, start_detached, stop
 from cluster.ray_node import head_command, node_environment
 from orchestrator import Orchestrator, RunJob
@@ -31,7 +31,7 @@ def somebodys_ray(theirs: Path) -> Iterator[tuple[str, Path]]:
     with tempfile.TemporaryDirectory(prefix="pf-t-", dir="/tmp", ignore_cleanup_errors=True) as temp:
         command = [c for c in head_command(Path(sys.executable), port, Path(temp)) if not c.startswith("--labels")]
         command[command.index("--num-cpus=0")] = "--num-cpus=2"
-        env = node_environment(token, code.export(), ports, {"POLYFLEET_HOME": str(theirs)})
+        env = node_environment(token, code_export.export(), ports, {"POLYFLEET_HOME": str(theirs)})
         log = theirs / "ray.log"
         head = start_detached(command, env=env, cwd=theirs, log=log)
         while b"Ray runtime started" not in log.read_bytes():

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from ray._private.services import get_node_ip_address
 
-from cluster import code, tokens, yaml
+from cluster import code_export, strict_yaml, tokens
 from cluster.errors import SpecError
+from cluster.fleet_spec import load_fleet
 from cluster.processes import alive, free_port, start_detached, stop
 from cluster.ray_node import node_environment, token_environment
 from cluster.render import ray_autoscaler
-from cluster.spec import load_fleet
 from orchestrator import Orchestrator, RunJob
 
 pytestmark = pytest.mark.full
@@ -60,7 +60,7 @@ class Cloud(FakeMultiNodeProvider):
 
 def autoscaling_config(fleet: Path) -> str:
     """As we render it for `ray up`, with the name that the fake provider gives its head."""
-    config = yaml.load(ray_autoscaler.render(load_fleet(fleet))[0], "rendered")
+    config = strict_yaml.load(ray_autoscaler.render(load_fleet(fleet))[0], "rendered")
     config["available_node_types"]["ray.head.default"] = config["available_node_types"].pop("head")
     return json.dumps(config | {"head_node_type": "ray.head.default"})
 
@@ -76,7 +76,7 @@ def growing_ray(tmp_path: Path) -> Iterator[tuple[str, Path, Path]]:
     told = {"RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD_ID}
     told |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID, "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
     told |= {"POLYFLEET_HOME": str(tmp_path), "POLYFLEET_POOL": "grown", "POLYFLEET_BACKEND": "cpu"}
-    env = node_environment(token, code.export(), {"autoscaler": free_port(), "dashboard": free_port()}, told)
+    env = node_environment(token, code_export.export(), {"autoscaler": free_port(), "dashboard": free_port()}, told)
     env.pop("RAY_START_HOOK")
     env["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
     with tempfile.TemporaryDirectory(prefix="pf-t-", dir="/tmp", ignore_cleanup_errors=True) as temp:

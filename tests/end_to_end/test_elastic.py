@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import JobHandle, Orchestrator, RunJob
-from orchestrator.spec import load_job
+from orchestrator.job_spec import load_job
 
 pytestmark = pytest.mark.full
 

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator import JobHandle, Orchestrator, RunJob, file_get
+from orchestrator import JobHandle, Orchestrator, RunJob, file_download
 from orchestrator import client as http
 
 pytestmark = pytest.mark.full
@@ -42,7 +42,7 @@ def test_a_download_outlives_a_server_that_is_killed_meanwhile(fleet: Orchestrat
         http.connect(home).close()  # it starts the next one
 
     with http.connect(home) as client:
-        got = file_get.get(client, job.id, "", str(tmp_path / "here"), progress=kill)
+        got = file_download.get(client, job.id, "", str(tmp_path / "here"), progress=kill)
     assert killed and len(got.files) == 2
     there = {entry["path"]: entry["bytes"] for entry in job.files()["entries"]}
     assert there == {path.name: path.stat().st_size for path in (tmp_path / "here").iterdir()}

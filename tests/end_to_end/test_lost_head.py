@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from cluster import fleet_record
-from cluster.heads import storage
 from cluster.processes import family
+from cluster.ray_head import storage
 from orchestrator import Orchestrator, RunJob
 
 pytestmark = pytest.mark.full

@@ -21,10 +21,10 @@ from cluster.processes import identify
 from cluster.version import VERSION
 from orchestrator import client as http
 from orchestrator.cli.main import main
-from orchestrator.server import record, sockets
+from orchestrator.server import server_record, unix_socket
 from orchestrator.server.app import make_app
-from orchestrator.server.record import ServerRecord
 from orchestrator.server.serve import listener, server_config
+from orchestrator.server.server_record import ServerRecord
 from orchestrator.service import Service
 
 HANG_S = 120.0
@@ -98,7 +98,7 @@ class Stage:
 def stage(tmp_path_factory):
     stage = Stage()
     folder = tmp_path_factory.mktemp("stage")
-    with listener(0) as listening, sockets.listener(folder) as (unix, stage.socket):
+    with listener(0) as listening, unix_socket.listener(folder) as (unix, stage.socket):
         stage.port = listening.getsockname()[1]
         server = uvicorn.Server(server_config(stage))
         server.config.lifespan = "off"
@@ -122,7 +122,7 @@ def live(tmp_path, recorded, monkeypatch, stage):
     stage.app = make_app(service, token, home=home, stop=stopped.set)
     own = identify(os.getpid())
     where = (stage.port, VERSION, "2026-11-20T23:14:53Z", str(stage.socket))
-    record.write(home, ServerRecord(own.pid, own.created, *where))
+    server_record.write(home, ServerRecord(own.pid, own.created, *where))
     fleet.wait_until_known(service)
     yield Live(home, stage.port, stage.socket, token, service, fleet, stage.app, stopped)
     stage.app.state.stopping.set()

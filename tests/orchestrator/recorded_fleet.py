@@ -22,18 +22,18 @@ from cluster.errors import FleetError, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.identity import fleet_identity
 from cluster.paths import private_dir
-from cluster.plain import from_plain
+from cluster.serialization import from_plain
+from cluster.types import NodeFacts
 from cluster.version import VERSION
-from cluster.vocabulary import NodeFacts
 from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Event
 from orchestrator.core.timing import NODE_SILENT_S
 from orchestrator.runtime import actors, reservations
-from orchestrator.runtime.engine import RAY
+from orchestrator.runtime.ray_calls import RAY
 from orchestrator.service import Service
 from workers.agent import Agent
-from workers.attempt.records import AttemptId, Folder
-from workers.attempt.starting import Starter
+from workers.attempt.folders import AttemptId, Folder
+from workers.attempt.supervisor_launcher import Starter
 from workers.messages import PROTOCOL
 
 DATA = Path(__file__).parents[1] / "data" / "fleet"

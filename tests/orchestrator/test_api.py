@@ -10,7 +10,7 @@ import orchestrator
 from cluster.errors import FleetError, NotFound, SpecError
 from orchestrator import BenchmarkJob, Candidate, JobFailed, Orchestrator, PrepareJob, Resources, RunJob, TrainJob
 from orchestrator.show import jobs as show_jobs
-from orchestrator.show.views import Rows
+from orchestrator.show.notebook_views import Rows
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;pwned\x07"
 

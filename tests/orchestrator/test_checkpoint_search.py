@@ -2,8 +2,8 @@
 
 import pytest
 
+from cluster.checkpoint_location import Place
 from cluster.errors import FleetError
-from cluster.places import Place
 from orchestrator.checkpoint_search import Found, newest
 from workers.checkpoint.format.manifest import DamagedCheckpoint
 

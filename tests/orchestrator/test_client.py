@@ -12,9 +12,9 @@ import pytest
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.processes import identify
 from orchestrator import client as http
-from orchestrator import connection
-from orchestrator.server import record
-from orchestrator.server.record import ServerRecord
+from orchestrator import server_connection
+from orchestrator.server import server_record
+from orchestrator.server.server_record import ServerRecord
 from orchestrator.transport import error_from
 
 RUN = {"task": "run", "command": "true", "name": "hello"}
@@ -46,7 +46,7 @@ def test_a_client_that_was_closed_says_so(live):
 
 def test_a_server_of_another_version_is_named_with_the_remedy(live):
     own = identify(os.getpid())
-    record.write(live.home, ServerRecord(own.pid, own.created, live.port, "9.9.9", "2026"))
+    server_record.write(live.home, ServerRecord(own.pid, own.created, live.port, "9.9.9", "2026"))
     with pytest.raises(UserError, match=r"of version 9\.9\.9, this is .*polyfleet server stop"):
         http.connect(start=False)
 
@@ -281,7 +281,7 @@ def test_waiting_goes_on_with_the_next_server(live, hanging_up):
 
 def test_a_server_that_does_not_come_back_is_waited_for_and_then_named(tmp_path, monkeypatch, hanging_up):
     """A try that is in the line of the listener when it closes is broken, a later one is refused."""
-    monkeypatch.setattr(connection, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(server_connection, "RECONNECT_S", 0.3)
     address = hanging_up([b""])
     with (
         http.Client(address, "t", tmp_path) as client,

@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cluster.content import content_of
+from cluster.content_hash import content_of
 from cluster.errors import FleetError, SpecError, UserError
 from orchestrator import client as http
 from orchestrator import submission

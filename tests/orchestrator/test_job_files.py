@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from cluster.trees import PIECE_BYTES
+from cluster.folder_access import PIECE_BYTES
 from orchestrator import client as http
-from orchestrator import file_get, file_put
+from orchestrator import file_download, file_upload
 from orchestrator.file_transfer import listed
 
 WRITE = """
@@ -55,13 +55,13 @@ def test_what_a_job_wrote_is_listed_with_sizes_and_fetched_as_it_was(client, wro
     told = listed(client, wrote)
     assert {e["path"]: e["bytes"] for e in told["entries"] if e["type"] == "file"}.keys() == TREE
     assert next(e for e in told["entries"] if e["path"] == "outside")["refused"]
-    got = file_get.get(client, wrote, "", str(tmp_path / "here"))
+    got = file_download.get(client, wrote, "", str(tmp_path / "here"))
     here = tmp_path / "here"
     assert set(got.files) == TREE and (here / "sub/a.txt").read_text() == "hello"
     assert (here / "large").read_bytes() == bytes(range(256)) * 80_000 and os.access(here / "run.sh", os.X_OK)
     assert (here / "latest").readlink() == Path("sub/a.txt") and not os.path.lexists(here / "outside")
     assert "outside is left out" in " ".join(got.notes)
-    again = file_get.get(client, wrote, "", str(here))
+    again = file_download.get(client, wrote, "", str(here))
     assert again.travelled_bytes == 0 and got.travelled_bytes == got.bytes == sum(
         f.stat().st_size for f in here.rglob("*") if f.is_file() and not f.is_symlink()
     )
@@ -69,11 +69,11 @@ def test_what_a_job_wrote_is_listed_with_sizes_and_fetched_as_it_was(client, wro
 
 def test_a_single_file_goes_to_the_name_or_into_the_folder_that_was_given(client, wrote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file_get.get(client, wrote, "sub/a.txt")
-    file_get.get(client, wrote, "sub/a.txt", "b.txt")
+    file_download.get(client, wrote, "sub/a.txt")
+    file_download.get(client, wrote, "sub/a.txt", "b.txt")
     (tmp_path / "folder").mkdir()
-    file_get.get(client, wrote, "sub/a.txt", "folder")
-    file_get.get(client, wrote, "sub", "of-sub")
+    file_download.get(client, wrote, "sub/a.txt", "folder")
+    file_download.get(client, wrote, "sub", "of-sub")
     assert all(Path(name).read_text() == "hello" for name in ("a.txt", "b.txt", "folder/a.txt", "of-sub/a.txt"))
 
 
@@ -81,9 +81,9 @@ def test_a_local_file_that_differs_is_left_alone_without_force(client, wrote, tm
     here = tmp_path / "a.txt"
     here.write_text("mine")
     with pytest.raises(Conflict, match="is there already and differs; nothing was written"):
-        file_get.get(client, wrote, "sub/a.txt", str(here))
+        file_download.get(client, wrote, "sub/a.txt", str(here))
     assert here.read_text() == "mine"
-    file_get.get(client, wrote, "sub/a.txt", str(here), force=True)
+    file_download.get(client, wrote, "sub/a.txt", str(here), force=True)
     assert here.read_text() == "hello" and list(tmp_path.glob(".*")) == []
 
 
@@ -95,11 +95,13 @@ def test_what_was_cut_off_goes_on_where_it_was(client, wrote, tmp_path):
         raise Cut
 
     with pytest.raises(Cut):
-        file_get.get(client, wrote, "large", str(tmp_path) + "/", progress=cut)
+        file_download.get(client, wrote, "large", str(tmp_path) + "/", progress=cut)
     [part] = tmp_path.glob(".large.*.part")
     assert part.stat().st_size >= PIECE_BYTES and not (tmp_path / "large").exists()
     seen = []
-    file_get.get(client, wrote, "large", str(tmp_path) + "/", progress=lambda done, total: seen.append((done, total)))
+    file_download.get(
+        client, wrote, "large", str(tmp_path) + "/", progress=lambda done, total: seen.append((done, total))
+    )
     assert (tmp_path / "large").stat().st_size == 20_480_000 == seen[-1][1] and not part.exists()
 
 
@@ -107,14 +109,14 @@ def test_files_are_put_and_none_that_differs_is_written_over_without_force(clien
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "x.bin").write_bytes(os.urandom(PIECE_BYTES + 5))
     (tmp_path / "a.txt").write_text("other")
-    put = file_put.put(client, str(tmp_path / "d"), wrote, "data")
+    put = file_upload.put(client, str(tmp_path / "d"), wrote, "data")
     assert put.files == ["data/x.bin"]
-    assert file_put.put(client, str(tmp_path / "d"), wrote, "data").travelled_bytes == 0
-    assert file_put.put(client, str(tmp_path / "a.txt"), wrote).files == ["a.txt"]
+    assert file_upload.put(client, str(tmp_path / "d"), wrote, "data").travelled_bytes == 0
+    assert file_upload.put(client, str(tmp_path / "a.txt"), wrote).files == ["a.txt"]
     with pytest.raises(Conflict, match=r"sub/a\.txt is there already and differs"):
-        file_put.put(client, str(tmp_path / "a.txt"), wrote, "sub")
-    file_put.put(client, str(tmp_path / "a.txt"), wrote, "sub", force=True)
-    file_get.get(client, wrote, "", str(tmp_path / "back"))
+        file_upload.put(client, str(tmp_path / "a.txt"), wrote, "sub")
+    file_upload.put(client, str(tmp_path / "a.txt"), wrote, "sub", force=True)
+    file_download.get(client, wrote, "", str(tmp_path / "back"))
     assert (tmp_path / "back/sub/a.txt").read_text() == "other"
     assert (tmp_path / "back/data/x.bin").read_bytes() == (tmp_path / "d/x.bin").read_bytes()
     assert list((live.home / "storage/cpu/.uploads").glob("[!.]*")) == []
@@ -129,8 +131,8 @@ def test_a_file_of_a_running_job_is_not_written_over_and_others_are_added(client
     (tmp_path / "log").write_text("2")
     for force in (False, True):
         with pytest.raises(Conflict, match="'log' is a file of a running job"):
-            file_put.put(client, str(tmp_path / "log"), job, force=force)
-    file_put.put(client, str(tmp_path / "log"), job, "new/log")
+            file_upload.put(client, str(tmp_path / "log"), job, force=force)
+    file_upload.put(client, str(tmp_path / "log"), job, "new/log")
     assert {e["path"] for e in listed(client, job)["entries"]} == {"log", "new", "new/log"}
     talking.end()
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
@@ -153,7 +155,7 @@ if not seen:
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     told = listed(client, job)
     assert told["folders"] == [{"prefix": "", "epoch": 2, "node": "ipex-0", "pool": "ipex"}]
-    file_get.get(client, job, "", str(tmp_path / "back"))
+    file_download.get(client, job, "", str(tmp_path / "back"))
     assert (tmp_path / "back/latest").read_text() == "12"
     assert not (live.home / "storage/cpu" / job).exists()
 
@@ -210,7 +212,7 @@ def test_a_file_that_grows_while_it_is_fetched_is_fetched_and_that_is_said(clien
         return piece
 
     monkeypatch.setattr(client, "file_piece", growing)
-    got = file_get.get(client, wrote, "large", str(tmp_path / "large"))
+    got = file_download.get(client, wrote, "large", str(tmp_path / "large"))
     assert "large changed while it was read" in got.notes[0]
     assert (tmp_path / "large").stat().st_size in sizes and list(tmp_path.glob(".*")) == []
 
@@ -218,7 +220,7 @@ def test_a_file_that_grows_while_it_is_fetched_is_fetched_and_that_is_said(clien
 def test_two_that_fetch_the_same_file_at_a_time_leave_it_whole(live, wrote, tmp_path):
     def fetch():
         with http.connect(start=False) as client, suppress(Conflict, FleetError):
-            file_get.get(client, wrote, "large", str(tmp_path / "large"), force=True)
+            file_download.get(client, wrote, "large", str(tmp_path / "large"), force=True)
 
     threads = [threading.Thread(target=fetch) for _ in range(3)]
     for thread in threads:

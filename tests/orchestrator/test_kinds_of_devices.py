@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from cluster.catalogue import meets, spelled
 from cluster.catalogue.tables import models, vendors
 from cluster.errors import UserError
-from orchestrator.resources import accelerators
-from orchestrator.spec import JobSpec
+from orchestrator.job_spec import JobSpec
+from orchestrator.resource_syntax import accelerators
 from workers.discovery import apple, nvidia
 
 MIG_PROFILES = (

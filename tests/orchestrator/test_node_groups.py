@@ -7,7 +7,7 @@ from ray.autoscaler.v2.schema import LaunchRequest
 
 from cluster import embedded
 from cluster.errors import SpecError
-from cluster.spec import attachable, load_fleet, parse_fleet
+from cluster.fleet_spec import attachable, load_fleet, parse_fleet
 from orchestrator import node_groups
 from orchestrator.core.demand import NodeGroup
 from orchestrator.runtime import autoscaler

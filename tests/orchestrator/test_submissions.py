@@ -10,12 +10,12 @@ from cluster.errors import Conflict, FleetError, SpecError, UserError
 from orchestrator import client as http
 from orchestrator import limits
 from orchestrator.core.fold import apply, submitted
+from orchestrator.job_spec import parse_job
 from orchestrator.limits import TooManyJobs
-from orchestrator.runtime.known import KnownDevices
+from orchestrator.runtime.last_inventory import KnownDevices
 from orchestrator.runtime.submissions import Submission
 from orchestrator.runtime.views import accepted_view, acknowledged, job_view
 from orchestrator.service import Service
-from orchestrator.spec import parse_job
 from orchestrator.store import writer as store_writer
 
 HANG_S = 120.0

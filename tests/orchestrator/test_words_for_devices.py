@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cluster import catalogue
-from orchestrator.resources import accelerators
+from orchestrator.resource_syntax import accelerators
 from workers.discovery import amd, apple, intel, intel_gaudi, neuron, nvidia, tpu
 from workers.discovery.machine import Machine
 

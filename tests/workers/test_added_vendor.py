@@ -16,10 +16,10 @@ PACKAGES = ("cluster", "workers", "orchestrator")
 USES = """
 import torch, workers
 from cluster import catalogue
-from cluster.spec import parse_fleet
+from cluster.fleet_spec import parse_fleet
 from orchestrator.inventory import backend_rows
-from orchestrator.resources import accelerators
-from workers.checkpoint.targets import lacking
+from orchestrator.resource_syntax import accelerators
+from workers.checkpoint.target_dtypes import lacking
 
 assert list(catalogue.own_vendors())[-1] == "toy"
 assert parse_fleet({"pools": {"play": {"backend": "plaything"}}}).pools["play"].backend == "toy"
@@ -47,7 +47,7 @@ def test_a_vendor_is_a_row_and_two_files(tmp_path):
     backend = (TOY / "backend.py").read_text() + "\n\nBackend = ToyBackend\n"
     (tmp_path / "workers" / "backends" / "toy.py").write_text(backend)
     (tmp_path / "workers" / "discovery" / "toy.py").write_text(
-        "from cluster.vocabulary import Device\n\n"
+        "from cluster.types import Device\n\n"
         "def present(machine):\n    return 'TOY_DEVICES' in machine.environ\n\n"
         "def find(machine):\n    return [Device('toy', 'toy:T1', i, 'Toy') for i in range(2)], []\n"
     )

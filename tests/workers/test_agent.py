@@ -12,8 +12,8 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from cluster.plain import from_plain
-from cluster.vocabulary import NodeFacts
+from cluster.serialization import from_plain
+from cluster.types import NodeFacts
 from workers.agent import Agent
 from workers.messages import PROTOCOL, AttemptReport, Order
 

@@ -6,7 +6,7 @@ import pytest
 
 from workers import interpreter
 from workers.discovery import discover
-from workers.discovery.imports import failing
+from workers.discovery.import_checks import failing
 from workers.discovery.versions import torch_build, versions
 
 

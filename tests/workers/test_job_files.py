@@ -5,9 +5,9 @@ import os
 import pytest
 
 from cluster.errors import Conflict, NotFound, UserError
-from cluster.trees import Tree, digest
+from cluster.folder_access import Tree, digest
 from workers.job_files import JobFiles
-from workers.storage import Storage
+from workers.pool_storage import Storage
 
 UP = "0123456789abcdef"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from cluster import log_files
 from cluster.errors import NotFound, UserError
-from cluster.untrusted import Unreadable, read_bytes
-from workers.attempt import disks, removal, reserve
-from workers.attempt.life import STOP_BYTES, Life, asked_for
-from workers.attempt.reading import Piece, Reader, read_outcome, stamp
-from workers.attempt.records import AttemptId, Folder, read_json, replace_text, write_json
-from workers.fields import LONGEST_TEXT
+from cluster.untrusted_files import Unreadable, read_bytes
+from workers.attempt import disk_full, folder_removal, reserved_files
+from workers.attempt.folders import AttemptId, Folder, read_json, replace_text, write_json
+from workers.attempt.rank_files import Piece, Reader, read_outcome, stamp
+from workers.attempt.supervisor_handle import STOP_BYTES, Life, asked_for
+from workers.message_fields import LONGEST_TEXT
 from workers.messages import STOPS, AttemptReport, Failure, Outcome
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Attempt:
             if self.outcome is None:
                 self._ended = Outcome(*self.id, "lost", {}, self._why_lost(), ended_s=time.time())
                 with suppress(OSError):  # whoever comes after us finds the same and says the same
-                    reserve.put(self.folder.outcome, json.dumps(self._ended.to_plain()), durable=True)
+                    reserved_files.put(self.folder.outcome, json.dumps(self._ended.to_plain()), durable=True)
         finally:
             self._ending.release()
 
@@ -127,8 +127,8 @@ class Attempt:
         except (FileNotFoundError, Unreadable):
             said = ""
         last = (said.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
-        disk = disks.full([self.folder.path])
-        kind = "storage" if disk or disks.says_full(last) else "lost"
+        disk = disk_full.full([self.folder.path])
+        kind = "storage" if disk or disk_full.says_full(last) else "lost"
         message = "; ".join(filter(None, (f"the attempt's supervisor is gone: {last}", disk)))
         return self._failure(kind, message)
 
@@ -205,7 +205,7 @@ class Attempt:
         if self.outcome is not None or (before and how == "preempt"):
             return
         if before in ("", "preempt"):
-            reserve.put(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
+            reserved_files.put(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
         self.life.wake()
 
     def forget(self) -> None:
@@ -215,7 +215,7 @@ class Attempt:
         """
         if self.live:
             raise UserError(f"attempt {self.id} has not ended", "stop it first")
-        removal.remove(self.folder.shared)
+        folder_removal.remove(self.folder.shared)
         replace_text(self.folder.forgotten, "")
 
     def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:

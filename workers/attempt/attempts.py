@@ -7,17 +7,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cluster.errors import FleetError, UserError
-from workers.attempt import launch, lease, life, removal
+from workers.attempt import folder_removal, folder_setup, lease, supervisor_handle
 from workers.attempt.attempt import Attempt
+from workers.attempt.attempt_table import LOOK_EVERY_S, Known
 from workers.attempt.fence import Fences, Unreadable
-from workers.attempt.known import LOOK_EVERY_S, Known
-from workers.attempt.records import AttemptId, Folder, parse
-from workers.attempt.starting import Starter
-from workers.attempt.stopped import Stopped
+from workers.attempt.folders import AttemptId, Folder, parse
+from workers.attempt.stopped_epochs import Stopped
+from workers.attempt.supervisor_launcher import Starter
+from workers.code_archives import Packages
 from workers.data_cache import DataCache
 from workers.errors import EpochPast
 from workers.messages import PROTOCOL, Order, ScriptCheckpoint, Unusable
-from workers.packages import Packages
 
 END_OLDER_S = 10.0
 """Longer than a cancelled attempt's grace, and than the kernel takes to end processes."""
@@ -38,7 +38,7 @@ class Attempts(Known):
     ):
         super().__init__(folder, node)
         for parent in (folder, Folder(folder / "any").shared.parent):
-            removal.resume(parent)
+            folder_removal.resume(parent)
         self._stopped = Stopped(folder.with_name("stopped.json"))
         for job, epoch in self._stopped.epochs().items():
             self._saw(job, epoch)
@@ -62,10 +62,10 @@ class Attempts(Known):
             if lock is None:
                 return
             try:
-                order = launch.absolute(order, self._storage)
-                where = launch.Where(self._node, self._packages, self._fences.folder, os.environ, interface)
+                order = folder_setup.absolute(order, self._storage)
+                where = folder_setup.Where(self._node, self._packages, self._fences.folder, os.environ, interface)
                 with self._data.used(order.data) as data, self._starter.supervisor(folder, lock) as begin:
-                    launch.prepare(folder, order, where, self._threads(order), asked_s, data)
+                    folder_setup.prepare(folder, order, where, self._threads(order), asked_s, data)
                     begin(secrets)  # from now on the supervisor holds the data
             except (UserError, FleetError):
                 self._undo(attempt, folder)
@@ -148,10 +148,10 @@ class Attempts(Known):
             known.life.end()
         with self._changed:
             self._attempts.pop(attempt, None)
-            if group := life.group_of(folder):
+            if group := supervisor_handle.group_of(folder):
                 group.remove(0.0)
             for left in (folder.shared, folder.path):  # renamed: a supervisor that comes late finds nothing to write to
-                removal.remove(left)
+                folder_removal.remove(left)
             self._dropped(attempt)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
@@ -186,8 +186,8 @@ class Attempts(Known):
                 del self._attempts[attempt.id]
             for one in self._ids_of(job, epoch):
                 folder = Folder(self._folder / str(one))
-                removal.remove(folder.shared)
-                removal.remove(folder.path)
+                folder_removal.remove(folder.shared)
+                folder_removal.remove(folder.path)
                 self._dropped(one)
             if job not in self._ids and not self._stopped.has(job, 0):
                 self._epochs.pop(job, None)

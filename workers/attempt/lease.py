@@ -9,8 +9,8 @@ import time
 import zlib
 from pathlib import Path
 
-from cluster.untrusted import Unreadable, read_bytes
-from workers.attempt import processes, reserve
+from cluster.untrusted_files import Unreadable, read_bytes
+from workers.attempt import process_tree, reserved_files
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 LONGEST_BYTES = 64
@@ -24,7 +24,7 @@ def now_s() -> float:
 
 def _record(deadline_s: float) -> bytes:
     """Deadline, boot and checksum in fixed columns."""
-    text = f"{deadline_s:018.3f} {processes.boot():8.8}".encode()
+    text = f"{deadline_s:018.3f} {process_tree.boot():8.8}".encode()
     return b"%b %08x\n" % (text, zlib.crc32(text))
 
 
@@ -38,7 +38,7 @@ def _read(path: Path) -> float | None:
         text, _, checksum = record.rpartition(b" ")
         if checksum == b"%08x\n" % zlib.crc32(text):
             deadline, _, boot = text.decode().partition(" ")
-            return float(deadline) if boot == f"{processes.boot():8.8}" else 0.0
+            return float(deadline) if boot == f"{process_tree.boot():8.8}" else 0.0
     return None
 
 
@@ -57,7 +57,7 @@ def write(path: Path, lease_s: float, asked_s: float | None = None) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        descriptor = reserve.allocated(path, len(record))
+        descriptor = reserved_files.allocated(path, len(record))
     try:
         os.pwrite(descriptor, record, 0)
     finally:

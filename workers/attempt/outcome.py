@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.untrusted import Unreadable, opened, parse_json
-from workers.attempt.memory import Memory, size
-from workers.fields import LONGEST_TEXT, is_count
+from cluster.untrusted_files import Unreadable, opened, parse_json
+from workers.attempt.oom import Memory, size
+from workers.message_fields import LONGEST_TEXT, is_count
 from workers.messages import Failure
 
 MOST_NOTE_BYTES = 1 << 20

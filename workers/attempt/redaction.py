@@ -92,7 +92,7 @@ class Redactor:
 
 
 def _forms(secrets: Iterable[str]) -> list[bytes]:
-    from workers.attempt.disguises import forms  # most attempts have no secrets, and start sooner without it
+    from workers.attempt.secret_encodings import forms  # most attempts have no secrets, and start sooner without it
 
     return sorted({form for secret in secrets for form in forms(secret) if len(form) >= SHORTEST})
 

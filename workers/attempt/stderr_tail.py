@@ -7,7 +7,7 @@ import re
 from collections import deque
 from typing import NamedTuple
 
-from workers.attempt import disks
+from workers.attempt import disk_full
 
 LAST_LINES = 50
 MAX_ERRORS = 200
@@ -94,7 +94,7 @@ class StderrTail:
     @property
     def says_full(self) -> bool:
         """Whether one of the last lines tells of a full disk."""
-        return any(map(disks.says_full, self._lines))
+        return any(map(disk_full.says_full, self._lines))
 
 
 def _of_first_rank(errors: list[PrintedError], root: int | None) -> str:

@@ -15,18 +15,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.locking import hold
-from workers.attempt import beats, bell, disks, keeper, lease, life, outcome, processes, reserve
-from workers.attempt.beside import Beside
-from workers.attempt.left import Left
-from workers.attempt.life import CANCEL_GRACE_S
-from workers.attempt.logs import RankLog
-from workers.attempt.memory import Memory
-from workers.attempt.outputs import Outputs
-from workers.attempt.ranks import CannotStart, Ranks, undisturbed
-from workers.attempt.records import AttemptId, Folder, parse, read_json
+from cluster.file_lock import hold
+from workers.attempt import (
+    disk_full,
+    lease,
+    outcome,
+    process_tree,
+    rank_progress,
+    reaper,
+    reserved_files,
+    supervisor_handle,
+    wakeup_pipe,
+)
+from workers.attempt.exec_commands import Beside
+from workers.attempt.folders import AttemptId, Folder, parse, read_json
+from workers.attempt.hang_detector import Hang, Stalls
+from workers.attempt.oom import Memory
+from workers.attempt.output_folder import Outputs
+from workers.attempt.rank_log import RankLog
+from workers.attempt.rank_processes import CannotStart, Ranks, undisturbed
+from workers.attempt.rank_results import Left
 from workers.attempt.redaction import Redactor
-from workers.attempt.stalls import Hang, Stalls
+from workers.attempt.supervisor_handle import CANCEL_GRACE_S
 from workers.messages import Failure, Outcome
 
 LOOK_EVERY_S = 0.25
@@ -53,7 +63,7 @@ class Supervisor:
         self.lease = lease.Lease(folder.lease)
         self.launch: dict[str, Any] = read_json(folder.launch)
         self.data = [hold(Path(lock)) for lock in self.launch["data_locks"]]  # until this process ends
-        self.group = life.group_in(self.launch)
+        self.group = supervisor_handle.group_in(self.launch)
         self.redact = Redactor(secrets.values())
         self.left = Left(folder, self.redact)
         self.by_group = self.launch["task"] == "run"
@@ -75,7 +85,7 @@ class Supervisor:
 
     def run(self) -> None:
         _usual_priority()
-        processes.adopt_orphans()
+        process_tree.adopt_orphans()
         self._start_all()
         while self.ranks.running or self._lingers():
             self.ranks.turn(LOOK_EVERY_S)
@@ -117,9 +127,9 @@ class Supervisor:
             os.close(group)
         if not self.why:
             with suppress(OSError):  # a full disk: the agent then shows it as starting
-                reserve.put(self.folder.started, f"{time.time():.3f}")
+                reserved_files.put(self.folder.started, f"{time.time():.3f}")
             self.beside.open()
-            bell.ring(self.folder.path.parent)
+            wakeup_pipe.ring(self.folder.path.parent)
 
     def _opened_group(self) -> int | None:
         return self.group.opened() if self.group is not None else None
@@ -141,7 +151,7 @@ class Supervisor:
         """One rank that fails ends the gang: the others would wait for it in a collective for ever."""
         self.ended_s[number] = lease.now_s()
         if code != 0 and not self.why:
-            self.culprit = Culprit(number, pid, disks.full(self._disks(number)))
+            self.culprit = Culprit(number, pid, disk_full.full(self._disks(number)))
             self._end("failed")
             if (self.left.failure(number) or {}).get("kind") == "nan":  # what was begun before is still to be kept
                 self.saves_first, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
@@ -158,7 +168,7 @@ class Supervisor:
         if self.lease.passed():
             self._end("lease")
         else:
-            self._end(life.asked_for(self.folder.stop))
+            self._end(supervisor_handle.asked_for(self.folder.stop))
         if not self.why and (hang := self.stalls.look(self.ranks.running, self.beside.processes)):
             self._hangs(hang)
         if not self.why and (over := self.outputs.look()):
@@ -173,7 +183,7 @@ class Supervisor:
         self.memory.look()
 
     def _saves(self, number: int) -> bool:
-        beat = beats.read(self.folder.beat(number))
+        beat = rank_progress.read(self.folder.beat(number))
         return beat is not None and beat.saving
 
     def _hangs(self, hang: Hang) -> None:
@@ -191,7 +201,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         self.beside.end()
-        life.kill_all(self.folder, [os.getpid()])
+        supervisor_handle.kill_all(self.folder, [os.getpid()])
 
     def _end(self, why: str) -> None:
         """Begin to stop the ranks for this reason, unless they are being stopped for a stronger one."""
@@ -204,14 +214,14 @@ class Supervisor:
         self.looked_s = 0.0
         self.asked_at = min(self.asked_at, time.time())
         for pid, number in self.ranks.running.items() if grace_s else ():
-            if processes.stat(pid) is not None:  # it has not ended by itself by now
+            if process_tree.stat(pid) is not None:  # it has not ended by itself by now
                 self.asked.add(number)
-            processes.send(pid, signal.SIGTERM, group=self.by_group)
+            process_tree.send(pid, signal.SIGTERM, group=self.by_group)
 
     def _lingers(self) -> bool:
         """A preempted command whose shell is gone, while what it started still saves."""
         waits = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
-        return waits and bool(processes.tree([os.getpid()], self.folder.shared))
+        return waits and bool(process_tree.tree([os.getpid()], self.folder.shared))
 
     def _finish(self) -> None:
         self._reap()
@@ -227,7 +237,7 @@ class Supervisor:
         if self.launch["checkpoint_root"]:
             self._remove_empty()
         self.left.tell(Outcome(*self.attempt, ended_as, self.ranks.codes, failure, result, time.time(), peak_bytes))
-        if self.group is not None and not self.group.remove(life.REMOVE_S):
+        if self.group is not None and not self.group.remove(supervisor_handle.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
 
     def _remove_empty(self) -> None:
@@ -277,10 +287,10 @@ def _usual_priority() -> None:
 
 def _put_on_record(folder: Folder) -> None:
     """From now on the agent knows us; what we say goes into the attempt's folder."""
-    us, keeper = processes.identify(os.getpid()), processes.identify(os.getppid())
+    us, keeper = process_tree.identify(os.getpid()), process_tree.identify(os.getppid())
     if us is None or keeper is None:
         raise RuntimeError("the keeper is gone")
-    life.put_on_record(folder, us, keeper)
+    supervisor_handle.put_on_record(folder, us, keeper)
     null = os.open(os.devnull, os.O_RDWR)
     errors = os.open(folder.complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (null, 1), (errors, 2)):
@@ -288,7 +298,7 @@ def _put_on_record(folder: Folder) -> None:
 
 
 def main() -> int:
-    return supervise(Path(sys.argv[1]), int(sys.argv[2]), keeper.detach())
+    return supervise(Path(sys.argv[1]), int(sys.argv[2]), reaper.detach())
 
 
 def supervise(path: Path, lock: int, launcher: int) -> int:
@@ -297,7 +307,7 @@ def supervise(path: Path, lock: int, launcher: int) -> int:
     attempt = parse(path.name)
     if attempt is None:
         return 2
-    keeper.become_supervisor(folder, lock, launcher)
+    reaper.become_supervisor(folder, lock, launcher)
     secrets = sys.stdin.read()
     if not secrets:  # the agent could not prepare the folder
         return 0

@@ -17,15 +17,15 @@ from torch import nn
 
 from cluster import catalogue
 from cluster.errors import UserError
-from workers.backends.parts import describing, placing, probing, random_state
+from workers.backends.parts import device_description, device_transfer, dtype_probe, random_state
 from workers.backends.parts.precision import dtype_of, precision_of
 from workers.backends.parts.traits import Traits
+from workers.compat import Shortcuts
 from workers.config import Given, VendorConfig, enabled, libraries_of, section
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable, OutOfDeviceMemory
-from workers.levels import OptimizationLevel
-from workers.libraries.configured import apply
-from workers.shortcuts import Shortcuts
+from workers.libraries.library_config import apply
+from workers.optimization_levels import OptimizationLevel
 
 Memory = dict[str, int | None]
 Later = Callable[..., Any]
@@ -80,8 +80,8 @@ class BaseBackend(Shortcuts, ABC):
         UserError for a number out of range.
         """
         if device_id is None or self._checked(device_id) == self.device_id:
-            return describing.device_info(self)
-        return describing.device_info(type(self)(self.config, device_id=device_id))
+            return device_description.device_info(self)
+        return device_description.device_info(type(self)(self.config, device_id=device_id))
 
     def set_device(self, device_id: int) -> None:
         """Go on with another device of this process. Raises UserError for a number out of range."""
@@ -95,7 +95,7 @@ class BaseBackend(Shortcuts, ABC):
 
     def to_device(self, value: Any, non_blocking: bool = False) -> Any:
         """Nested data with its tensors here. A module moves in place with its ties; an object with a `to` uses that."""
-        return placing.place(value, self.device, non_blocking)
+        return device_transfer.place(value, self.device, non_blocking)
 
     def synchronize(self) -> None:
         """Return when everything asked of the device so far has been computed."""
@@ -162,7 +162,7 @@ class BaseBackend(Shortcuts, ABC):
         """
         wanted = dtype_of(dtype)
         if wanted not in self._answers:
-            self._answers[wanted] = probing.support(self, wanted)
+            self._answers[wanted] = dtype_probe.support(self, wanted)
         return self._answers[wanted]
 
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:

@@ -12,9 +12,9 @@ import torch
 from cluster import catalogue
 from cluster.errors import SpecError
 from workers.backends.base import BaseBackend, Later, Memory
-from workers.backends.parts import switches
+from workers.backends.parts import torch_settings
 from workers.backends.parts.host_memory import process_memory
-from workers.backends.parts.loading import why_not
+from workers.backends.parts.library_import import why_not
 from workers.backends.parts.traits import Traits
 from workers.config import CPUConfig
 from workers.discovery.cpu import instruction_sets
@@ -83,7 +83,7 @@ class CPUBackend(BaseBackend):
         if config.float32_matmul is not None:
             later(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(config.float32_matmul)
-        switches.attention(config.attention, later, self.device)
+        torch_settings.attention(config.attention, later, self.device)
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
         """Without an instruction set for it a dtype is emulated; with one, the environment may still keep torch or

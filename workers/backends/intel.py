@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.backends.parts.loading import why_not
+from workers.backends.parts.library_import import why_not
 from workers.backends.parts.torch_module import TorchModuleBackend
 
 IPEX = "intel_extension_for_pytorch"

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from cluster import catalogue
 from workers.backends.base import Later
-from workers.backends.parts import switches
-from workers.backends.parts.loading import why_not
+from workers.backends.parts import torch_settings
+from workers.backends.parts.library_import import why_not
 from workers.backends.parts.xla import XLABackend
 
 
@@ -46,7 +46,7 @@ class NeuronBackend(XLABackend):
 
     def _configure(self, later: Later) -> None:
         folder = getattr(self.config, "persistent_cache", None)
-        switches.variable("NEURON_COMPILE_CACHE_URL", None if folder is None else str(folder), later)
+        torch_settings.variable("NEURON_COMPILE_CACHE_URL", None if folder is None else str(folder), later)
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
         return catalogue.computes("neuron", "", str(dtype))

@@ -17,9 +17,9 @@ from torch import nn
 from cluster import catalogue
 from cluster.errors import UserError
 from workers.backends.base import Later, Memory
-from workers.backends.parts import switches
+from workers.backends.parts import torch_settings
 from workers.backends.parts.host_memory import process_memory
-from workers.backends.parts.loading import Failure, why_not
+from workers.backends.parts.library_import import Failure, why_not
 from workers.backends.parts.xla import TorchXLA, XLABackend
 
 DEVICE_FILES = ("accel*", "vfio/[0-9]*")
@@ -134,7 +134,7 @@ class TPUBackend(XLABackend):
     def _configure(self, later: Later) -> None:
         config: Any = self.config
         if config.topology is not None:
-            switches.variable("TPU_CHIPS_PER_PROCESS_BOUNDS", config.topology, later)
+            torch_settings.variable("TPU_CHIPS_PER_PROCESS_BOUNDS", config.topology, later)
         if isinstance(self.runtime, TorchTPU):
             return
         if config.persistent_cache is not None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 def main(folder: str, name: str, device: str, seed: str) -> None:
     from workers import backends
-    from workers.benchmark.serving import serve
     from workers.benchmark.session import Session
+    from workers.benchmark.session_server import serve
 
     parent = os.getppid()
     with backends.create(name, int(device)) as backend:

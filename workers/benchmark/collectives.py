@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import workers
 from workers.backends.base import BaseBackend
-from workers.benchmark.arm import Arm, Unsupported, settled
 from workers.benchmark.case import Case
+from workers.benchmark.measurement import Arm, Unsupported, settled
 from workers.benchmark.timing import Timer
 
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13

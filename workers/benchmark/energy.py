@@ -26,7 +26,7 @@ def counter(backend: BaseBackend, powercap: Path = POWERCAP) -> tuple[str, Count
 
 def _nvml(backend: BaseBackend) -> tuple[str, Counter | None]:
     """Total energy since the driver was loaded, in millijoules; Volta and newer. Source: NVML API reference."""
-    from workers.discovery.nvidia_live import energy_reader
+    from workers.discovery.nvidia_state import energy_reader
 
     return energy_reader(str(backend.get_device_info(backend.device_id).uuid))
 

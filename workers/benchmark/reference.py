@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.backends.parts.placing import map_tensors
-from workers.benchmark.building import Built
-from workers.optimizers.comparing import first_tensor
-from workers.optimizers.work import Sample
+from workers.backends.parts.device_transfer import map_tensors
+from workers.benchmark.case_builder import Built
+from workers.optimizers.output_difference import first_tensor
+from workers.optimizers.pass_context import Sample
 
 MOST_FLOPS = 2e12
 """Beyond this float64 on the CPU takes longer than a user waits: then float32, which is said, and beyond 20 times this

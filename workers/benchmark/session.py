@@ -1,7 +1,7 @@
 """One device being measured: it opens arms, times a block of one when told to, and says what the machine is like.
 
-Who decides what is measured when, and when it is enough, sits elsewhere (orchestrator/benchmark/conductor.py): rounds
-go over all devices of a machine in turns, so no device may keep its own time.
+Who decides what is measured when, and when it is enough, sits elsewhere (orchestrator/benchmark/round_runner.py):
+rounds go over all devices of a machine in turns, so no device may keep its own time.
 """
 
 import gc
@@ -16,21 +16,21 @@ import torch
 
 from cluster.errors import PolyfleetError, UserError, nearest
 from workers.backends.base import BaseBackend
-from workers.backends.parts.placing import map_tensors
-from workers.benchmark import arm as arms
+from workers.backends.parts.device_transfer import map_tensors
 from workers.benchmark import catalogue, energy, host
-from workers.benchmark.arm import Arm, Cell, Unsupported
-from workers.benchmark.building import Built, build, mean_square
+from workers.benchmark import measurement as arms
 from workers.benchmark.case import Case
+from workers.benchmark.case_builder import Built, build, mean_square
 from workers.benchmark.collectives import open_collective
-from workers.benchmark.repetition import ModelState
+from workers.benchmark.measurement import Arm, Cell, Unsupported
+from workers.benchmark.repeated_call import ModelState
 from workers.benchmark.timing import Timer
-from workers.benchmark.transfer_arms import open_transfer
+from workers.benchmark.transfer_measurement import open_transfer
 from workers.benchmark.transfers import COLLECTIVES
-from workers.discovery.nvidia_live import card_state
-from workers.optimizers.comparing import first_tensor
-from workers.optimizers.work import Sample
-from workers.tasks.plain_values import plain
+from workers.discovery.nvidia_state import card_state
+from workers.optimizers.output_difference import first_tensor
+from workers.optimizers.pass_context import Sample
+from workers.tasks.json_values import plain
 
 ENERGY_S = 5.0
 TIMED_OUT = 124

@@ -7,7 +7,7 @@ from cluster import catalogue
 from cluster.catalogue import EMULATED, Architecture, backend_name
 from cluster.catalogue.precision import FLOATS as FLOATS
 from cluster.errors import UserError
-from workers.capability.facts import cited
+from workers.capability.documented import cited
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend

@@ -12,11 +12,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workers.backends.base import BaseBackend
-from workers.capability import answers
-from workers.capability.facts import FP8_FN, FP8_FNUZ
+from workers.capability import probe_cache
+from workers.capability.documented import FP8_FN, FP8_FNUZ
 from workers.capability.matrix import FLOATS, PROBED, Capabilities, Known
-from workers.optimizers.compiling import compile_model
-from workers.optimizers.work import Skip, Work, as_sample
+from workers.optimizers.compilers import compile_model
+from workers.optimizers.pass_context import Skip, Work, as_sample
 
 ASKED = "asked of the device"
 
@@ -40,13 +40,13 @@ def overruled(known: Capabilities, backend: BaseBackend) -> Capabilities:
 def answers_of(backend: BaseBackend) -> dict[str, Any]:
     """dtypes (name -> native, emulated, absent), flash_attention, compile. From what was kept, as far as it was."""
     dtypes = {name: backend.dtype_support(name) for name in FLOATS if hasattr(torch, name)}
-    key = answers.key(backend.kind)
-    kept = answers.read(key)
+    key = probe_cache.key(backend.kind)
+    kept = probe_cache.read(key)
     with backend:
         for name, ask in (("flash_attention", _flash), ("compile", _compiles)):
             if name not in kept:
                 kept[name] = ask(backend)
-                answers.add(key, name, kept[name])
+                probe_cache.add(key, name, kept[name])
     return {"dtypes": dtypes, "flash_attention": kept["flash_attention"], "compile": kept["compile"]}
 
 

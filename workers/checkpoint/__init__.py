@@ -8,49 +8,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workers.checkpoint.background import Saver as Saver
-    from workers.checkpoint.background import Saving as Saving
-    from workers.checkpoint.converting import convert as convert
-    from workers.checkpoint.diffing import diff as diff
+    from workers.checkpoint.background_saver import Saver as Saver
+    from workers.checkpoint.background_saver import Saving as Saving
+    from workers.checkpoint.comparer import diff as diff
+    from workers.checkpoint.converter import convert as convert
     from workers.checkpoint.disk.pins import pin as pin
     from workers.checkpoint.disk.pins import unpin as unpin
-    from workers.checkpoint.exchange.exporting import export_checkpoint as export_checkpoint
-    from workers.checkpoint.exchange.importing import import_checkpoint as import_checkpoint
+    from workers.checkpoint.dtype_policy import LossyLoad as LossyLoad
+    from workers.checkpoint.exchange.exporter import export_checkpoint as export_checkpoint
+    from workers.checkpoint.exchange.importer import import_checkpoint as import_checkpoint
     from workers.checkpoint.format.manifest import DamagedCheckpoint as DamagedCheckpoint
     from workers.checkpoint.inspect import Latest as Latest
     from workers.checkpoint.inspect import describe as describe
     from workers.checkpoint.inspect import latest as latest
     from workers.checkpoint.inspect import list_checkpoints as list_checkpoints
     from workers.checkpoint.inspect import verify as verify
-    from workers.checkpoint.loading import Loaded as Loaded
-    from workers.checkpoint.loading import load as load
-    from workers.checkpoint.opening import OpenCheckpoint as OpenCheckpoint
-    from workers.checkpoint.opening import open_checkpoint as open_checkpoint
-    from workers.checkpoint.planning import plan as plan
-    from workers.checkpoint.policy import LossyLoad as LossyLoad
-    from workers.checkpoint.pruning import prune as prune
-    from workers.checkpoint.report import Report as Report
-    from workers.checkpoint.saving import Saved as Saved
-    from workers.checkpoint.saving import save as save
-    from workers.checkpoint.transfer.copying import copy as copy
+    from workers.checkpoint.lazy_reader import OpenCheckpoint as OpenCheckpoint
+    from workers.checkpoint.lazy_reader import open_checkpoint as open_checkpoint
+    from workers.checkpoint.load_report import Report as Report
+    from workers.checkpoint.loader import Loaded as Loaded
+    from workers.checkpoint.loader import load as load
+    from workers.checkpoint.move_plan import plan as plan
+    from workers.checkpoint.pruner import prune as prune
+    from workers.checkpoint.saver import Saved as Saved
+    from workers.checkpoint.saver import save as save
+    from workers.checkpoint.transfer.copier import copy as copy
 
 _WHERE = {
-    **dict.fromkeys(("Saver", "Saving"), "background"),
-    "convert": "converting",
-    "diff": "diffing",
+    **dict.fromkeys(("Saver", "Saving"), "background_saver"),
+    "convert": "converter",
+    "diff": "comparer",
     **dict.fromkeys(("pin", "unpin"), "disk.pins"),
-    "prune": "pruning",
-    "export_checkpoint": "exchange.exporting",
-    "import_checkpoint": "exchange.importing",
+    "prune": "pruner",
+    "export_checkpoint": "exchange.exporter",
+    "import_checkpoint": "exchange.importer",
     "DamagedCheckpoint": "format.manifest",
     **dict.fromkeys(("Latest", "describe", "latest", "list_checkpoints", "verify"), "inspect"),
-    **dict.fromkeys(("Loaded", "load"), "loading"),
-    **dict.fromkeys(("OpenCheckpoint", "open_checkpoint"), "opening"),
-    "plan": "planning",
-    "LossyLoad": "policy",
-    "Report": "report",
-    **dict.fromkeys(("Saved", "save"), "saving"),
-    "copy": "transfer.copying",
+    **dict.fromkeys(("Loaded", "load"), "loader"),
+    **dict.fromkeys(("OpenCheckpoint", "open_checkpoint"), "lazy_reader"),
+    "plan": "move_plan",
+    "LossyLoad": "dtype_policy",
+    "Report": "load_report",
+    **dict.fromkeys(("Saved", "save"), "saver"),
+    "copy": "transfer.copier",
 }
 __all__ = sorted(_WHERE)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import NotFound
-from cluster.plain import to_plain
-from workers.checkpoint.disk.damage import damage_of
+from cluster.serialization import to_plain
+from workers.checkpoint.disk.damage_marks import damage_of
 from workers.checkpoint.disk.pins import is_pinned
 from workers.checkpoint.disk.reader import Progress, Reader
-from workers.checkpoint.format.checks import read_manifest, tensor_bytes
-from workers.checkpoint.format.folders import below, newest_first, step_of
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest, Producer
-from workers.checkpoint.planning import plan as plan
-from workers.checkpoint.report import Skipped
+from workers.checkpoint.format.manifest_checks import read_manifest, tensor_bytes
+from workers.checkpoint.format.step_folders import below, newest_first, step_of
+from workers.checkpoint.load_report import Skipped
+from workers.checkpoint.move_plan import plan as plan
 from workers.errors import CheckpointError
 
 

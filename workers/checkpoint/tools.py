@@ -24,8 +24,8 @@ import cluster.errors
 import workers
 import workers.errors
 from cluster import sandbox
+from cluster.checkpoint_location import TOOLS, is_uri
 from cluster.errors import FleetError, PolyfleetError, UserError, nearest
-from cluster.places import TOOLS, is_uri
 from workers.checkpoint.format import links
 from workers.checkpoint.format.manifest import LARGEST_BYTES, DamagedCheckpoint
 
@@ -35,22 +35,22 @@ VERBS = {
     "check": "inspect:verify",
     "newest": "inspect:newest",
     "incoming": "transfer.expected:expected",
-    "missing": "transfer.arriving:missing",
-    "arrive": "transfer.arriving:arrive",
-    "verify": "transfer.copying:verify_at",
-    "plan": "planning:plan",
-    "diff": "diffing:diff",
-    "convert": "converting:convert",
-    "prune": "pruning:prune",
-    "pin": "pruning:pin_one",
-    "discard": "pruning:discard",
-    "copy": "transfer.copying:copy",
-    "import": "exchange.importing:import_here",
-    "export": "exchange.exporting:export_checkpoint",
-    "look": "transfer.fetching:look",
-    "fetch": "transfer.fetching:fetch",
-    "keep": "scripts.keeping:keep",
-    "hand_on": "scripts.keeping:hand_on",
+    "missing": "transfer.chunk_upload:missing",
+    "arrive": "transfer.chunk_upload:arrive",
+    "verify": "transfer.copier:verify_at",
+    "plan": "move_plan:plan",
+    "diff": "comparer:diff",
+    "convert": "converter:convert",
+    "prune": "pruner:prune",
+    "pin": "pruner:pin_one",
+    "discard": "pruner:discard",
+    "copy": "transfer.copier:copy",
+    "import": "exchange.importer:import_here",
+    "export": "exchange.exporter:export_checkpoint",
+    "look": "transfer.data_download:look",
+    "fetch": "transfer.data_download:fetch",
+    "keep": "scripts.script_versions:keep",
+    "hand_on": "scripts.script_versions:hand_on",
 }
 LONG = ("verify", "check", "diff", "convert", "copy", "import", "export", "missing", "arrive", "fetch")
 """These tell their progress."""

@@ -8,12 +8,12 @@ only, which cannot hang, and runs here.
 from collections import Counter
 from pathlib import Path
 
-from cluster.catalogue import backend_name, outside, own_vendors, vendors
-from cluster.vocabulary import Device, Finding
+from cluster.catalogue import backend_name, own_vendors, plugins, vendors
+from cluster.types import Device, Finding
 from workers import interpreter
-from workers.discovery.health import health
 from workers.discovery.machine import Machine
-from workers.discovery.probe import failed, look, probe, vendor_file
+from workers.discovery.machine_findings import health
+from workers.discovery.vendor_probe import failed, look, probe, vendor_file
 from workers.discovery.versions import mismatches, torch_build, versions
 
 NAMES = tuple(name for name in own_vendors() if (Path(__file__).parent / f"{name}.py").exists())
@@ -43,7 +43,7 @@ def discover(
 
 def names() -> tuple[str, ...]:
     """Of our vendors, then of those that installed distributions can look for; the CPU last."""
-    theirs = [name for name in outside.entries(outside.DISCOVERY) if name in vendors() and name not in NAMES]
+    theirs = [name for name in plugins.entries(plugins.DISCOVERY) if name in vendors() and name not in NAMES]
     return (*(name for name in NAMES if name != "cpu"), *theirs, "cpu")
 
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from cluster import catalogue
-from cluster.vocabulary import Device, Finding, Scalar
+from cluster.types import Device, Finding, Scalar
 from workers.discovery import amd_smi
-from workers.discovery.answer import Answer
-from workers.discovery.answer import findings as unread
+from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import Machine
 from workers.discovery.memory import device_memory
 

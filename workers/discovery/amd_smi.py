@@ -10,8 +10,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from cluster.vocabulary import Device, Finding
-from workers.discovery.answer import Answer
+from cluster.types import Device, Finding
+from workers.discovery.card_reply import Answer
 from workers.discovery.machine import sysfs_address
 
 # Fields of amdsmi_get_violation_status that are 1 while something slows the clock.

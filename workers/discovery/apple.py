@@ -5,9 +5,9 @@ import re
 from typing import Any
 
 from cluster import catalogue
-from cluster.vocabulary import Device, Finding
-from workers.discovery.answer import Answer
-from workers.discovery.answer import findings as unread
+from cluster.types import Device, Finding
+from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import Machine, tool_output
 from workers.discovery.memory import device_memory
 

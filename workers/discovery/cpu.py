@@ -3,9 +3,9 @@
 import platform
 import re
 
-from cluster.vocabulary import Device, Finding, Scalar
-from workers.discovery.limits import cores, memory
+from cluster.types import Device, Finding, Scalar
 from workers.discovery.machine import Machine, tool_output
+from workers.discovery.resource_limits import cores, memory
 from workers.interpreter import has
 
 # What decides which dtypes are quick: without avx512_fp16 or AMX, float16 matmul is ~180 times slower than bfloat16.

@@ -7,15 +7,15 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster import catalogue
 from cluster.catalogue.precision import INTEGERS
-from cluster.vocabulary import Device, Finding
-from workers.capability import answers
-from workers.capability.facts import documented_dtypes
+from cluster.types import Device, Finding
+from workers.capability import probe_cache
+from workers.capability.documented import documented_dtypes
 from workers.device_info import DeviceInfo
 from workers.discovery import discover
 from workers.discovery.machine import Machine
 from workers.discovery.traits import fp8_supported, traits
 from workers.discovery.versions import versions
-from workers.selection import ranking
+from workers.selection import device_preference
 
 
 class HardwareProfile(BaseModel):
@@ -40,7 +40,7 @@ class HardwareDetector:
     def detect(self) -> HardwareProfile:
         found, findings = discover(machine=self._machine)
         devices = device_infos(found, self._machine is None)
-        best = ranking.best(devices)
+        best = device_preference.best(devices)
         alike = [d for d in devices if best is not None and d.backend == best.backend and d.is_available]
         return HardwareProfile(
             hardware_type=best.backend if best else "none",
@@ -56,7 +56,9 @@ class HardwareDetector:
 
         Whether this environment's torch can use it is the question of workers.detect_best_backend.
         """
-        best = ranking.best(device_infos(discover(machine=self._machine)[0], self._machine is None), workload=workload)
+        best = device_preference.best(
+            device_infos(discover(machine=self._machine)[0], self._machine is None), workload=workload
+        )
         return best.backend if best else "none"
 
 
@@ -110,7 +112,7 @@ def device_info(device: Device, number: int, runtime: dict[str, str], of_this_ma
 
 def _dtypes(device: Device, of_this_machine: bool) -> tuple[tuple[str, ...], str]:
     """Native dtypes, and how they are known: by what a device of this kind answered here, else by its documents."""
-    asked = answers.dtypes(device.kind) if of_this_machine else {}
+    asked = probe_cache.dtypes(device.kind) if of_this_machine else {}
     if asked:
         native = {name for name, answer in asked.items() if answer == "native"}
         return tuple(sorted(native | set(INTEGERS))), "probed"

@@ -4,7 +4,7 @@ as in Level Zero's FLAT mode.
 
 from cluster import catalogue
 from cluster.catalogue import Model
-from cluster.vocabulary import Device, Finding
+from cluster.types import Device, Finding
 from workers.discovery import intel_gaudi as gaudi
 from workers.discovery import intel_smi
 from workers.discovery.intel_gaudi import HABANA

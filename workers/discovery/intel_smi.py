@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cluster.vocabulary import Device, Finding
-from workers.discovery.answer import Answer
-from workers.discovery.answer import findings as unread
+from cluster.types import Device, Finding
+from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import Machine, sysfs_address, tool_output
 
 TOOL = "xpu-smi"

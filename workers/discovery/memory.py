@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cluster import catalogue
-from workers.discovery import limits
+from workers.discovery import resource_limits
 from workers.discovery.machine import Machine
 
 
@@ -34,5 +34,5 @@ def device_memory(
 
 def host_memory(machine: Machine | None) -> DeviceMemory:
     """All that this process may use of the machine's."""
-    total_bytes, free_bytes = limits.memory(machine) if machine else (None, None)
+    total_bytes, free_bytes = resource_limits.memory(machine) if machine else (None, None)
     return DeviceMemory(total_bytes, free_bytes, unified=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 from cluster import catalogue
 from cluster.catalogue import Model
-from cluster.vocabulary import Device, Finding
-from workers.discovery.answer import Answer
-from workers.discovery.answer import findings as unread
+from cluster.types import Device, Finding
+from workers.discovery.card_reply import Answer
+from workers.discovery.card_reply import findings as unread
 from workers.discovery.machine import BRIDGE, DISPLAY, NETWORK, STORAGE, Machine, PciDevice, sysfs_address, tool_output
 
 VENDOR = 0x1D0F

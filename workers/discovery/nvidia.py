@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from cluster import catalogue
-from cluster.vocabulary import Device, Finding, Scalar
+from cluster.types import Device, Finding, Scalar
 from workers.discovery import nvidia_nvml as nvml
 from workers.discovery.machine import Machine, sysfs_address
 from workers.discovery.memory import device_memory

@@ -5,7 +5,7 @@ Source: NVIDIA's NVML API reference and nvml.h, for the calls and for what their
 
 from typing import Any
 
-from cluster.vocabulary import Finding
+from cluster.types import Finding
 
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 4, 13, 15
 UNUSABLE = frozenset({8, 11, GPU_IS_LOST, 16, 28})

@@ -8,7 +8,7 @@ import re
 
 from cluster import catalogue
 from cluster.catalogue import EMULATED, Model
-from cluster.vocabulary import Device, Finding, Scalar
+from cluster.types import Device, Finding, Scalar
 from workers.discovery import cpu, tpu_vm
 from workers.discovery.machine import NETWORK, STORAGE, Machine, PciDevice
 from workers.interpreter import has

@@ -6,7 +6,7 @@ Sources: Google's "Cloud TPU in GKE" for the variables, torch_xla's _internal/tp
 import re
 from collections.abc import Mapping
 
-from cluster.vocabulary import Scalar
+from cluster.types import Scalar
 
 TIMEOUT_S = 1.0
 # Ours -> the variable, and the key inside tpu-env.

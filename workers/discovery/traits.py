@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from cluster.vocabulary import Device, Scalar
-from workers.capability.facts import rows_of
+from cluster.types import Device, Scalar
+from workers.capability.documented import rows_of
 
 
 def traits(device: Device, dtypes: Sequence[str]) -> dict[str, Scalar]:

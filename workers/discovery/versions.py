@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.catalogue import Vendor, vendor
+from cluster.types import Device, Finding
 from cluster.version import VERSION
-from cluster.vocabulary import Device, Finding
 from workers import interpreter
 
 

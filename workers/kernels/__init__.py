@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from workers.kernels.base import KernelBackend
 
 ENTRY_POINTS = "polyfleet.kernels"
-NO_IMPLEMENTATION = {"__init__", "__main__", "base", "choosing", "operators", "resources", "tuning"}
+NO_IMPLEMENTATION = {"__init__", "__main__", "base", "kernel_choice", "operators", "resources", "tuner"}
 OWN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in NO_IMPLEMENTATION))
 LOADING_FAILS = (ImportError, OSError, RuntimeError, AttributeError, SyntaxError, TypeError, ValueError)
 """What the file of another distribution may raise where it is broken."""

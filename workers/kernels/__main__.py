@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _list(as_json: bool) -> None:
-    from workers.kernels.choosing import get_kernels_info
+    from workers.kernels.kernel_choice import get_kernels_info
 
     rows = [get_kernels_info(name) for name in registry.names()]
     if as_json:
@@ -38,10 +38,10 @@ def _list(as_json: bool) -> None:
 def _tune(asked: dict[str, Any]) -> None:
     """`asked`: operations, kernels, dtypes (lists of names, may be empty), device, compiled, rounds."""
     from workers.backends.parts.precision import dtype_of
-    from workers.kernels.parts import measuring
+    from workers.kernels.parts import comparison
 
     dtypes = [dtype_of(name) for name in asked["dtypes"]]
-    measuring.tune(
+    comparison.tune(
         asked["operations"], asked["kernels"], asked["device"], dtypes, asked["compiled"],
         told=lambda one: _write(one.to_plain()),
     )  # fmt: skip

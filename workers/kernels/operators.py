@@ -5,7 +5,7 @@ autocast.
     y = operators.rmsnorm(x, weight, kernels="triton")
 
 The functions here take tensors of torch on any device that the kernels take; `kernels` names an implementation, or
-"auto" (see choosing.py). "torch" is torch's own functions, which a compiler can fuse; all else is one opaque
+"auto" (see kernel_choice.py). "torch" is torch's own functions, which a compiler can fuse; all else is one opaque
 operator. Gradients of gradients are refused with a UserError. Autocast takes the dtypes that it takes for torch's own
 of that name.
 """
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from workers.kernels.parts import defining
-from workers.kernels.parts.defining import at_once, kernels_of, needs_gradients
+from workers.kernels.parts import definition
+from workers.kernels.parts.definition import at_once, kernels_of, needs_gradients
 from workers.kernels.parts.formulas import rotated
 
-OPS = defining.defined()
+OPS = definition.defined()
 
 
 def rmsnorm(

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from workers.libraries import build
+from workers.libraries import torch_build
 from workers.libraries.library import Library
 from workers.libraries.registry import LIBRARIES
 
@@ -28,7 +28,7 @@ def _row(library: Library) -> dict[str, Any]:
         "available": not reason,
         "reason": reason,
         "version": "" if reason else library.version(),
-        "flags": build.flags(library.settings),
+        "flags": torch_build.flags(library.settings),
         "enabled": library.switch.read() if library.switch is not None and not reason else None,
         "switch": how(library),
         "provable": library.seen is not None and not reason,

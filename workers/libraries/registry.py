@@ -3,7 +3,7 @@
 from functools import partial
 
 from cluster.errors import UserError, nearest
-from workers.libraries import reasons, switches, watching
+from workers.libraries import availability, switches, workloads
 from workers.libraries.library import Library
 
 HOST, NVIDIA = ("cpu",), ("nvidia",)
@@ -12,40 +12,40 @@ ALIASES = {"onednn": "mkldnn", "mha_fastpath": "mha", "omp": "openmp"}
 LIBRARIES: dict[str, Library] = {
     library.name: library
     for library in (
-        Library("cuda", "CUDA", True, NVIDIA, ("an NVIDIA driver",), reasons.cuda,
-                lambda: str(reasons.torch().version.cuda or ""), ("USE_CUDA", "CUDA_VERSION"),
+        Library("cuda", "CUDA", True, NVIDIA, ("an NVIDIA driver",), availability.cuda,
+                lambda: str(availability.torch().version.cuda or ""), ("USE_CUDA", "CUDA_VERSION"),
                 fresh={True: {}, False: {"CUDA_VISIBLE_DEVICES": ""}}),
         Library("cpu", "CPU kernels of torch", False, HOST, (), lambda: "",
-                lambda: str(reasons.torch().backends.cpu.get_cpu_capability()),
+                lambda: str(availability.torch().backends.cpu.get_cpu_capability()),
                 ("PERF_WITH_AVX", "PERF_WITH_AVX2"),
-                fresh={True: {}, False: {"ATEN_CPU_CAPABILITY": "default"}}, seen=watching.capability),
-        Library("mps", "Metal Performance Shaders", True, ("apple",), ("macOS 14",), reasons.mps, lambda: ""),
-        Library("cudnn", "cuDNN", True, NVIDIA, ("libcudnn",), reasons.cudnn, reasons.cudnn_version,
+                fresh={True: {}, False: {"ATEN_CPU_CAPABILITY": "default"}}, seen=workloads.capability),
+        Library("mps", "Metal Performance Shaders", True, ("apple",), ("macOS 14",), availability.mps, lambda: ""),
+        Library("cudnn", "cuDNN", True, NVIDIA, ("libcudnn",), availability.cudnn, availability.cudnn_version,
                 ("USE_CUDNN", "CUDNN_VERSION"), switch=switches.CUDNN),
-        Library("mkl", "Intel MKL", False, HOST, ("libmkl",), partial(reasons.built, "mkl"),
-                partial(reasons.of_build, reasons.MKL), ("USE_MKL", "BLAS_INFO", "LAPACK_INFO"),
-                fresh={True: {"MKL_VERBOSE": "1"}}, seen=watching.product),
-        Library("mkldnn", "oneDNN (MKL-DNN)", False, HOST, ("libdnnl",), partial(reasons.built, "mkldnn"),
-                partial(reasons.of_build, reasons.ONEDNN), ("USE_MKLDNN",), switch=switches.MKLDNN,
-                seen=watching.convolution),
-        Library("openmp", "OpenMP", False, HOST, ("libgomp or libiomp5",), partial(reasons.built, "openmp"),
-                partial(reasons.of_build, reasons.OPENMP), ("USE_OPENMP",),
-                fresh={True: {"OMP_NUM_THREADS": "2"}, False: {"OMP_NUM_THREADS": "1"}}, seen=watching.threads),
-        Library("nki", "Neuron Kernel Interface", True, ("neuron",), ("neuronx-cc",), reasons.nki,
-                partial(reasons.package, "neuronx-cc")),
-        Library("triton", "Triton", True, ("nvidia", "amd", "intel"), ("triton",), reasons.triton,
-                partial(reasons.package, "triton")),
-        Library("cusparselt", "cuSPARSELt", True, NVIDIA, ("libcusparseLt",), reasons.cusparselt,
-                reasons.cusparselt_version, ("USE_CUSPARSELT",)),
-        Library("mha", "Fast path of multi-head attention", False, ("cpu", "nvidia", "amd"), (), reasons.mha,
-                lambda: "", switch=switches.MHA, seen=watching.attention_layer),
-        Library("nnpack", "NNPACK", False, HOST, (), partial(reasons.built, "nnpack"), lambda: "", ("USE_NNPACK",),
-                switch=switches.NNPACK, seen=watching.nnpack),
+        Library("mkl", "Intel MKL", False, HOST, ("libmkl",), partial(availability.built, "mkl"),
+                partial(availability.of_build, availability.MKL), ("USE_MKL", "BLAS_INFO", "LAPACK_INFO"),
+                fresh={True: {"MKL_VERBOSE": "1"}}, seen=workloads.product),
+        Library("mkldnn", "oneDNN (MKL-DNN)", False, HOST, ("libdnnl",), partial(availability.built, "mkldnn"),
+                partial(availability.of_build, availability.ONEDNN), ("USE_MKLDNN",), switch=switches.MKLDNN,
+                seen=workloads.convolution),
+        Library("openmp", "OpenMP", False, HOST, ("libgomp or libiomp5",), partial(availability.built, "openmp"),
+                partial(availability.of_build, availability.OPENMP), ("USE_OPENMP",),
+                fresh={True: {"OMP_NUM_THREADS": "2"}, False: {"OMP_NUM_THREADS": "1"}}, seen=workloads.threads),
+        Library("nki", "Neuron Kernel Interface", True, ("neuron",), ("neuronx-cc",), availability.nki,
+                partial(availability.package, "neuronx-cc")),
+        Library("triton", "Triton", True, ("nvidia", "amd", "intel"), ("triton",), availability.triton,
+                partial(availability.package, "triton")),
+        Library("cusparselt", "cuSPARSELt", True, NVIDIA, ("libcusparseLt",), availability.cusparselt,
+                availability.cusparselt_version, ("USE_CUSPARSELT",)),
+        Library("mha", "Fast path of multi-head attention", False, ("cpu", "nvidia", "amd"), (), availability.mha,
+                lambda: "", switch=switches.MHA, seen=workloads.attention_layer),
+        Library("nnpack", "NNPACK", False, HOST, (), partial(availability.built, "nnpack"), lambda: "", ("USE_NNPACK",),
+                switch=switches.NNPACK, seen=workloads.nnpack),
         Library("opt_einsum", "opt_einsum", False, ("cpu", "nvidia", "amd", "intel", "tpu", "apple"), ("opt_einsum",),
-                reasons.opt_einsum, partial(reasons.package, "opt-einsum"), switch=switches.OPT_EINSUM,
-                seen=watching.einsum),
-        Library("xeon", "Launcher for Xeon", False, HOST, (), reasons.xeon, lambda: "",
-                launcher=("python", "-m", "torch.backends.xeon.run_cpu"), seen=watching.placement),
+                availability.opt_einsum, partial(availability.package, "opt-einsum"), switch=switches.OPT_EINSUM,
+                seen=workloads.einsum),
+        Library("xeon", "Launcher for Xeon", False, HOST, (), availability.xeon, lambda: "",
+                launcher=("python", "-m", "torch.backends.xeon.run_cpu"), seen=workloads.placement),
     )
 }  # fmt: skip
 

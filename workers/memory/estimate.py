@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from cluster.errors import UserError, nearest
-from workers.memory.shapes import TransformerShape
+from workers.memory.transformer_shape import TransformerShape
 
 MODES = ("inference", "training")
 EXECUTIONS = ("eager", "xla")
@@ -67,7 +67,7 @@ def estimate_memory(
     scalar to train on from the module's output; left out, the output's own `loss`, else its mean.
 
     A TransformerShape, or a mapping or object with a transformer's numbers (`hidden_size` or `n_embd`, ...), is
-    computed from: see workers.memory.shapes for the derivation.
+    computed from: see workers.memory.transformer_shape for the derivation.
 
     `dtype` is that of weights and activations: a module's own, a shape's bytes per element where None. `optimizer` is
     a name, None for gradients alone, or for a module also a function of its parameters. `execution` is "eager", or
@@ -86,7 +86,7 @@ def estimate_memory(
         formulas = import_module("workers.memory.formulas")
         found: MemoryEstimate = formulas.estimate(shape, batch or 1, seq, dtype, training, optimizer)
         return found
-    runs = import_module("workers.memory.runs")
+    runs = import_module("workers.memory.traced_run")
     request = runs.Request(batch, seq, dtype, training, optimizer if training else None, loss, execution == "xla")
     traced: MemoryEstimate = runs.estimate(model_or_config, sample_input, request)
     return traced

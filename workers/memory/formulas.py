@@ -6,7 +6,7 @@ from cluster.catalogue.precision import BYTES, SHORT, long_name
 from cluster.errors import UserError, nearest
 from workers.memory.estimate import MemoryEstimate
 from workers.memory.optimizers import Known, known
-from workers.memory.shapes import TransformerShape
+from workers.memory.transformer_shape import TransformerShape
 
 FOUND = "formulas for a transformer with fused attention"
 

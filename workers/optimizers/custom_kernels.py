@@ -7,9 +7,9 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers.backends.parts.precision import precision_of
-from workers.kernels.models import fitting
-from workers.kernels.models.fitting import Fitted
-from workers.optimizers.work import Prepared, Sample, Skip, Work, as_sample, outputs, require_close
+from workers.kernels.models import kernel_insertion
+from workers.kernels.models.kernel_insertion import Fitted
+from workers.optimizers.pass_context import Prepared, Sample, Skip, Work, as_sample, outputs, require_close
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -42,8 +42,8 @@ def prepare_model_with_custom_kernels(
 
     Raises UserError without a sample input, for a dtype that the device has no units for, and for what is no Module.
     """
-    from workers.kernels.models.measured import measure_calls
-    from workers.optimizers.preparing import own_copy, require_module
+    from workers.kernels.models.kernel_times import measure_calls
+    from workers.optimizers.preparation import own_copy, require_module
 
     require_module(model)
     wanted = precision_of(dtype)
@@ -68,15 +68,17 @@ def prepare_model_with_custom_kernels(
 
 def restore_model(model: nn.Module) -> nn.Module:
     """The model itself, computing by its own modules again, to the bit as before it got kernels."""
-    fitting.restore(model)
+    kernel_insertion.restore(model)
     return model
 
 
 def _fitted(model: nn.Module, sample: Sample, work: Work) -> Fitted:
     try:
-        return fitting.fit(model, sample, work.backend.device, learns=work.learns(model), compiled=work.compiles)
+        return kernel_insertion.fit(
+            model, sample, work.backend.device, learns=work.learns(model), compiled=work.compiles
+        )
     except (TypeError, RuntimeError) as e:
-        fitting.restore(model)
+        kernel_insertion.restore(model)
         raise Skip(f"the model does not run with kernels: {str(e).splitlines()[0]}") from e
 
 
@@ -87,7 +89,7 @@ def _require_close(model: nn.Module, sample: Sample, want: list[torch.Tensor]) -
     try:
         require_close(have, want, limit)
     except Skip:
-        fitting.restore(model)
+        kernel_insertion.restore(model)
         raise
 
 

@@ -7,7 +7,7 @@ import torch
 import xxhash
 from torch import nn
 
-from workers.backends.parts.placing import tensors_of
+from workers.backends.parts.device_transfer import tensors_of
 
 
 def weights_sha256(model: nn.Module) -> str:

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from workers.backends.parts.placing import tensors_of
+from workers.backends.parts.device_transfer import tensors_of
 from workers.optimizers.fingerprint import tensor_digest
 from workers.optimizers.model_state import OPAQUE, PLAIN
-from workers.optimizers.work import Sample
+from workers.optimizers.pass_context import Sample
 
 MAX_COPIES = 64
 MAX_COPIES_BYTES = 2 << 30

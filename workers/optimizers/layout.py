@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from workers.backends.parts.precision import name_of
-from workers.optimizers import folding
-from workers.optimizers.work import Skip, Work, outputs, require_close
+from workers.optimizers import batch_norm_folding
+from workers.optimizers.pass_context import Skip, Work, outputs, require_close
 
 # How far a pass called safe may move an output: relative to the largest output, and at least this much.
 SAFE_RELATIVE, SAFE_ABSOLUTE = 1e-3, 1e-5
@@ -33,13 +33,13 @@ def fold_conv_bn(model: nn.Module, work: Work) -> nn.Module:
     if work.learns(model):
         raise Skip("batch norm learns during training: call model.eval() first for inference")
     try:
-        pairs = folding.pairs(model)
-    except folding.NotTraceable as e:
+        pairs = batch_norm_folding.pairs(model)
+    except batch_norm_folding.NotTraceable as e:
         raise Skip(f"the model cannot be traced: {e}") from e
     if not pairs:
         raise Skip("no convolution is followed by a batch norm alone")
     want = outputs(model, work.sample) if work.sample is not None else []
-    undo = folding.fold(model, pairs)
+    undo = batch_norm_folding.fold(model, pairs)
     try:
         if work.sample is not None:
             require_close(outputs(model, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)

@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers.backends.parts import placing
+from workers.backends.parts import device_transfer
 from workers.backends.parts.precision import precision_of
 from workers.benchmark.timing import Timer
 from workers.config import compile_mode_of
-from workers.levels import OptimizationLevel
-from workers.optimizers import history, passes, trial
-from workers.optimizers.comparing import furthest
+from workers.optimization_levels import OptimizationLevel
+from workers.optimizers import passes, speedup_history, trial
 from workers.optimizers.inputs import Inputs
-from workers.optimizers.preparing import mark, placed
+from workers.optimizers.output_difference import furthest
+from workers.optimizers.pass_context import Sample, Skip, Work, as_sample, copied
+from workers.optimizers.preparation import mark, placed
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
 from workers.optimizers.timing import Race, race
-from workers.optimizers.work import Sample, Skip, Work, as_sample, copied
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -51,7 +51,7 @@ class ModelOptimizer:
         self.backend = backend
 
     def get_available_strategies(self) -> list[OptimizationStrategy]:
-        measured = history.speedups(self.backend.kind)
+        measured = speedup_history.speedups(self.backend.kind)
         return [
             OptimizationStrategy(
                 p.name,
@@ -109,7 +109,7 @@ class ModelOptimizer:
                 f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself"
             )
         sample = as_sample(sample_input)
-        placing.refuse_elsewhere(sample, self.backend.device)
+        device_transfer.refuse_elsewhere(sample, self.backend.device)
         wanted = precision_of(self.backend.precision if dtype is None else dtype)
         self.backend.require_dtype(wanted)
         if dtype is None and wanted == torch.float32 and tolerance is not None:
@@ -243,7 +243,7 @@ class _Trials:
         plain = _on_device(copied(self.model).float(), self.work)
         sample = self.work.sample
         assert sample is not None
-        as_float = placing.map_tensors(sample, lambda t: t.float() if t.is_floating_point() else t)
+        as_float = device_transfer.map_tensors(sample, lambda t: t.float() if t.is_floating_point() else t)
         exact = Work(self.work.backend, torch.float32, self.work.training, as_float)
         return self._outcome(plain, exact)
 
@@ -262,7 +262,7 @@ class _Trials:
         return self.work.sample
 
     def _remember(self, name: str, speedup: float) -> None:
-        history.remember(self.kind, str(torch.__version__), name, speedup)
+        speedup_history.remember(self.kind, str(torch.__version__), name, speedup)
 
     def result(self, final: nn.Module, level: OptimizationLevel) -> OptimizationResult:
         names = [p.name for p in passes.PASSES if p in self.kept]

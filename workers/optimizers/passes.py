@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from workers.levels import OptimizationLevel
-from workers.optimizers.checkpointing import activation_checkpointing
-from workers.optimizers.compiling import compile_model, max_autotune
+from workers.optimization_levels import OptimizationLevel
+from workers.optimizers.activation_checkpointing import activation_checkpointing
+from workers.optimizers.compilers import compile_model, max_autotune
 from workers.optimizers.custom_kernels import custom_kernels
 from workers.optimizers.layout import channels_last, fold_conv_bn
-from workers.optimizers.lowering import autocast
-from workers.optimizers.quantizing import fp8_linear, int8_weights
-from workers.optimizers.work import Prepared, Skip, Work
+from workers.optimizers.low_precision import autocast
+from workers.optimizers.pass_context import Prepared, Skip, Work
+from workers.optimizers.quantization import fp8_linear, int8_weights
 
 O1, O2, O3 = OptimizationLevel.O1, OptimizationLevel.O2, OptimizationLevel.O3
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from workers.levels import OptimizationLevel
+from workers.optimization_levels import OptimizationLevel
 
 
 @dataclass(frozen=True, slots=True)

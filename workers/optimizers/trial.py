@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from cluster.errors import UserError
-from workers.optimizers.comparing import all_tensors
 from workers.optimizers.inputs import Inputs
 from workers.optimizers.model_state import unchanged
-from workers.optimizers.work import Work
+from workers.optimizers.output_difference import all_tensors
+from workers.optimizers.pass_context import Work
 
 
 def call_of(model: nn.Module, work: Work, inputs: Inputs | None = None) -> Callable[[], Any]:

@@ -9,8 +9,8 @@ from workers import backends
 from workers.config import Given, PolyfleetConfig, config_of
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable
-from workers.selection import arguments, ranking
-from workers.selection.types import BackendType
+from workers.selection import argument_checks, device_preference
+from workers.selection.backend_type import BackendType
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -38,8 +38,8 @@ class BackendFactory:
         `config` may be a dict of options. Raises UserError for a word that is no back end, also among the fallbacks,
         and for an argument that is wrong, before anything is tried.
         """
-        settings, (wanted,) = config_of(config), arguments.back_ends("the back end", [str(backend_type)])
-        others = () if fallback_backends is None else arguments.back_ends("fallback_backends", fallback_backends)
+        settings, (wanted,) = config_of(config), argument_checks.back_ends("the back end", [str(backend_type)])
+        others = () if fallback_backends is None else argument_checks.back_ends("fallback_backends", fallback_backends)
         try:
             return _one(wanted, settings, given)
         except BackendUnavailable as e:
@@ -76,8 +76,10 @@ def detect_best_backend(
     throughput by kind (items per second). Raises BackendUnavailable when no enabled back end can be used, UserError for
     a word that is no back end or kind.
     """
-    settings, rates = config_of(config), arguments.rates(workload)
-    return _choose(settings, settings.priority if priority is None else arguments.words("priority", priority), rates)[0]
+    settings, rates = config_of(config), argument_checks.rates(workload)
+    return _choose(
+        settings, settings.priority if priority is None else argument_checks.words("priority", priority), rates
+    )[0]
 
 
 def list_available_backends() -> list[str]:
@@ -109,7 +111,7 @@ def get_backend_info(name: Name) -> dict[str, Any]:
 
 
 def _one(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
-    return _best(config, given) if name == arguments.AUTO else _named(name, config, given)
+    return _best(config, given) if name == argument_checks.AUTO else _named(name, config, given)
 
 
 def _named(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
@@ -118,7 +120,7 @@ def _named(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBa
     cls = backends.load(name)
     if reason := cls.unavailable_reason():
         raise BackendUnavailable(name, reason, config.backends)
-    arguments.refuse_unknown(cls, given)
+    argument_checks.refuse_unknown(cls, given)
     return cls(config, **given)
 
 
@@ -141,14 +143,14 @@ def _instead(
 def _best(config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
     name, number = _choose(config, config.priority, {})
     cls = backends.load(name)
-    arguments.refuse_unknown(cls, given)
+    argument_checks.refuse_unknown(cls, given)
     return cls(config, **({"device_id": number} | given))
 
 
 def _choose(config: PolyfleetConfig, priority: Sequence[str], rates: Mapping[str, float]) -> tuple[str, int]:
     """(back end, number of its device): the best device whose back end works in this process."""
     found = devices_here()
-    order = ranking.ranked(found, priority, rates)
+    order = device_preference.ranked(found, priority, rates)
     reasons: dict[str, str] = {}
     for device in order:
         if device.backend not in config.backends:

@@ -9,8 +9,8 @@ from workers.config import Given, PolyfleetConfig, config_of
 from workers.config_values import shown
 from workers.device_info import DeviceInfo
 from workers.errors import NotEnoughMemory
-from workers.selection import arguments, factory, ranking
-from workers.selection.types import BackendType
+from workers.selection import argument_checks, device_preference, factory
+from workers.selection.backend_type import BackendType
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -35,7 +35,7 @@ def create_with_memory_check(
     UserError for a word that is no back end or a size that is none.
     """
     needed = _size(bytes_needed)
-    wanted, settings = arguments.back_ends("preference", preference), config_of(config)
+    wanted, settings = argument_checks.back_ends("preference", preference), config_of(config)
     if not wanted:
         raise UserError("preference names no back end", "name one, or 'auto'")
     found, looked = factory.devices_here(), list[str]()
@@ -61,8 +61,8 @@ def _size(bytes_needed: "int | Estimate") -> int:
 
 
 def _names(wanted: Sequence[str], found: list[DeviceInfo], config: PolyfleetConfig) -> list[str]:
-    best_first = [d.backend for d in ranking.ranked(found, config.priority) if d.backend in config.backends]
-    names = [n for word in wanted for n in (best_first if word == arguments.AUTO else [word])]
+    best_first = [d.backend for d in device_preference.ranked(found, config.priority) if d.backend in config.backends]
+    names = [n for word in wanted for n in (best_first if word == argument_checks.AUTO else [word])]
     return list(dict.fromkeys(names))
 
 

@@ -14,15 +14,15 @@ from cluster.errors import PolyfleetError, UserError, nearest
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import name_of, precision_of
 from workers.benchmark import statistics
-from workers.benchmark.arm import Unsupported
 from workers.benchmark.host import classify
-from workers.benchmark.serving import serve
+from workers.benchmark.measurement import Unsupported
 from workers.benchmark.session import Session
-from workers.levels import OptimizationLevel
-from workers.optimizers.work import Sample
-from workers.tasks import models
+from workers.benchmark.session_server import serve
+from workers.optimization_levels import OptimizationLevel
+from workers.optimizers.pass_context import Sample
+from workers.tasks import model_factory
 from workers.tasks.context import Context
-from workers.tasks.plain_values import plain
+from workers.tasks.json_values import plain
 from workers.tasks.transformers_model import MissingLibraryError
 from workers.validation import activations
 
@@ -43,7 +43,7 @@ def main(context: Context) -> Data:
     if context.arguments.get("trace"):
         return _trace(context)
     asked = _asked(context)
-    model, sample = models.make_model(context), models.make_sample(context)
+    model, sample = model_factory.make_model(context), model_factory.make_sample(context)
     if sample is None:
         raise UserError("a benchmark needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one")
     with context.backend as backend:
@@ -59,7 +59,7 @@ def main(context: Context) -> Data:
     rows = [_row(case, facts, blocks[case]) for case, facts in opened.items()]
     for row in rows:
         _say(_sentence(row))
-    told = _facts(context, asked, here) | {"parameters": models.parameter_count(model)}
+    told = _facts(context, asked, here) | {"parameters": model_factory.parameter_count(model)}
     noise = statistics.noise(blocks["forward"], blocks[AGAIN])
     hashes = {name: opened["forward"][name] for name in HASHES}
     result: Data = plain({"rows": rows, "noise": noise, "host": machine} | hashes | told)
@@ -164,7 +164,7 @@ def _facts(context: Context, asked: _Asked, here: Data) -> Data:
         "device_name": here["device"]["device_name"],
         "precision": asked.precision,
         "level": asked.level,
-        "batch_size": models.batch_size(context),
+        "batch_size": model_factory.batch_size(context),
     } | {name: here[name] for name in same}
 
 
@@ -194,7 +194,7 @@ def _seconds(value: float) -> str:
 
 def _trace(context: Context) -> dict[str, Any]:
     """Fingerprints of what the model computes here: see workers/validation/activations.py."""
-    model, sample = models.make_model(context), models.make_sample(context)
+    model, sample = model_factory.make_model(context), model_factory.make_sample(context)
     if sample is None:
         raise UserError(
             "a validation needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one"
@@ -214,7 +214,7 @@ def _session(context: Context) -> dict[str, Any]:
 
     def user() -> tuple[nn.Module, Sample | None]:
         try:
-            return models.make_model(context), models.make_sample(context)
+            return model_factory.make_model(context), model_factory.make_sample(context)
         except MissingLibraryError as e:
             raise Unsupported(e.message) from e
 

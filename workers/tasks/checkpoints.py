@@ -11,13 +11,13 @@ from cluster.errors import PolyfleetError, UserError
 from workers.backends.parts.precision import every_dtype
 from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import DamagedCheckpoint, Loaded, Saved, load
-from workers.checkpoint.background import SHARED
-from workers.checkpoint.finite import refuse_nan
+from workers.checkpoint.background_saver import SHARED
 from workers.checkpoint.format.manifest import RANDOM
-from workers.checkpoint.saving import Prepared
-from workers.checkpoint.state.together import cut_among_ranks
+from workers.checkpoint.nan_check import refuse_nan
+from workers.checkpoint.saver import Prepared
+from workers.checkpoint.state.rank_group import cut_among_ranks
 from workers.errors import NotFinite
-from workers.tasks.resuming import choices, newest_sound
+from workers.tasks.resume_choice import choices, newest_sound
 
 if TYPE_CHECKING:
     import torch

@@ -12,19 +12,19 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
-from workers.attempt.beats import Beats
-from workers.attempt.records import Shared
+from workers.attempt.folders import Shared
+from workers.attempt.rank_progress import Beats
 from workers.attempt.redaction import Redactor
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import precision_of
 from workers.errors import NotFinite
-from workers.job_events import LARGEST_STEP
+from workers.rank_events import LARGEST_STEP
 from workers.tasks.checkpoints import Checkpoints
+from workers.tasks.data_loading import DeviceLoader
 from workers.tasks.distributed import Ranks, group
-from workers.tasks.events import RESERVED, Events
-from workers.tasks.loading import DeviceLoader
-from workers.tasks.plain_values import Number, metric, not_finite
-from workers.tasks.stopping import Stop
+from workers.tasks.event_writer import RESERVED, Events
+from workers.tasks.json_values import Number, metric, not_finite
+from workers.tasks.stop_flag import Stop
 
 
 class Context:

@@ -9,13 +9,13 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
-from workers.levels import OptimizationLevel
-from workers.optimizers.comparing import Difference, difference, first_tensor
+from workers.optimization_levels import OptimizationLevel
+from workers.optimizers.output_difference import Difference, difference, first_tensor
+from workers.optimizers.pass_context import Prepared, Sample
 from workers.optimizers.passes import unwrap
-from workers.optimizers.rebuilding import artefact
-from workers.optimizers.work import Prepared, Sample
+from workers.optimizers.prepared_model import artefact
 from workers.tasks.context import Context
-from workers.tasks.models import make_model, make_sample, parameter_count, tensor_bytes
+from workers.tasks.model_factory import make_model, make_sample, parameter_count, tensor_bytes
 
 # How far a prepared model may be from the float32 one on the CPU, relative to the largest output.
 PORTABLE = (OptimizationLevel.O0, OptimizationLevel.O1)

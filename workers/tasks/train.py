@@ -4,7 +4,7 @@ from typing import Any
 
 from workers.tasks.context import Context
 from workers.tasks.entry import check_call, load_function
-from workers.tasks.plain_values import plain
+from workers.tasks.json_values import plain
 
 
 def main(context: Context) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from workers.backends.base import BaseBackend
-from workers.backends.parts.placing import tensors_of
+from workers.backends.parts.device_transfer import tensors_of
 from workers.backends.parts.precision import name_of
-from workers.optimizers.comparing import first_tensor
 from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
-from workers.optimizers.work import Sample
-from workers.tasks.plain_values import plain
+from workers.optimizers.output_difference import first_tensor
+from workers.optimizers.pass_context import Sample
+from workers.tasks.json_values import plain
 
 SKETCH = 256
 """Numbers of each tensor that travel."""

@@ -6,8 +6,8 @@ from cluster import catalogue
 from cluster.catalogue import EMULATED
 from workers.backends.parts.precision import name_of
 from workers.capability.matrix import Capabilities
+from workers.validation.operator_trace import Call, Trace
 from workers.validation.report import Problem
-from workers.validation.tracing import Call, Trace
 
 # Composite kernels are made of other operators and run wherever those do.
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")

@@ -8,13 +8,13 @@ from torch import nn
 from cluster import catalogue
 from cluster.catalogue import EMULATED
 from cluster.errors import UserError
-from workers.backends.parts.placing import tensors_of
+from workers.backends.parts.device_transfer import tensors_of
 from workers.capability.matrix import Capabilities, capabilities
 from workers.memory.estimate import MODES, estimate_memory, require_word
-from workers.optimizers.work import Sample, as_sample
-from workers.validation import checks, running
+from workers.optimizers.pass_context import Sample, as_sample
+from workers.validation import checks, executed_checks
+from workers.validation.operator_trace import Trace, trace
 from workers.validation.report import CHECKS, Problem, ValidationReport
-from workers.validation.tracing import Trace, trace
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -82,7 +82,7 @@ class _Run:
         for check in CHECKS:
             try:
                 found += makers[check]()
-            except running.NotRun as e:
+            except executed_checks.NotRun as e:
                 not_run[check] = str(e)
         if self.seen.stopped:
             cut = f"only up to {self.seen.last}, where tracing needs values"
@@ -94,30 +94,32 @@ class _Run:
     def operators(self) -> list[Problem]:
         key = self.vendor.dispatch_key
         if key == "XLA":
-            raise running.NotRun("XLA lowers operators: see the check of the lowering")
+            raise executed_checks.NotRun("XLA lowers operators: see the check of the lowering")
         if self.device is None and key != "CPU":
-            raise running.NotRun(f"this build of torch holds no {key} kernels to look for")
+            raise executed_checks.NotRun(f"this build of torch holds no {key} kernels to look for")
         return checks.operators(self.seen, key)
 
     def dtypes(self) -> list[Problem]:
         if all(known.label == "unknown" for name, known in self.can.dtypes.items() if name != "float32"):
-            raise running.NotRun(f"the dtypes of {self.can.kind} are not known: name a model, as in nvidia:A100-80GB")
+            raise executed_checks.NotRun(
+                f"the dtypes of {self.can.kind} are not known: name a model, as in nvidia:A100-80GB"
+            )
         return checks.dtypes(self.seen, self.can)
 
     def lowering(self) -> list[Problem]:
         if self.vendor.dispatch_key != "XLA":
-            raise running.NotRun(f"{self.can.kind} does not compute through XLA")
-        if self.vendor.compiler != running.COMPILER and self.device is None:
+            raise executed_checks.NotRun(f"{self.can.kind} does not compute through XLA")
+        if self.vendor.compiler != executed_checks.COMPILER and self.device is None:
             here = f"not checked by {self.vendor.compiler}, which lowers for {self.vendor.backend}"
-            raise running.NotRun(f"{here}: what XLA does on this machine's CPU says nothing of it")
-        return running.lowering(self.model, self._with_values())
+            raise executed_checks.NotRun(f"{here}: what XLA does on this machine's CPU says nothing of it")
+        return executed_checks.lowering(self.model, self._with_values())
 
     def graph_breaks(self) -> list[Problem]:
-        return running.graph_breaks(self.model, self._with_values())
+        return executed_checks.graph_breaks(self.model, self._with_values())
 
     def _with_values(self) -> Sample:
         if any(t.device.type == "meta" for t in tensors_of(self.sample)):
-            raise running.NotRun("the sample input has no values: it is on the meta device")
+            raise executed_checks.NotRun("the sample input has no values: it is on the meta device")
         return self.sample
 
     def memory(self) -> list[Problem]:
@@ -126,7 +128,7 @@ class _Run:
             given = self.sample.kwargs or self.sample.args
             needed = estimate_memory(self.model, mode=self.mode, sample_input=given)
         except UserError as e:
-            raise running.NotRun(e.message) from e
+            raise executed_checks.NotRun(e.message) from e
         if needed.total_bytes <= have:
             return []
         told = f"{self.mode} needs {needed.total_bytes / 2**30:.2f} GiB, {self.can.kind} has {have / 2**30:.2f}"
@@ -140,7 +142,7 @@ class _Run:
         size = sizes.pop() if len(sizes) == 1 else None
         if sizes and size is None:
             listed = ", ".join(row.kind for row in catalogue.relatives(self.can.kind))
-            raise running.NotRun(f"{self.can.kind} is sold with several sizes of memory: name one of {listed}")
+            raise executed_checks.NotRun(f"{self.can.kind} is sold with several sizes of memory: name one of {listed}")
         if size is None or self.can.kind.endswith(f":{EMULATED}"):
-            raise running.NotRun(f"how much memory {self.can.kind} has is not written down")
+            raise executed_checks.NotRun(f"how much memory {self.can.kind} has is not written down")
         return size

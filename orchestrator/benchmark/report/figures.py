@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from orchestrator.benchmark.report.drawing import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
-from orchestrator.show.ways import way_of
+from orchestrator.benchmark.report.svg import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
+from orchestrator.show.setting_text import way_of
 from workers.benchmark.statistics import undisturbed_s
 
 Data = dict[str, Any]

@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.benchmark.report import figures, words
+from orchestrator.benchmark.report import figures, sentences
 from orchestrator.show.benchmark import SIGNS, WORDS
-from orchestrator.show.text import visible
+from orchestrator.show.setting_text import way_of
+from orchestrator.show.terminal_text import visible
 from orchestrator.show.units import duration, size
-from orchestrator.show.ways import way_of
 
 Data = dict[str, Any]
 FOLDER = Path(__file__).parent
@@ -27,13 +27,13 @@ def html(results: Data, lines: list[Data], since: Data | None = None) -> str:
         results=results,
         began=_moment(results["began_s"]),
         took=duration((results["ended_s"] or 0) - (results["began_s"] or 0)) if results["ended_s"] else "",
-        trust=words.trust(results),
-        strip=words.strip(results),
+        trust=sentences.trust(results),
+        strip=sentences.strip(results),
         heat=heat(results),
         figures=figures.all_figures(results, lines),
-        environment=words.environment(results),
+        environment=sentences.environment(results),
         columns=[column["column"] for column in results["columns"]],
-        cells=[cell | {"command": words.command(cell, results)} for cell in results["cells"]],
+        cells=[cell | {"command": sentences.command(cell, results)} for cell in results["cells"]],
         problems=[c for c in results["cells"] if c["call_s"] is None],
         since=since,
         signs=SIGNS,

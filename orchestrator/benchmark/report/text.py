@@ -4,7 +4,7 @@ import csv
 import io
 from typing import Any
 
-from orchestrator.benchmark.report import page, words
+from orchestrator.benchmark.report import page, sentences
 from orchestrator.show.benchmark import TIMES
 
 Data = dict[str, Any]
@@ -17,11 +17,11 @@ FIELDS = ("case", "precision", "level", "regime", "kernels", "column",
 
 def markdown(results: Data) -> str:
     columns = [column["column"] for column in results["columns"]]
-    trust = words.trust(results)
+    trust = sentences.trust(results)
     told = [
         f"# Benchmark {results['run']}",
         f"**{trust['class']}**: {trust['sentence']}.",
-        *(f"- **{one['column']}**: {one['sentence']}" for one in words.strip(results)),
+        *(f"- **{one['column']}**: {one['sentence']}" for one in sentences.strip(results)),
         "",
         "| " + " | ".join(["case", *columns]) + " |",
         "|" + "---|" * (len(columns) + 1),

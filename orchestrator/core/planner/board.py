@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.expected import Expect, Expected, restart_s
+from orchestrator.core.capacity import Room
+from orchestrator.core.expected_duration import Expect, Expected, restart_s
 from orchestrator.core.fit import least, other_vendor
 from orchestrator.core.model import Candidate, Job, Running, Snapshot
-from orchestrator.core.places import Island, Place
-from orchestrator.core.planner.machines import Needs, Obtainable, island_of, machines
-from orchestrator.core.planner.work import WAITS, Floats, Integers, Work
-from orchestrator.core.room import Room
+from orchestrator.core.placement_slots import Island, Place
+from orchestrator.core.planner.memory_limits import Needs, Obtainable, island_of, machines
+from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, Work
 from orchestrator.core.urgency import urgency
 
 FEW = 8

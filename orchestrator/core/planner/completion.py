@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.planner.work import Floats, Integers
+from orchestrator.core.planner.planner_jobs import Floats, Integers
 
 LEAST = 3
 """Other workloads that were measured on both kinds."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from orchestrator.core.planner import plugins, prices
-from orchestrator.core.planner.in_order import in_order
-from orchestrator.core.planner.matching import match
+from orchestrator.core.planner.island_prices import match
 from orchestrator.core.planner.packing import Nodes, Packing
+from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, Work, used
 from orchestrator.core.planner.policies import IN_ORDER, PRICED, seen_with
 from orchestrator.core.planner.rounding import SWEEPS, Instance, assign
-from orchestrator.core.planner.work import WAITS, Floats, Integers, Work, used
+from orchestrator.core.planner.submission_order import in_order
 
 COLD_STEPS, WARM_STEPS, FEW_STEPS = 60, 30, 12
 """Of prices: without a decision before; from the prices of the last one; and so where there are many jobs, of which

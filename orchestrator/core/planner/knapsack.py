@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from orchestrator.core.planner.work import Floats, Integers
+from orchestrator.core.planner.planner_jobs import Floats, Integers
 
 EXACT = 64
 """Devices up to which the choice is the best one. Of more, the jobs worth most per device are taken as they come until

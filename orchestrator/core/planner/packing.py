@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.core.planner.work import WAITS, Integers, Options, Truths
+from orchestrator.core.planner.planner_jobs import WAITS, Integers, Options, Truths
 
 OWN = -1
 """The machine of a node whose memory is no limit: it has its own, or there is enough for whatever runs there."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.core.planner.planner_jobs import Floats, Work
 from orchestrator.core.planner.policies import Seen
-from orchestrator.core.planner.work import Floats, Work
 
 Plugin = Callable[[Seen], Floats]
 MOST_TOLD = 300

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.planner.matching import Matching
-from orchestrator.core.planner.work import Floats, Work
+from orchestrator.core.planner.island_prices import Matching
+from orchestrator.core.planner.planner_jobs import Floats, Work
 
 LENGTH = 0.5
 """How much the length of a job counts for it: at 0 the shortest is first, at 1 all are equal on the same devices."""

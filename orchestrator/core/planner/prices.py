@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.core.planner.work import Floats, Integers, Truths
+from orchestrator.core.planner.planner_jobs import Floats, Integers, Truths
 
 RATE = 0.5
 LATER = 0.15

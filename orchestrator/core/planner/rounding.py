@@ -7,8 +7,8 @@ import numpy as np
 
 from orchestrator.core.planner.knapsack import choose
 from orchestrator.core.planner.packing import Machines, Nodes, Packing
+from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, used
 from orchestrator.core.planner.prices import Prices, best_options
-from orchestrator.core.planner.work import WAITS, Floats, Integers, used
 
 SWEEPS = 3
 

@@ -4,7 +4,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
 
-from orchestrator.server.facade import Facade
+from orchestrator.server.service_protocol import Facade
 
 
 async def service_of(request: Request) -> Facade:

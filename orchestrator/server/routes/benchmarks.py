@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from orchestrator.server.answers import answer
+from orchestrator.server.responses import answer
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.bodies import LARGEST, BenchmarkOrder
+from orchestrator.server.routes.request_bodies import LARGEST, BenchmarkOrder
 
 router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.server.answers import answer
-from orchestrator.server.routes.bodies import LARGEST
+from orchestrator.server.responses import answer
+from orchestrator.server.routes.request_bodies import LARGEST
 from orchestrator.server.streams import events, follow_changes, streams
 
 router = APIRouter(prefix="/v1/changes", tags=["changes"])

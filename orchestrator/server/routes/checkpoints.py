@@ -5,12 +5,12 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.server.answers import answer
-from orchestrator.server.facade import Facade
+from orchestrator.server.operations import Progress, told_once
+from orchestrator.server.responses import answer
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.bodies import LARGEST, Arrived, CopyOrder, ToolOrder
+from orchestrator.server.routes.request_bodies import LARGEST, Arrived, CopyOrder, ToolOrder
+from orchestrator.server.service_protocol import Facade
 from orchestrator.server.streams import events, patient
-from orchestrator.server.works import Progress, told_once
 
 READING = ("verify", "diff")
 """They change nothing: asked again, they look again."""

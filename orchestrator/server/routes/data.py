@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import NotFound
-from orchestrator.server.answers import answer
+from orchestrator.server.responses import answer
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import DataSent
+from orchestrator.server.routes.request_bodies import DataSent
 from orchestrator.server.streams import patient
 
 router = APIRouter(prefix="/v1/data", tags=["data"])

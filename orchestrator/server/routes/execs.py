@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import SpecError
-from orchestrator.runtime.execs import Asked
-from orchestrator.server.answers import answer
-from orchestrator.server.execs import execs, run
+from orchestrator.runtime.exec_relay import Asked
+from orchestrator.server.exec_streams import execs, run
+from orchestrator.server.responses import answer
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import Command, Input, Size
+from orchestrator.server.routes.request_bodies import Command, Input, Size
 
 router = APIRouter(prefix="/v1", tags=["execs"])
 Known = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.job_files import Spot
-from orchestrator.server.answers import answer
+from orchestrator.server.responses import answer
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import LARGEST, FilesPut
+from orchestrator.server.routes.request_bodies import LARGEST, FilesPut
 from orchestrator.server.streams import patient
 
 router = APIRouter(prefix="/v1", tags=["files"])

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Response
 
-from orchestrator.server.answers import answer
+from orchestrator.server.responses import answer
 from orchestrator.server.routes import Service
-from orchestrator.server.routes.bodies import Drain
+from orchestrator.server.routes.request_bodies import Drain
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 

@@ -11,9 +11,9 @@ from orchestrator.core.states import State
 from orchestrator.runtime import submissions
 from orchestrator.runtime.jobs_page import JobsWanted
 from orchestrator.runtime.views import FIELDS
-from orchestrator.server.answers import answer
+from orchestrator.server.responses import answer
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.bodies import LARGEST, Migration, NewJob, Submission, Submissions
+from orchestrator.server.routes.request_bodies import LARGEST, Migration, NewJob, Submission, Submissions
 from orchestrator.server.streams import Logs, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])

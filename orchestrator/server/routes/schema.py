@@ -4,7 +4,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Response
 
-from orchestrator.server.answers import answer
+from orchestrator.server.responses import answer
 
 router = APIRouter(prefix="/v1/schema", tags=["schema"])
 

@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from cluster.version import VERSION
-from orchestrator.server.answers import answer
-from orchestrator.server.proof import CHALLENGE
+from orchestrator.server.responses import answer
+from orchestrator.server.server_authentication import CHALLENGE
 from workers.messages import PROTOCOL
 
 router = APIRouter(tags=["server"])

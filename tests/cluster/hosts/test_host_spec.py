@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.errors import SpecError
+from cluster.fleet_spec import parse_fleet
 from cluster.hosts import survey
-from cluster.spec import parse_fleet
 
 HEAD = {"address": "10.0.0.1"}
 

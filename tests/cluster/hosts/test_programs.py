@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from cluster import tls
-from cluster.hosts import plan, visiting
+from cluster.hosts import host_steps, plan
 
-OURS = Path(visiting.__file__).parent
+OURS = Path(host_steps.__file__).parent
 
 
 def look(**asked):
     asked = {"interpreters": [], "port": 0} | asked
-    code = f"ASKED = {asked!r}\n" + (OURS / "look.py").read_text()
-    done = subprocess.run(["sh", "-c", visiting.FIND_PYTHON], input=code, capture_output=True, text=True, check=True)
+    code = f"ASKED = {asked!r}\n" + (OURS / "host_facts.py").read_text()
+    done = subprocess.run(["sh", "-c", host_steps.FIND_PYTHON], input=code, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -28,7 +28,7 @@ def test_a_look_at_this_machine_tells_all_that_a_plan_needs():
     told = look(identity="x", code="y", address="127.0.0.1")
     found = plan.from_look(told, told["time_s"], told["time_s"])
     assert (found.has_address, found.has_code, found.skew_s) == (True, False, 0.0)
-    assert found.python_version.startswith(visiting.VERSION)
+    assert found.python_version.startswith(host_steps.VERSION)
     assert found.home.endswith("/.polyfleet/hosts/x")
 
 
@@ -53,7 +53,7 @@ def receive(target, *members):
             else:
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-    script = base64.b64encode((OURS / "receive.py").read_bytes()).decode()
+    script = base64.b64encode((OURS / "code_receiver.py").read_bytes()).decode()
     words = [sys.executable, "-I", "-c", f"import base64; exec(base64.b64decode('{script}'))", str(target)]
     return subprocess.run(words, input=packed.getvalue(), capture_output=True, check=False)
 

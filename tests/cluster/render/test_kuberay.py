@@ -7,11 +7,11 @@ import jsonschema
 import pytest
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from cluster import yaml
+from cluster import strict_yaml
 from cluster.errors import SpecError
+from cluster.fleet_spec import parse_fleet
 from cluster.render import kuberay
 from cluster.render.shapes import ray_version
-from cluster.spec import parse_fleet
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "data" / "kuberay" / "raycluster.schema.json").read_text())
 NODE = {"cpus": 96, "memory": "1800GB", "image": "registry.example/polyfleet:1"}
@@ -80,7 +80,7 @@ def documents(pools: dict, **kubernetes: object) -> tuple[dict, dict]:
     fleet = parse_fleet({"name": "lab", "pools": pools, "kubernetes": HEAD | kubernetes})
     text, _ = kuberay.render(fleet)
     assert kuberay.render(fleet)[0] == text, "the same file twice"
-    settings, cluster = yaml.load_all(text, "rendered")
+    settings, cluster = strict_yaml.load_all(text, "rendered")
     jsonschema.Draft202012Validator(SCHEMA).validate(cluster)
     return settings, cluster
 
@@ -180,7 +180,11 @@ def test_pools_of_two_images_are_two_environments():
 
 def test_jobs_save_before_a_pod_ends_and_have_the_time_for_it():
     worker = group(NODE | {"backend": "cpu"})
-    assert container(worker)["lifecycle"]["preStop"]["exec"]["command"] == ["python", "-m", "cluster.notices"]
+    assert container(worker)["lifecycle"]["preStop"]["exec"]["command"] == [
+        "python",
+        "-m",
+        "cluster.termination_notice",
+    ]
     assert worker["template"]["spec"]["terminationGracePeriodSeconds"] == 60
 
 

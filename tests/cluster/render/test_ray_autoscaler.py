@@ -6,10 +6,10 @@ import subprocess
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster import yaml
+from cluster import strict_yaml
 from cluster.errors import SpecError
+from cluster.fleet_spec import parse_fleet
 from cluster.render import ray_autoscaler
-from cluster.spec import parse_fleet
 
 AWS = {"provider": {"type": "aws", "region": "us-west-2"}, "head": {"node_config": {"InstanceType": "m7i.xlarge"}}}
 POOLS = {
@@ -30,7 +30,7 @@ def rendered(pools: dict, **more: object) -> dict:
     fleet = parse_fleet({"name": "lab", "pools": pools, "ray_autoscaler": AWS | more})
     text, _ = ray_autoscaler.render(fleet)
     assert ray_autoscaler.render(fleet)[0] == text, "the same file twice"
-    return yaml.load(text, "rendered")
+    return strict_yaml.load(text, "rendered")
 
 
 @pytest.mark.parametrize("provider", ["aws", "gcp"])

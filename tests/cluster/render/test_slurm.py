@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from cluster.errors import SpecError
+from cluster.fleet_spec import parse_fleet
 from cluster.render import slurm
-from cluster.spec import parse_fleet
 
 POOL = {"backend": "cpu", "environment": {"interpreter": "/shared/env/bin/python"}, "cpus": 8}
 GPU = POOL | {"backend": "nvidia", "accelerators": "H100-80GB:8", "memory": "1800GB", "min_nodes": 2, "max_nodes": 4}

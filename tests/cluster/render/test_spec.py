@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import SpecError
+from cluster.fleet_spec import load_fleet, parse_fleet, startable
 from cluster.render import kuberay, ray_autoscaler
-from cluster.spec import load_fleet, parse_fleet, startable
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fleets" / "engines.yaml"
 GPU = {"backend": "nvidia", "accelerators": "H100-80GB:8"}

@@ -9,7 +9,7 @@ from torch import nn
 from orchestrator.benchmark import divergence
 from orchestrator.show.benchmark import validation
 from workers import backends
-from workers.optimizers.work import Sample
+from workers.optimizers.pass_context import Sample
 from workers.validation import activations
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator.benchmark import export
 from orchestrator.benchmark.history import compare
-from orchestrator.benchmark.report import page, text, words
+from orchestrator.benchmark.report import page, sentences, text
 from orchestrator.benchmark.results import merged, results
-from orchestrator.benchmark.running import read_lines
+from orchestrator.benchmark.run_client import read_lines
 from orchestrator.show.benchmark import report
 
 CASE = {"workload": "matmul", "family": "operation", "mode": "forward", "item": "call", "items": 1}
@@ -143,7 +143,7 @@ def test_the_page_has_every_part_and_its_figures_take_the_page_s_colours(html):
 
 def test_each_cell_has_the_command_that_measures_it_again():
     found = results(run(cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 1e-4, precision="bf16")))
-    told = words.command(found["cells"][1], found)
+    told = sentences.command(found["cells"][1], found)
     assert told == ("polyfleet benchmark run matmul/a --kinds cpu,nvidia:H200 --precision bf16 --level O1 --seed 3")
 
 
@@ -179,7 +179,7 @@ def test_two_devices_of_one_kind_and_software_are_called_twins():
             line["facts"]["kind"] = "nvidia:H200"
     found = results(lines)
     assert found["cells"][1]["versus"]["twins"] is True
-    assert "devices are compared, not back ends" in words.strip(found)[1]["sentence"]
+    assert "devices are compared, not back ends" in sentences.strip(found)[1]["sentence"]
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "benchmark-run.jsonl"

@@ -14,9 +14,9 @@ from patience import wait_for
 from typer.models import ParameterInfo
 
 from cluster.catalogue import aliases, models, spelled, vendors
-from orchestrator.cli import candidates
+from orchestrator.cli import completion_values
 from orchestrator.cli.main import app
-from orchestrator.resources import accelerators
+from orchestrator.resource_syntax import accelerators
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")]
 USABLE = [row for row in models().values() if not row.unavailable]
@@ -132,29 +132,29 @@ def test_fish_completes_what_has_colons(typed, completed, script, environment, h
 def test_every_kind_and_alias_is_completed_from_its_beginning(home):
     """Each is what a job takes."""
     for name in (*vendors(), *aliases()):
-        assert name in candidates.kinds(name[:2])
-        assert name in candidates.accelerators("")
+        assert name in completion_values.kinds(name[:2])
+        assert name in completion_values.accelerators("")
     for row in USABLE:
         for kind in {row.kind, row.family} if ":" in row.kind else ():
             for begun in (kind.partition(":")[0] + ":", kind[:-1], kind):
-                assert kind in candidates.kinds(begun)
-                assert kind in candidates.accelerators(begun)
-                assert f"cpu,{kind}" in candidates.kinds(f"cpu,{begun}")
+                assert kind in completion_values.kinds(begun)
+                assert kind in completion_values.accelerators(begun)
+                assert f"cpu,{kind}" in completion_values.kinds(f"cpu,{begun}")
             assert accelerators(kind)
         for spelling in row.spellings:
-            assert f"{row.backend}:{spelling}" in candidates.accelerators(f"{row.backend}:{spelling[:3]}")
+            assert f"{row.backend}:{spelling}" in completion_values.accelerators(f"{row.backend}:{spelling[:3]}")
         for alias in (alias for alias, backend in aliases().items() if backend == row.backend and ":" in row.kind):
-            assert f"{alias}:{row.model}" in candidates.accelerators(f"{alias}:")
+            assert f"{alias}:{row.model}" in completion_values.accelerators(f"{alias}:")
             assert accelerators(f"{alias}:{row.model}")
         for alone in {row.model, *row.spellings}:
-            assert (alone in candidates.accelerators(alone[:2])) == bool(spelled(alone)) or alone in vendors()
+            assert (alone in completion_values.accelerators(alone[:2])) == bool(spelled(alone)) or alone in vendors()
 
 
 def test_a_number_of_devices_and_a_list_of_models_are_completed(home):
-    assert candidates.accelerators("nvidia:H100:") == [f"nvidia:H100:{count}" for count in (1, 2, 4, 8)]
-    assert candidates.accelerators("H100:8") == ["H100:8"]
-    assert "nvidia:A100,H100" in candidates.accelerators("nvidia:A100,H1")
-    assert "nvidia:A100,A100" not in candidates.accelerators("nvidia:A100,A1")
+    assert completion_values.accelerators("nvidia:H100:") == [f"nvidia:H100:{count}" for count in (1, 2, 4, 8)]
+    assert completion_values.accelerators("H100:8") == ["H100:8"]
+    assert "nvidia:A100,H100" in completion_values.accelerators("nvidia:A100,H1")
+    assert "nvidia:A100,A100" not in completion_values.accelerators("nvidia:A100,A1")
 
 
 def commands(group):
@@ -181,7 +181,7 @@ def test_every_argument_that_takes_a_job_is_completed_with_jobs():
         for parameter in inspect.signature(function).parameters.values():
             taken = next((one for one in get_args(parameter.annotation) if isinstance(one, ParameterInfo)), None)
             if taken and re.search(r"\bJOB\b", taken.metavar or ""):
-                assert taken.autocompletion in (candidates.jobs, candidates.jobs_and_places), command
+                assert taken.autocompletion in (completion_values.jobs, completion_values.jobs_and_places), command
 
 
 def asked(polyfleet, typed, **options):
@@ -195,10 +195,10 @@ def asked(polyfleet, typed, **options):
 def test_pools_and_nodes_are_those_of_the_running_server(live):
     """On a busy machine it may not answer in time, so each is asked until it does."""
     pools = sorted(pool["pool"] for pool in live.service.fleet()["pools"])
-    wait_for(lambda: sorted(candidates.pool("")) == pools)
-    wait_for(lambda: sorted(candidates.places("")) == [f"{pool}:" for pool in pools])
-    wait_for(lambda: set(pools) < set(candidates.kind_or_pool("")))
-    wait_for(lambda: sorted(candidates.nodes("")) == sorted(node["node"] for node in live.service.nodes()))
+    wait_for(lambda: sorted(completion_values.pool("")) == pools)
+    wait_for(lambda: sorted(completion_values.places("")) == [f"{pool}:" for pool in pools])
+    wait_for(lambda: set(pools) < set(completion_values.kind_or_pool("")))
+    wait_for(lambda: sorted(completion_values.nodes("")) == sorted(node["node"] for node in live.service.nodes()))
 
 
 def test_without_a_server_nothing_is_said_and_nothing_started(home, polyfleet, tmp_path):

@@ -12,8 +12,8 @@ import pytest
 
 from cluster.errors import NotFound
 from orchestrator import client as http
-from orchestrator.cli.escape import Escape
-from orchestrator.runtime.execs import Asked
+from orchestrator.cli.escape_sequence import Escape
+from orchestrator.runtime.exec_relay import Asked
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_input_given_twice_counts_once_and_output_that_was_lost_is_given_again(l
 
 
 def test_who_ran_what_is_in_the_servers_log(polyfleet, job, caplog):
-    with caplog.at_level(logging.INFO, "orchestrator.runtime.execs"):
+    with caplog.at_level(logging.INFO, "orchestrator.runtime.exec_relay"):
         polyfleet("exec", job, "--", "echo", "a b\nexec 123 by root", stdin=subprocess.DEVNULL)
     begun, ended = (record.getMessage() for record in caplog.records)
     assert f"beside rank 0 of attempt 1 of {job} on " in begun

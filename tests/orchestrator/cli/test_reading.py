@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from cluster import yaml
+from cluster import strict_yaml
 from orchestrator import client as http
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[31mred\x1b[2J\x9b1m\u202etxt.exe\rover[bold]x"
@@ -62,7 +62,7 @@ def test_json_and_yaml_say_the_same_and_stand_alone(here, live, job, words):
     as_json, as_yaml = here(*words, "-o", "json"), here(*words, "-o", "yaml")
     assert (as_json.returncode, as_json.stderr) == (0, "")
     data = json.loads(as_json.stdout)
-    read = yaml.load("top:\n" + "".join(f"  {line}\n" for line in as_yaml.stdout.splitlines()), "stdout")
+    read = strict_yaml.load("top:\n" + "".join(f"  {line}\n" for line in as_yaml.stdout.splitlines()), "stdout")
     assert shape(read) == shape({"top": data})
 
 

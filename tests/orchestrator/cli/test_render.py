@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster import yaml
+from cluster import strict_yaml
 
 FLEET = """
 name: lab
@@ -41,8 +41,8 @@ def test_a_file_comes_on_stdout_or_where_it_is_wanted_and_notes_on_stderr(polyfl
 
 
 def test_what_only_another_engine_needs_is_not_asked_for(polyfleet, fleet):
-    without = {**yaml.load(FLEET, "fleet"), "ray_autoscaler": None, "slurm": None}
-    fleet.write_text(yaml.dump({key: value for key, value in without.items() if value is not None}))
+    without = {**strict_yaml.load(FLEET, "fleet"), "ray_autoscaler": None, "slurm": None}
+    fleet.write_text(strict_yaml.dump({key: value for key, value in without.items() if value is not None}))
     assert polyfleet("render", "kuberay", "-f", str(fleet)).returncode == 0
     refused = polyfleet("render", "slurm", "-f", str(fleet))
     assert refused.returncode == 2

@@ -12,7 +12,7 @@ from orchestrator.cli.simulate import simulate
 from orchestrator.core.fold import placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Start
 from orchestrator.core.planner.policies import DEFAULT, POLICIES
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 
 pytestmark = pytest.mark.full
 

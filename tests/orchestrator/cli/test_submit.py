@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from orchestrator import bundle
 from orchestrator import client as http
+from orchestrator import code_archive
 from orchestrator.runtime.jobs_page import JobsWanted
 
 JOB = """
@@ -151,7 +151,7 @@ def test_an_offer_shows_where_a_job_could_run_and_submits_nothing(here, live, fi
 
 
 def test_an_offer_tells_what_was_measured_of_the_folder(here, live, file, tmp_path, recorded):
-    content_sha = bundle.pack(tmp_path / "code", "train", tmp_path / "code.zip").content_sha
+    content_sha = code_archive.pack(tmp_path / "code", "train", tmp_path / "code.zip").content_sha
     live.service.store.benchmarks.append("bench-1", {"line": "begun", "run": "bench-1", "content_sha": content_sha})
     for line in recorded.benchmark_lines():
         changed = {"case": "user/make/train", "mode": "train"} if line["line"] == "cell" else {}

@@ -16,7 +16,7 @@ from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Candidate, Job
 from orchestrator.core.states import State
 from orchestrator.runtime import reservations
-from orchestrator.runtime.room import Held, explained
+from orchestrator.runtime.ray_capacity import Held, explained
 from orchestrator.runtime.views import continues
 
 CHECKPOINTS = Path(__file__).parents[2] / "data" / "checkpoint-v1"

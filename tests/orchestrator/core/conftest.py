@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.vocabulary import Device, NodeFacts
+from cluster.types import Device, NodeFacts
 from orchestrator.core import commands as commands_
 from orchestrator.core import messages as m
 from orchestrator.core.control import step
@@ -12,7 +12,7 @@ from orchestrator.core.draft import Control
 from orchestrator.core.fold import apply, submitted
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
-from orchestrator.core.placing import AGAIN_S
+from orchestrator.core.placement import AGAIN_S
 from workers.messages import PROTOCOL, AttemptReport, Failure, Outcome
 
 GiB = 2**30

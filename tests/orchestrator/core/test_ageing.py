@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core import fold
-from orchestrator.core.expected import tier
+from orchestrator.core.expected_duration import tier
 from orchestrator.core.model import Since
 from orchestrator.core.plan import plan
 from orchestrator.core.planner.policies import POLICIES

@@ -1,9 +1,9 @@
 """Jobs are one class on the board only where all that decides on their places is the same."""
 
-from orchestrator.core.expected import expected
+from orchestrator.core.capacity import Room
+from orchestrator.core.expected_duration import expected
 from orchestrator.core.model import Candidate, Devices, Job, Snapshot
 from orchestrator.core.planner.board import board
-from orchestrator.core.room import Room
 
 
 def test_jobs_that_divide_different_batches_get_different_numbers_of_devices() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core import leaks
+from orchestrator.core import leaked_devices
 from orchestrator.core import messages as m
 from orchestrator.core.attempts import AFTERMATH_S
 from orchestrator.core.commands import Stop
@@ -100,7 +100,7 @@ def goes_on(c, seconds):
             c.tell(m.Stopped("a", "j", 1, stop.how))
         c.hear("a")
         commands = c.tick(1.0)[1]
-        told = leaks.found(c.control, Now(c.s))
+        told = leaked_devices.found(c.control, Now(c.s))
     return [leak.holder for leak in told]
 
 

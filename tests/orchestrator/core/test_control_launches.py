@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core import leaks
+from orchestrator.core import leaked_devices
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Forget, Launch, Stop
 from orchestrator.core.control import resumed
-from orchestrator.core.fencing import waits_for
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
+from orchestrator.core.suspicion import waits_for
 
 
 def test_the_answer_of_a_launch_counts_while_no_fleet_is_joined(c, w, t):
@@ -240,9 +240,9 @@ def test_a_launch_that_hangs_after_its_job_was_cancelled_is_told_as_a_leak(c, w)
     c.place(w.job("j", w.want("cpu"), recovery=Recovery(lease_s=10.0)))
     c.hear_all("a", seconds=60)
     c.tell(m.CancelAsked("j"))
-    assert leaks.found(c.control, Now(c.s)) == []
+    assert leaked_devices.found(c.control, Now(c.s)) == []
     c.hear_all("a", seconds=30)
-    [leak] = leaks.found(c.control, Now(c.s))
+    [leak] = leaked_devices.found(c.control, Now(c.s))
     assert leak.holder == "j.1"
     assert leak.reason == (
         "the job is CANCELLED, and its attempt still holds a/cpu [0], cancelled 30 s ago; its launch has not ended"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core import leaks, nodes
+from orchestrator.core import leaked_devices, nodes
 from orchestrator.core import messages as m
 from orchestrator.core.commands import DropAgent, Launch, RestartNode
 from orchestrator.core.messages import Now
@@ -73,16 +73,16 @@ def test_what_somebody_holds_and_what_is_elsewhere_restarts_no_node(waiting, unh
 
 def test_nothing_is_started_again_where_others_run_the_cluster(waiting):
     assert refuse_again(waiting, "j", "a", seconds=120, repairs=False) == []
-    [leak] = [found for found in leaks.found(waiting.control, Now(waiting.s)) if found.node]
+    [leak] = [found for found in leaked_devices.found(waiting.control, Now(waiting.s)) if found.node]
     assert (leak.holder, leak.node) == ("Ray", "a") and "although nothing uses them" in leak.reason
 
 
 def test_what_waits_in_vain_once_in_a_while_is_no_leak(waiting):
     for _ in range(3):
         refuse(waiting, "j", "a")
-        waiting.hear_all("a", seconds=leaks.APART_S + 10)
+        waiting.hear_all("a", seconds=leaked_devices.APART_S + 10)
         assert waiting.control.lives["j"]
-    assert not any(found.node for found in leaks.found(waiting.control, Now(waiting.s)))
+    assert not any(found.node for found in leaked_devices.found(waiting.control, Now(waiting.s)))
     assert refuse_again(waiting, "j", "a", seconds=25) == []
 
 

@@ -5,9 +5,9 @@ import pytest
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Launch
 from orchestrator.core.control import resumed
+from orchestrator.core.launch_orders import PATIENT_LEASE_S
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
-from orchestrator.core.orders import PATIENT_LEASE_S
 
 STANDS_AT_4 = m.LaunchFailed("j", 1, "launch", "attempt 4 of it may have run before", seen=4)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.vocabulary import Notice
+from cluster.types import Notice
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Forget, Launch, Stop
 from orchestrator.core.control import resumed

@@ -7,7 +7,7 @@ from orchestrator.core.control import resumed
 from orchestrator.core.membership import HEAD_REGAINED_S
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Recovery
-from orchestrator.core.placing import RETURNS_S
+from orchestrator.core.placement import RETURNS_S
 
 STOPS = Recovery(on_disconnect="stop")
 BOTH = frozenset({"a", "v"})

@@ -8,7 +8,7 @@ from orchestrator.core.demand import NodeGroup
 from orchestrator.core.explain import explain
 from orchestrator.core.model import Recovery
 from orchestrator.core.nodes import closed
-from orchestrator.core.placing import snapshot
+from orchestrator.core.placement import snapshot
 from orchestrator.core.throughput import Throughput
 
 H100 = NodeGroup("h100", "h100", "nvidia", "nvidia:H100-80GB", 8, {"CPU": 96, "GPU": 8}, 2, memory_bytes=80 << 30)

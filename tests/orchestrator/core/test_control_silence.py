@@ -4,8 +4,8 @@ import pytest
 
 from orchestrator.core import messages as m
 from orchestrator.core.commands import Fence, Forget, Launch, RestartAgent, Stop
-from orchestrator.core.fencing import waits_for
 from orchestrator.core.model import Recovery
+from orchestrator.core.suspicion import waits_for
 
 
 @pytest.fixture

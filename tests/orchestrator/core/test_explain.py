@@ -1,7 +1,7 @@
 import json
 from dataclasses import replace
 
-from cluster.plain import to_plain
+from cluster.serialization import to_plain
 from orchestrator.core.explain import Answer, Explanation, explain, never
 from orchestrator.core.model import Start
 from orchestrator.core.states import State

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.plain import dumped, to_plain
+from cluster.serialization import dumped, to_plain
 from orchestrator.core.fold import Attempt, Record, apply, ended, fold, ignored, placed, running, submitted
 from orchestrator.core.model import Candidate, Event, Recovery, Running, Start
 from orchestrator.core.retry import Ended, after

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.vocabulary import Device
-from orchestrator.core.expected import expected
+from cluster.types import Device
+from orchestrator.core.capacity import Room
+from orchestrator.core.expected_duration import expected
 from orchestrator.core.explain import explain, never
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
 from orchestrator.core.nodes import groups
 from orchestrator.core.plan import plan
+from orchestrator.core.planner.job_order import turn
 from orchestrator.core.planner.policies import PRICED
-from orchestrator.core.planner.turn import turn
-from orchestrator.core.room import Room
 
 GiB = 1 << 30
 SPARK = {"host": "spark/10.0.0.7", "host_memory_bytes": 120 * GiB, "memory_gib": 120}

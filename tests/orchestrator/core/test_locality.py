@@ -5,7 +5,7 @@ from dataclasses import replace
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Record
 from orchestrator.core.nodes import Node
-from orchestrator.core.placing import waiting
+from orchestrator.core.placement import waiting
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 from orchestrator.core.throughput import Measured, Throughput

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.model import Declared, Preempt, Progress, Recovery, Since, Start
-from orchestrator.core.places import Island, Memory, Place, Reserved
+from orchestrator.core.placement_slots import Island, Memory, Place, Reserved
 from orchestrator.core.plan import plan
 
 OLD = Since(-10_000.0, -9_000.0)

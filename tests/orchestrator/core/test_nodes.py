@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cluster.vocabulary import Device
+from cluster.types import Device
 from orchestrator.core.nodes import groups
 
 GiB = 1 << 30

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.core.demand import NodeGroup, nodes_of
 from orchestrator.core.explain import explain
 from orchestrator.core.offer import Growth, Offer, Offers, offers
-from orchestrator.core.options import NO_DEVICES
+from orchestrator.core.placement_options import NO_DEVICES
 from orchestrator.core.throughput import Measured, Throughput
 
 GROWS = NodeGroup("h100", "h100", "nvidia", "nvidia:H100-80GB", 8, {"GPU": 8}, most=2, memory_bytes=80 * 2**30)

@@ -10,7 +10,7 @@ from orchestrator.core.control import resumed
 from orchestrator.core.fold import Attempt
 from orchestrator.core.messages import Joined, Now
 from orchestrator.core.model import Progress
-from orchestrator.core.placing import snapshot
+from orchestrator.core.placement import snapshot
 from orchestrator.core.progress import Pace, ran_on
 from orchestrator.core.throughput import Throughput
 from workers.messages import RankEvent

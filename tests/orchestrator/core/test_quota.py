@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.plain import to_plain
+from cluster.serialization import to_plain
 from orchestrator.core.model import Progress, Since
 from orchestrator.core.plan import plan
 from orchestrator.core.planner.policies import POLICIES

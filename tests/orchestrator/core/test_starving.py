@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from orchestrator.core.expected import expected
+from orchestrator.core.expected_duration import expected
 from orchestrator.core.model import Declared, Since
 from orchestrator.core.moves import STARVES_S, starves
-from orchestrator.core.places import Memory
+from orchestrator.core.placement_slots import Memory
 from orchestrator.core.plan import plan
 
 HOUR_S = 3600.0
@@ -57,7 +57,7 @@ def test_where_the_last_job_counts_all_that_waits_counts_for_each(w):
 
 
 def test_places_for_which_others_stopped_go_before_jobs_that_starve(w):
-    from orchestrator.core.places import Island, Place, Reserved
+    from orchestrator.core.placement_slots import Island, Place, Reserved
 
     gang, old = job(w, "gang", 50.0, 9), job(w, "old", 0.1, 1)
     kept = Reserved(Place(0, Island("cpu", "cpu", "cpu", "cpu"), 1), until_s=2e6)

@@ -8,7 +8,7 @@ from orchestrator.core import roofline
 from orchestrator.core.explain import explain
 from orchestrator.core.model import Progress
 from orchestrator.core.plan import plan
-from orchestrator.core.remaining import Known, is_known
+from orchestrator.core.remaining_time import Known, is_known
 from orchestrator.core.throughput import Estimated, Measured, Throughput
 
 MEASURED = {"nvidia:A100-80GB": 1000, "nvidia:P100-16GB": 300, "tpu:v5e": 9000, "cpu": 1}

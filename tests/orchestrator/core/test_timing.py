@@ -2,11 +2,11 @@
 
 import pytest
 
-from orchestrator.core import fencing, membership, nodes, timing
+from orchestrator.core import membership, nodes, suspicion, timing
 from orchestrator.core.model import Recovery
-from orchestrator.runtime import controller, health, steps
+from orchestrator.runtime import controller, health, step_batch
 from workers import agent
-from workers.attempt import attempt, fence, life, supervisor
+from workers.attempt import attempt, fence, supervisor, supervisor_handle
 
 LEASE_S = Recovery().lease_s
 BUSY_S = 0.5
@@ -24,7 +24,7 @@ def test_a_node_whose_attempts_are_fenced_off_gets_no_new_work(c, w):
 
 
 def test_one_limit_says_that_a_node_is_silent():
-    assert nodes.NODE_SILENT_S == fencing.NODE_SILENT_S == health.NODE_SILENT_S == timing.NODE_SILENT_S
+    assert nodes.NODE_SILENT_S == suspicion.NODE_SILENT_S == health.NODE_SILENT_S == timing.NODE_SILENT_S
 
 
 def test_an_agent_that_hangs_is_started_again_before_its_node_counts_as_silent():
@@ -33,16 +33,16 @@ def test_an_agent_that_hangs_is_started_again_before_its_node_counts_as_silent()
 
 
 def test_a_lost_node_is_replaced_within_twenty_seconds():
-    assert timing.NODE_SILENT_S + LEASE_S + timing.LEASE_MARGIN_S + 2 * steps.TURN_S <= 20.0
+    assert timing.NODE_SILENT_S + LEASE_S + timing.LEASE_MARGIN_S + 2 * step_batch.TURN_S <= 20.0
 
 
 def test_an_agent_has_killed_a_supervisor_that_was_stopped_before_its_part_counts_as_ended():
     looks_s = attempt.LOOK_FOR_SUPERVISOR_S + 0.5  # what it then has to do
-    assert life.LEASE_MARGIN_S + looks_s < timing.LEASE_MARGIN_S
+    assert supervisor_handle.LEASE_MARGIN_S + looks_s < timing.LEASE_MARGIN_S
 
 
 def test_a_supervisor_looks_at_its_lease_before_its_agent_kills_it():
-    assert supervisor.LOOK_EVERY_S < life.LEASE_MARGIN_S
+    assert supervisor.LOOK_EVERY_S < supervisor_handle.LEASE_MARGIN_S
 
 
 @pytest.mark.parametrize("lease_s", [timing.MIN_LEASE_S, LEASE_S])

@@ -11,9 +11,9 @@ import pytest
 from patience import wait_for
 
 import orchestrator
+from cluster.archive_unpack import Contents
 from cluster.errors import Conflict, FleetError, SpecError
-from cluster.unpacking import Contents
-from cluster.vocabulary import Device, NodeFacts
+from cluster.types import Device, NodeFacts
 from orchestrator.benchmark.throughput import Rates
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
@@ -21,11 +21,11 @@ from orchestrator.core.nodes import Node
 from orchestrator.core.states import State
 from orchestrator.limits import TooManyJobs
 from orchestrator.runtime import benchmark_run
-from orchestrator.runtime.asks import Busy
 from orchestrator.runtime.benchmark_run import outcome
 from orchestrator.runtime.benchmarks import Benchmarks
-from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer
+from orchestrator.runtime.pending_request import Busy
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.idempotency import Answer
 
 GIB = 1 << 30
 REQUEST = {"cases": ["rmsnorm"]}

@@ -9,9 +9,9 @@ from cluster.errors import FleetError
 from orchestrator.core.attempts import Ran
 from orchestrator.core.commands import Launch
 from orchestrator.runtime.agents import Agents, Handle
+from orchestrator.runtime.bandwidth_limit import Pace
+from orchestrator.runtime.file_locations import FilePlaces
 from orchestrator.runtime.file_moves import FileMoves
-from orchestrator.runtime.file_places import FilePlaces
-from orchestrator.runtime.pacing import Pace
 
 
 class Nodes(Agents):

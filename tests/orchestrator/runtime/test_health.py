@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.vocabulary import Finding
-from orchestrator.core.leaks import Leak
-from orchestrator.runtime.engine import Blocked
+from cluster.types import Finding
+from orchestrator.core.leaked_devices import Leak
 from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen, findings
+from orchestrator.runtime.ray_calls import Blocked
 
 WELL = Seen(
     ControllerSeen(0.4, "waiting for messages"),

@@ -6,7 +6,7 @@ from orchestrator.core.fold import placed, submitted
 from orchestrator.core.model import Candidate, Event, Job, Start
 from orchestrator.runtime.histories import LAST, Histories
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 
 PACKAGE = "f" * 64
 

@@ -6,8 +6,8 @@ from cluster.errors import NotFound
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.runtime.jobs import Jobs, NotStored
-from orchestrator.store.events import EventStore
-from orchestrator.store.ledger import ENDED_KEPT, NotCounted
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.job_cache import ENDED_KEPT, NotCounted
 
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": [["cpu-0/cpu", [0]]], "reason": "fits"}
 

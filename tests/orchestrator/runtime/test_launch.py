@@ -11,9 +11,9 @@ from orchestrator.checkpoints import Checkpoints
 from orchestrator.core.commands import Launch
 from orchestrator.core.messages import LaunchFailed
 from orchestrator.runtime.agents import Agents
-from orchestrator.runtime.bringing import Bringer
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.launch import Launcher
+from orchestrator.runtime.resume_source import Bringer
 
 
 class Nodes(Agents):

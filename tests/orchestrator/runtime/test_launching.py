@@ -12,10 +12,10 @@ from orchestrator.core.messages import AgentMade, Launched, LaunchFailed
 from orchestrator.core.nodes import Node
 from orchestrator.runtime import actors, fences, reservations
 from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.code_archives import Packages
 from orchestrator.runtime.data_moves import DataMoves
 from orchestrator.runtime.data_store import DataStore
 from orchestrator.runtime.launch import Launcher
-from orchestrator.runtime.packages import Packages
 from workers.messages import Order
 
 HANG_S = 120.0

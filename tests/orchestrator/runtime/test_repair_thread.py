@@ -6,7 +6,7 @@ import pytest
 from patience import wait_for
 
 from cluster import fleet_record
-from cluster.repair import Repaired
+from cluster.node_repair import Repaired
 from orchestrator.runtime import repair
 from orchestrator.runtime.repair import RepairThread
 

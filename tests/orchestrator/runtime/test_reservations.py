@@ -8,7 +8,7 @@ from patience import wait_for
 
 from cluster.errors import FleetError
 from orchestrator.runtime import reservations
-from orchestrator.runtime.engine import RAY, ClusterLeft
+from orchestrator.runtime.ray_calls import RAY, ClusterLeft
 
 PATIENCE_S = 180.0
 SOON_S = 0.1

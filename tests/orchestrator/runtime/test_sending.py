@@ -10,11 +10,11 @@ import pytest
 
 from cluster.errors import Conflict, FleetError, PolyfleetError
 from orchestrator.core.commands import Launch
+from orchestrator.runtime.code_archives import PIECE_BYTES
+from orchestrator.runtime.code_archives import Packages as ServerPackages
 from orchestrator.runtime.launch import _failed
-from orchestrator.runtime.packages import PIECE_BYTES
-from orchestrator.runtime.packages import Packages as ServerPackages
+from workers.code_archives import Packages as NodePackages
 from workers.errors import EpochPast, TakenOver
-from workers.packages import Packages as NodePackages
 
 HANG_S = 120.0
 

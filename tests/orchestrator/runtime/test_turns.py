@@ -11,11 +11,11 @@ from cluster.errors import FleetError
 from orchestrator.core import messages as m
 from orchestrator.core.model import Event
 from orchestrator.runtime import actors, reservations
-from orchestrator.runtime.asks import Ask
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.runtime.steps import Steps, now
+from orchestrator.runtime.pending_request import Ask
+from orchestrator.runtime.step_batch import Steps, now
 from orchestrator.store import origin
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 
 TRUE = {"task": "run", "name": "j", "command": ["true"], "resources": {"pool": "cpu"}}
 HANG_S = 120.0

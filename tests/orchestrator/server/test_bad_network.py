@@ -17,9 +17,9 @@ import pytest
 
 from cluster.errors import Conflict, NotFound
 from orchestrator import client as http
-from orchestrator.bundle import SCRATCH
-from orchestrator.connection import AnswerLost
+from orchestrator.code_archive import SCRATCH
 from orchestrator.runtime.jobs_page import JobsWanted
+from orchestrator.server_connection import AnswerLost
 from orchestrator.transport import BrokenConnection
 
 # Of connections that were aborted as the network's loop ended.

@@ -7,7 +7,7 @@ import pytest
 
 from cluster import fleet_record
 from orchestrator.store import writer
-from orchestrator.store.work import Work
+from orchestrator.store.unit_of_work import Work
 
 HANG_S = 120.0
 

@@ -19,9 +19,9 @@ from cluster import tokens
 from cluster.errors import Conflict, FleetError, UserError
 from cluster.processes import alive, identify
 from orchestrator import client
-from orchestrator.runtime import crash
-from orchestrator.server import daemon, record
-from orchestrator.server.record import ServerRecord
+from orchestrator.runtime import crash_hook
+from orchestrator.server import daemon, server_record
+from orchestrator.server.server_record import ServerRecord
 
 # A server outlives whoever started it: that is its purpose, and what this warning is about.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -115,7 +115,7 @@ def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_si
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         home.mkdir()
         own = identify(bystander.pid)
-        record.write(home, ServerRecord(own.pid, f"{own.created}0", 1, "0", "2026"))
+        server_record.write(home, ServerRecord(own.pid, f"{own.created}0", 1, "0", "2026"))
         assert daemon.find(home) is None
         assert daemon.stop_server(home) is False
         assert start(home).pid != bystander.pid
@@ -207,7 +207,7 @@ def test_the_record_is_json_with_the_documented_keys(home):
         "started_at",
         "socket",
     }
-    assert replace(server) == record.read(home)
+    assert replace(server) == server_record.read(home)
 
 
 UPGRADES = """
@@ -250,7 +250,7 @@ def test_a_server_that_brings_its_store_up_to_date_is_waited_for(home, monkeypat
     go_on.start()
     server = daemon.start(home, progress=progress)
     go_on.join()
-    assert alive(server.process) and record.doing(home) is None
+    assert alive(server.process) and server_record.doing(home) is None
     assert told == ["starting the server", "the server is bringing the tables up to date"]
 
 
@@ -263,7 +263,7 @@ def test_a_server_at_work_on_its_store_outlives_an_interrupted_starter(home, upg
 
     with pytest.raises(KeyboardInterrupt):
         daemon.start(home, progress=interrupt)
-    process, doing = record.doing(home)
+    process, doing = server_record.doing(home)
     assert alive(process) and doing == "bringing the tables up to date"
     (home / "go-on").touch()
     assert daemon.start(home).process == process
@@ -283,7 +283,7 @@ def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_
     with pytest.raises(httpx.TransportError):
         submitted(server)
     wait_for(lambda: not alive(server.process))
-    assert crash.told(f"event:submitted:{side}") in daemon.log_path(home).read_text()
+    assert crash_hook.told(f"event:submitted:{side}") in daemon.log_path(home).read_text()
     monkeypatch.delenv("POLYFLEET_CRASH_AT")
     server = start(home)
     with client.connect(home, start=False) as there:

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from cluster import uses
+from cluster import last_used
 from cluster.errors import NotFound
 from orchestrator import client as http
 
@@ -107,7 +107,7 @@ def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live
     assert node.has(first) and node.has(second)
     service._housekeeping._tidy()
     assert service.packages.has(first) and node.has(first)  # used within the last hour, though its job may be gone
-    monkeypatch.setattr(uses, "IDLE_S", 0.0)
+    monkeypatch.setattr(last_used, "IDLE_S", 0.0)
     service._housekeeping._tidy()
     assert service.packages.has(first) and node.has(first)
     ended_s = service.jobs_table.get(removed["id"]).ended_s

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Declared, Progress
-from orchestrator.core.remaining import Known
+from orchestrator.core.remaining_time import Known
 from orchestrator.core.states import State
+from orchestrator.job_spec import parse_job
 from orchestrator.runtime.views import job_view, progress_view
 from orchestrator.show.jobs import ended_as, job, offers, plan, ran
-from orchestrator.spec import parse_job
 
 LEASES = [["a/cpu", [0, 2]], ["b/cpu", [1]]]
 

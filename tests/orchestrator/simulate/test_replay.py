@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cluster.errors import UserError
 from orchestrator.core.planner.policies import POLICIES
+from orchestrator.simulate.charts import pictures
 from orchestrator.simulate.fleets import Fleet, read_fleet
 from orchestrator.simulate.outcome import finish_time_ratios, outcome
-from orchestrator.simulate.pictures import pictures
 from orchestrator.simulate.replay import replay
 from orchestrator.simulate.traces import Trace, read_throughputs, read_trace
 

@@ -4,7 +4,7 @@ jump. Its end is always the same.
 
 import pytest
 
-from orchestrator.core import points
+from orchestrator.core import crash_points
 from orchestrator.simulate.scenario import Story
 
 ENDS = {
@@ -39,10 +39,10 @@ class Listening(Story):
 def test_the_story_reaches_every_point():
     world = Listening()
     assert world.tell() == ENDS
-    assert set(points.names()) == world.reached
+    assert set(crash_points.names()) == world.reached
 
 
-@pytest.mark.parametrize("point", points.names())
+@pytest.mark.parametrize("point", crash_points.names())
 def test_a_crash_at_any_point_leads_to_the_same_ends(point):
     world = Story(crash_at=point)
     assert world.tell() == ENDS

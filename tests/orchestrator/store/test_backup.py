@@ -18,7 +18,7 @@ from orchestrator.store import schema
 from orchestrator.store import verify as verifying
 from orchestrator.store.backup import backup
 from orchestrator.store.database import sqlite_url
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 from orchestrator.store.restore import restore
 from orchestrator.store.verify import verify
 
@@ -144,9 +144,8 @@ def test_a_restored_store_is_the_one_that_was_saved_and_the_one_before_is_kept(s
 def test_what_a_killed_server_left_in_the_log_is_in_the_kept_one_and_not_in_the_restored(saved_file, tmp_path):
     url = f"sqlite:///{tmp_path / 'polyfleet.db'}"
     shutil.copy(saved_file, tmp_path / "polyfleet.db")
-    code = (
-        "import os, sys; from orchestrator.core.model import Event; from orchestrator.store.events import EventStore;"
-    )
+    code = "import os, sys; from orchestrator.core.model import Event;"
+    code += "from orchestrator.store.event_store import EventStore;"
     code += "EventStore(sys.argv[1]).append([Event('late', 'x', 1, 1.0)]); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, url], cwd=ROOT, check=False)
     assert (tmp_path / "polyfleet.db-wal").stat().st_size > 0

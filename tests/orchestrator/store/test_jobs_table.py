@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from orchestrator.core.fold import apply, fold, submitted
 from orchestrator.core.model import Candidate, Event, Job, Recovery
 from orchestrator.core.states import TERMINAL
-from orchestrator.store import records
-from orchestrator.store.damage import Damaged
-from orchestrator.store.events import EventStore
-from orchestrator.store.ledger import is_open
+from orchestrator.store import record_codec
+from orchestrator.store.damaged_rows import Damaged
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.job_cache import is_open
 
 NAMES = ("a", "b", "c", "node/n")
 WORDS = ("submitted", "placed", "started", "preempted", "finished", "failed", "interrupted", "cancelled", "released")
@@ -56,7 +56,7 @@ logs = st.lists(st.one_of(lives, st.lists(events, max_size=4)), max_size=8)
 
 
 def as_read(event):
-    return replace(event, data=records.json_of(records.text_of(event.data)))
+    return replace(event, data=record_codec.json_of(record_codec.text_of(event.data)))
 
 
 def told(store, names=NAMES):
@@ -123,16 +123,16 @@ odd = st.recursive(
 def test_any_plain_data_of_a_record_comes_back_as_it_was(data):
     record = fold([as_read(e) for e in life_of("a", 8)])["a"]
     whole = replace(record, result=data, job=replace(record.job, candidates=(Candidate(("cpu",), arguments=data),)))
-    text = records.encode(whole)
-    assert records.decode(text, records.checksum(text)) == whole
+    text = record_codec.encode(whole)
+    assert record_codec.decode(text, record_codec.checksum(text)) == whole
 
 
 def test_what_was_not_written_as_a_record_is_damaged():
     for text in ("{}", "[", "7", "null"):
         with pytest.raises(Damaged, match="is not a record"):
-            records.decode(text, records.checksum(text))
+            record_codec.decode(text, record_codec.checksum(text))
     with pytest.raises(Damaged, match="checksum"):
-        records.decode("{}", 0)
+        record_codec.decode("{}", 0)
 
 
 def test_a_text_that_is_not_unicode_is_kept(tmp_path):

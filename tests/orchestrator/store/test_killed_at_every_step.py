@@ -10,7 +10,7 @@ from old_store import OPEN, PLACED, SUBMITTED, copies, is_current, make_old, row
 from orchestrator.core.model import Event
 from orchestrator.store.backup import backup
 from orchestrator.store.database import sqlite_url
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 from orchestrator.store.restore import restore
 from orchestrator.store.verify import verify
 

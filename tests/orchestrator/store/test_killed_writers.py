@@ -8,8 +8,8 @@ import sys
 import pytest
 from store_writers import COMMITTER, SUBMITTER
 
-from orchestrator.store.events import EventStore
-from orchestrator.store.once import Answer
+from orchestrator.store.event_store import EventStore
+from orchestrator.store.idempotency import Answer
 
 
 def run_until_killed(url: str, round_: int, acks: int) -> tuple[list[str], list[str]]:

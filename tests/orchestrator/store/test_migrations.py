@@ -13,10 +13,10 @@ from old_store import FIRST, OPEN, copies, is_current, make_old, rows
 from sqlalchemy import create_engine, inspect
 
 from orchestrator.core.model import Event
-from orchestrator.server.record import LONG_WORK
+from orchestrator.server.server_record import LONG_WORK
 from orchestrator.store import database, migrations, schema
 from orchestrator.store.backup import backup
-from orchestrator.store.once import Answer
+from orchestrator.store.idempotency import Answer
 from orchestrator.store.restore import restore
 
 EVENT = Event("j", "started", 1, 1.0)
@@ -147,7 +147,7 @@ def test_a_postgresql_whose_server_is_killed_in_the_middle_is_as_it_was(postgres
 
 
 def test_alembic_is_imported_for_an_upgrade_only(path, tmp_path):
-    code = "import sys; from orchestrator.store.events import EventStore; EventStore(sys.argv[1]).close();"
+    code = "import sys; from orchestrator.store.event_store import EventStore; EventStore(sys.argv[1]).close();"
     code += "print('alembic' in sys.modules)"
     for url, imported in ((tmp_path / "new.db", "False"), (path, "True"), (path, "False")):
         ran = subprocess.run([sys.executable, "-c", code, f"sqlite:///{url}"], cwd=ROOT, capture_output=True, text=True)

@@ -7,7 +7,7 @@ from store_submitters import Submitters, check_stored, life
 
 from cluster.errors import FleetError
 from orchestrator.core.model import Event
-from orchestrator.store.once import Answer
+from orchestrator.store.idempotency import Answer
 
 pytestmark = pytest.mark.full
 

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text, update
 
 from cluster.errors import FleetError, UserError
 from orchestrator.core.model import Event
-from orchestrator.store.events import EventStore
+from orchestrator.store.event_store import EventStore
 from orchestrator.store.schema import VERSION, schema_version, writer
 
 EVENT = Event("j", "started", 1, 1.0)
@@ -53,7 +53,11 @@ def test_the_writer_is_durable_and_alone_and_readers_only_read(store):
 
 def test_a_second_server_is_kept_out_until_the_first_has_gone(url, open_store):
     first = open_store()
-    second = [sys.executable, "-c", f"from orchestrator.store.events import EventStore; EventStore({url!r}).close()"]
+    second = [
+        sys.executable,
+        "-c",
+        f"from orchestrator.store.event_store import EventStore; EventStore({url!r}).close()",
+    ]
     refused = subprocess.run(second, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "another server has" in refused.stderr

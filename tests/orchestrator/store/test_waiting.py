@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store import events, once, writer
-from orchestrator.store.once import Answer, Asked
-from orchestrator.store.work import StoreBusy, Unanswered, Work
+from orchestrator.store import event_store, idempotency, writer
+from orchestrator.store.idempotency import Answer, Asked
+from orchestrator.store.unit_of_work import StoreBusy, Unanswered, Work
 
 HANG_S = 120.0
 
@@ -17,8 +17,8 @@ HANG_S = 120.0
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(writer, "WAIT_S", 0.1)
-    monkeypatch.setattr(once, "LIMIT_S", 0.2)
-    monkeypatch.setattr(events, "WRITING_LATE_S", 0.0)
+    monkeypatch.setattr(idempotency, "LIMIT_S", 0.2)
+    monkeypatch.setattr(event_store, "WRITING_LATE_S", 0.0)
 
 
 class Disk:
@@ -68,7 +68,7 @@ def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effec
     with pytest.raises(Unanswered, match="the same key has one effect"):
         store.once_each([Asked("key", "digest", lambda: accepted("k"))], disk)
     disk.answers.set()
-    monkeypatch.setattr(once, "LIMIT_S", HANG_S)
+    monkeypatch.setattr(idempotency, "LIMIT_S", HANG_S)
     assert store.once("key", "digest", lambda: accepted("l")) == {"id": "j"}
     assert [e.job for e in store.read(0)] == ["j"]
 

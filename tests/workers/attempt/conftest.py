@@ -12,10 +12,10 @@ from patience import wait_for
 
 from workers.attempt.attempts import Attempts
 from workers.attempt.fence import Fences
-from workers.attempt.records import Folder, read_json
-from workers.attempt.starting import Starter
+from workers.attempt.folders import Folder, read_json
+from workers.attempt.supervisor_launcher import Starter
+from workers.code_archives import Packages
 from workers.messages import Order
-from workers.packages import Packages
 
 STARTER = Starter()
 """With one zygote for all tests, begun by the first of them."""

@@ -8,9 +8,9 @@ import pytest
 
 from workers.attempt import cgroup
 from workers.attempt.cgroup import Group
-from workers.attempt.records import read_json
-from workers.discovery.health import health
+from workers.attempt.folders import read_json
 from workers.discovery.machine import Machine
+from workers.discovery.machine_findings import health
 
 SYSTEMD = "29 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 VERSION_1 = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"

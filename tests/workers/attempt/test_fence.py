@@ -134,7 +134,7 @@ import os, signal, sys
 from pathlib import Path
 from workers.attempt.attempts import Attempts
 from workers.messages import Order
-from workers.packages import Packages
+from workers.code_archives import Packages
 
 def threads(order):  # asked for once the fence was read, before the lease is written
     print("frozen", flush=True)

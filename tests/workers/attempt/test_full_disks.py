@@ -11,10 +11,10 @@ import torch
 from cluster import fences
 from cluster.errors import Conflict, FleetError
 from workers import backends
-from workers.attempt import attempt, child, lease
+from workers.attempt import attempt, lease, rank_main
 from workers.attempt.fence import Fences
+from workers.code_archives import Packages
 from workers.errors import CheckpointError
-from workers.packages import Packages
 from workers.tasks.context import Context
 
 FILLS = """
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_a_disk_has_no_space_for_is_told_as_storage(small, asy
     with pytest.raises(CheckpointError) as raised:
         ctx.checkpoint.save(1, {"x": torch.zeros(1 << 20)}, asynchronous=asynchronous)
         ctx.checkpoint.wait()
-    told = child.describe(raised.value, 0)
+    told = rank_main.describe(raised.value, 0)
     assert told["kind"] == "storage"
     assert f"the file system of {small} has 2.0 MiB of 2.0 MiB free" in told["message"]
 
@@ -188,8 +188,8 @@ def test_a_checkpoint_that_a_disk_has_no_space_for_is_told_as_storage(small, asy
 def test_an_error_that_names_its_file_names_the_file_system_of_that(small):
     with pytest.raises(OSError, match="No space") as raised, (small / "x").open("wb") as f:
         f.write(bytes(4 << 20))
-    assert child.describe(raised.value, 0)["kind"] == "storage"
-    assert child.describe(ValueError("x"), 0)["kind"] != "storage"
+    assert rank_main.describe(raised.value, 0)["kind"] == "storage"
+    assert rank_main.describe(ValueError("x"), 0)["kind"] != "storage"
 
 
 def test_a_job_that_fills_its_nodes_disk_ends_as_failed_for_storage_with_rank_and_node(full, small):

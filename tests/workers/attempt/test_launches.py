@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from workers.attempt.variables import is_torchruns
+from workers.attempt.rank_variables import is_torchruns
 
 MEET = """
 import json, os, sys, torch

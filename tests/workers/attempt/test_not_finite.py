@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from workers.checkpoint import load
-from workers.storage import Storage
-from workers.stored_checkpoints import StoredCheckpoints
+from workers.pool_checkpoints import StoredCheckpoints
+from workers.pool_storage import Storage
 
 LOSS = """
 import torch

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers.attempt import launch, lease
-from workers.attempt.records import read_json
+from workers.attempt import folder_setup, lease
+from workers.attempt.folders import read_json
 
 SLEEP = "import time; time.sleep(600)"
 # A daemon as the book says: fork, setsid, fork. It writes its pid and closes its outputs.
@@ -344,7 +344,7 @@ def test_a_machine_that_shuts_down_preempts(node):
 SIGNALLED = """
 import os, signal, sys
 from pathlib import Path
-from workers.attempt.records import Folder, parse
+from workers.attempt.folders import Folder, parse
 from workers.attempt.supervisor import Supervisor
 
 def terminate():
@@ -366,8 +366,8 @@ def test_a_machine_that_shuts_down_while_ranks_are_started_preempts_and_asks_eac
     """Never a success: a rank that did not run has not done its work."""
     order = node.order(command=("sleep", "600"), ranks=2, world_size=2, devices=(0, 1), grace_s=2.0)
     node.folder().path.mkdir()
-    where = launch.Where("n0", node.packages, None, {"PATH": os.environ["PATH"]})
-    launch.prepare(node.folder(), order, where, 1, lease.now_s())
+    where = folder_setup.Where("n0", node.packages, None, {"PATH": os.environ["PATH"]})
+    folder_setup.prepare(node.folder(), order, where, 1, lease.now_s())
     command = [sys.executable, "-c", SIGNALLED, str(node.folder().path), when]
     subprocess.run(command, start_new_session=True, check=True, timeout=180)
     ended = read_json(node.folder().outcome)

@@ -13,7 +13,7 @@ from workers import backends
 from workers.config import PolyfleetConfig
 from workers.device_info import DeviceInfo
 from workers.errors import OutOfDeviceMemory
-from workers.optimizers.work import Sample
+from workers.optimizers.pass_context import Sample
 
 NAMES = [pytest.param(n, marks=[pytest.mark.gpu] if n == "nvidia" else []) for n in backends.available()]
 

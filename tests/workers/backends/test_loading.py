@@ -11,10 +11,10 @@ import torch
 from cluster.errors import UserError
 from workers import backends
 from workers.backends.base import BaseBackend
-from workers.backends.parts.loading import why_not
+from workers.backends.parts.library_import import why_not
+from workers.compat import Shortcuts
 from workers.config import PolyfleetConfig
 from workers.errors import BackendUnavailable
-from workers.shortcuts import Shortcuts
 
 ROOT = Path(__file__).parents[3]
 

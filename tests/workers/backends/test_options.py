@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cluster.errors import UserError
 from workers import backends
-from workers.backends.parts import switches
+from workers.backends.parts import torch_settings
 from workers.config import PolyfleetConfig
 
 
@@ -49,7 +49,7 @@ def test_the_chosen_kernel_of_attention_runs(choice, operator):
 def test_a_kernel_of_attention_that_the_device_lacks_is_refused_at_once_and_the_switches_are_set_back():
     undo = []
     with pytest.raises(UserError, match=r"attention is 'efficient', and torch .* has no such kernel for cpu"):
-        switches.attention("efficient", lambda change, *given: undo.append((change, given)), torch.device("cpu"))
+        torch_settings.attention("efficient", lambda change, *given: undo.append((change, given)), torch.device("cpu"))
     for change, given in reversed(undo):
         change(*given)
     query = torch.rand(1, 2, 32, 16)
@@ -65,7 +65,7 @@ def test_tf32_is_allowed_or_not_and_then_as_before(allowed):
         return owner.fp32_precision if hasattr(owner, "fp32_precision") else owner.allow_tf32
 
     before, undo = state(), []
-    switches.tf32(allowed, lambda change, *given: undo.append((change, given)))
+    torch_settings.tf32(allowed, lambda change, *given: undo.append((change, given)))
     assert state() in (("tf32", True) if allowed else ("ieee", False))
     for change, given in reversed(undo):
         change(*given)
@@ -103,7 +103,7 @@ def test_a_mode_of_torchs_compiler_is_refused_where_ipex_computes(monkeypatch):
 def test_a_variable_is_set_for_a_while(monkeypatch):
     monkeypatch.delenv("NEURON_COMPILE_CACHE_URL", raising=False)
     undo = []
-    switches.variable("NEURON_COMPILE_CACHE_URL", "/cache", lambda change, *given: undo.append((change, given)))
+    torch_settings.variable("NEURON_COMPILE_CACHE_URL", "/cache", lambda change, *given: undo.append((change, given)))
     assert os.environ["NEURON_COMPILE_CACHE_URL"] == "/cache"
     for change, given in reversed(undo):
         change(*given)

@@ -5,7 +5,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from workers.backends.parts.placing import map_tensors, move_module, place, rebind_optimizer, tensors_of
+from workers.backends.parts.device_transfer import map_tensors, move_module, place, rebind_optimizer, tensors_of
 
 META = torch.device("meta")
 

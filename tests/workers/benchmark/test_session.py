@@ -13,9 +13,9 @@ from torch import nn
 
 from cluster.errors import FleetError, UserError
 from workers import backends
-from workers.benchmark import arm, catalogue, serving
+from workers.benchmark import catalogue, measurement, session_server
 from workers.benchmark.session import Session, first_dimension
-from workers.optimizers.work import Sample
+from workers.optimizers.pass_context import Sample
 
 pytestmark = pytest.mark.full
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch):
     """Two seconds, until a case is steady, are for figures that somebody reads."""
-    monkeypatch.setattr(arm, "WARMUP_MOST_S", 0.05)
+    monkeypatch.setattr(measurement, "WARMUP_MOST_S", 0.05)
 
 
 @pytest.fixture(params=NAMES)
@@ -74,7 +74,7 @@ def test_cold_goes_over_more_inputs_than_the_cache_holds(monkeypatch):
         session = Session(backend)
         session._cache_bytes = 40 << 20
         turns, cycle = [], itertools.cycle
-        monkeypatch.setattr(arm.itertools, "cycle", lambda samples: turns.extend(samples) or cycle(samples))
+        monkeypatch.setattr(measurement.itertools, "cycle", lambda samples: turns.extend(samples) or cycle(samples))
         assert opened(session, "rmsnorm/256x4096", regime="cold")["accuracy"]["ok"]
         places = {sample.args[0].data_ptr() for sample in turns}
         assert len(places) == 31  # three times 40 MiB of 4 MiB each, and the one that comes again
@@ -141,18 +141,20 @@ def test_the_batch_is_the_first_dimension():
 def test_it_is_asked_over_a_socket_until_told_to_end(tmp_path):
     with backends.create("cpu") as backend:
         session, said = Session(backend), []
-        served = threading.Thread(target=lambda: said.append(serving.serve(tmp_path, session.handle, lambda: False)))
+        served = threading.Thread(
+            target=lambda: said.append(session_server.serve(tmp_path, session.handle, lambda: False))
+        )
         served.start()
-        while not (tmp_path / serving.ADDRESS).exists():
+        while not (tmp_path / session_server.ADDRESS).exists():
             served.join(0.01)
-        assert serving.ask(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
+        assert session_server.ask(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
         with pytest.raises(UserError, match="does not understand 'opn'; did you mean 'open'"):
-            serving.ask(tmp_path, {"do": "opn"}, 30)
-        serving.ask(tmp_path, {"do": "end"}, 30)
+            session_server.ask(tmp_path, {"do": "opn"}, 30)
+        session_server.ask(tmp_path, {"do": "end"}, 30)
         served.join(10)
         assert said == ["ended"]
         with pytest.raises(FleetError, match="does not answer"):
-            serving.ask(tmp_path, {"do": "describe"}, 1)
+            session_server.ask(tmp_path, {"do": "describe"}, 1)
 
 
 def test_a_call_that_takes_too_long_ends_the_process():

@@ -12,7 +12,7 @@ from cluster import catalogue
 from cluster.catalogue.precision import FLOATS
 from cluster.errors import UserError
 from workers import backends, capabilities
-from workers.capability.facts import device_facts
+from workers.capability.documented import device_facts
 from workers.capability.probes import answers_of
 from workers.discovery.hardware import HardwareDetector
 

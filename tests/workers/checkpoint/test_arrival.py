@@ -11,12 +11,12 @@ from cluster.errors import FleetError
 from workers.checkpoint import save, verify
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint.transfer.copying import copy
-from workers.checkpoint.transfer.incoming import Incoming
+from workers.checkpoint.transfer.copier import copy
 from workers.checkpoint.transfer.readback import AT_ONCE, ReadBack
+from workers.checkpoint.transfer.receiver import Incoming
+from workers.checkpoint_uploads import IncomingCheckpoints
 from workers.errors import CheckpointError
-from workers.incoming_checkpoints import IncomingCheckpoints
-from workers.storage import Storage
+from workers.pool_storage import Storage
 
 CHUNKS = 2 * AT_ONCE + 1
 """Of the checkpoint: two turns of the thread that reads back, and a last chunk of a few bytes."""

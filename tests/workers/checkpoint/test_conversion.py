@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from workers.checkpoint import LossyLoad, load, save
-from workers.checkpoint.report import Change
+from workers.checkpoint.load_report import Change
 from workers.checkpoint.state.convert import check_convertible, put
 from workers.errors import CheckpointError
 

@@ -14,12 +14,12 @@ import torch
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import DamagedCheckpoint, copy, describe, list_checkpoints, load, pin, save, verify
 from workers.checkpoint.disk.files import PAGE_BYTES, Files
-from workers.checkpoint.format.folders import below, step_of
+from workers.checkpoint.format.step_folders import below, step_of
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint.transfer import stores
-from workers.checkpoint.transfer.copying import verify_at
-from workers.checkpoint.transfer.incoming import Incoming
-from workers.checkpoint.transfer.remote import FETCHED_AGE_S
+from workers.checkpoint.transfer.copier import verify_at
+from workers.checkpoint.transfer.object_store import FETCHED_AGE_S
+from workers.checkpoint.transfer.receiver import Incoming
 from workers.errors import CheckpointError
 
 

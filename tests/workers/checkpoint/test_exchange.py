@@ -20,10 +20,10 @@ from torch import nn
 from cluster import sandbox
 from cluster.errors import NotFound, UserError
 from workers.checkpoint import export_checkpoint, import_checkpoint, load, open_checkpoint, save, verify
-from workers.checkpoint.exchange import symbols
-from workers.checkpoint.exchange.archive import Archive
-from workers.checkpoint.exchange.reading import read
-from workers.checkpoint.exchange.values import Plain
+from workers.checkpoint.exchange import pickle_symbols
+from workers.checkpoint.exchange.formats import read
+from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.torch_archive import Archive
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -128,16 +128,16 @@ def test_what_a_pickle_would_run_is_named_and_never_run(tmp_path):
 
 def test_reading_a_pickle_imports_nothing_it_names():
     data = pickle.dumps({"x": 1}).replace(b".", b"") + b"."
-    assert symbols.read(data, "x") == {"x": 1}
+    assert pickle_symbols.read(data, "x") == {"x": 1}
     hostile = b"cantigravity\nfly\n(tR."
-    found = symbols.read(hostile, "x")
+    found = pickle_symbols.read(hostile, "x")
     assert type(found).what == "antigravity.fly"
     import sys
 
     assert "antigravity" not in sys.modules
     for broken in (b"", b"\x80\x05", b"garbage", b"\x82\x01.", pickle.dumps([1] * 100)[:-5]):
         with pytest.raises(CheckpointError, match="is not a pickle that can be read as data"):
-            symbols.read(broken, "x")
+            pickle_symbols.read(broken, "x")
 
 
 def connects(cut_off):
@@ -295,7 +295,7 @@ def test_what_is_exported_is_read_by_those_it_is_for(own, tmp_path):
 
 
 def test_a_large_module_is_cut_into_files_with_an_index(tmp_path, monkeypatch):
-    monkeypatch.setattr("workers.checkpoint.exchange.exporting.SHARD_BYTES", 4000)
+    monkeypatch.setattr("workers.checkpoint.exchange.exporter.SHARD_BYTES", 4000)
     model = nn.Sequential(*(nn.Linear(25, 25) for _ in range(4)))
     path = save(tmp_path / "own", 1, {"model": model}).path
     told = export_checkpoint(path, tmp_path / "hf")

@@ -54,7 +54,7 @@ def test_the_count_is_that_of_the_module_that_was_chosen(kind, state, tmp_path):
 
 
 def test_files_that_a_large_module_is_cut_into_count_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("workers.checkpoint.exchange.exporting.SHARD_BYTES", 2000)
+    monkeypatch.setattr("workers.checkpoint.exchange.exporter.SHARD_BYTES", 2000)
     model = torch.nn.Sequential(*(torch.nn.Linear(20, 20) for _ in range(3)))
     path = save(tmp_path / "own", 1, {"model": model}).path
     told = export_checkpoint(path, tmp_path / "out")

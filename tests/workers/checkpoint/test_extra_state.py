@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from workers.checkpoint import load, save
-from workers.checkpoint.exchange.exporting import export_checkpoint
-from workers.checkpoint.exchange.importing import import_here
+from workers.checkpoint.exchange.exporter import export_checkpoint
+from workers.checkpoint.exchange.importer import import_here
 from workers.checkpoint.format.manifest import DamagedCheckpoint, digest_of
 from workers.errors import CheckpointError
 

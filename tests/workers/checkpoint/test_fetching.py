@@ -3,9 +3,9 @@
 import fsspec
 import pytest
 
-from cluster.content import content_of
+from cluster.content_hash import content_of
 from cluster.errors import FleetError, NotFound, UserError
-from workers.checkpoint.transfer import fetching, stores
+from workers.checkpoint.transfer import data_download, stores
 
 WHERE = "memory://bucket/data"
 
@@ -23,7 +23,9 @@ def memory(monkeypatch):
 
 def fetched(tmp_path, where=WHERE):
     progress = []
-    told = fetching.fetch(where, str(tmp_path), fetching.look(where)["version"], lambda *n: progress.append(n))
+    told = data_download.fetch(
+        where, str(tmp_path), data_download.look(where)["version"], lambda *n: progress.append(n)
+    )
     return told, progress
 
 
@@ -55,35 +57,35 @@ def test_what_an_earlier_try_brought_is_not_fetched_again_and_half_of_a_file_is_
 
 
 def test_what_changes_meanwhile_is_no_version_at_all(memory, tmp_path):
-    before = fetching.look(WHERE)
+    before = data_download.look(WHERE)
     memory.pipe({"/bucket/data/c": b"C"})
-    assert fetching.look(WHERE)["version"] != before["version"]
+    assert data_download.look(WHERE)["version"] != before["version"]
     with pytest.raises(FleetError, match="has changed since it was listed"):
-        fetching.fetch(WHERE, str(tmp_path), before["version"])
+        data_download.fetch(WHERE, str(tmp_path), before["version"])
 
 
 def test_nothing_there_is_told(memory):
     with pytest.raises(NotFound, match="nothing is at memory://bucket/absent"):
-        fetching.look("memory://bucket/absent")
+        data_download.look("memory://bucket/absent")
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "x\\y", "x\ny", "n" * 300])
 def test_names_that_could_leave_the_folder_are_refused(memory, name):
     memory.store[f"/bucket/data/{name}"] = memory.store["/bucket/data/a"]
     with pytest.raises(UserError, match="has an object"):
-        fetching.look(WHERE)
+        data_download.look(WHERE)
 
 
 def test_an_object_that_is_also_a_folder_cannot_be_data(memory):
     memory.store["/bucket/data/a/b"] = memory.store["/bucket/data/a"]
     with pytest.raises(UserError, match="as an object and as a folder"):
-        fetching.look(WHERE)
+        data_download.look(WHERE)
 
 
 def test_places_that_are_no_object_stores_are_refused():
     for place in ("/etc", "file:///etc/passwd", "memory://bucket/data", "s3://bucket/../x"):
         with pytest.raises(UserError):
-            fetching.look(place)
+            data_download.look(place)
 
 
 def test_what_a_store_refuses_is_the_users_and_what_else_goes_wrong_is_tried_again(memory, monkeypatch):
@@ -95,7 +97,7 @@ def test_what_a_store_refuses_is_the_users_and_what_else_goes_wrong_is_tried_aga
 
     monkeypatch.setattr(type(memory), "find", refuses)
     with pytest.raises(UserError, match="may not be listed: 403"):
-        fetching.look(WHERE)
+        data_download.look(WHERE)
     monkeypatch.setattr(type(memory), "find", breaks)
     with pytest.raises(FleetError, match="RuntimeError: connection reset"):
-        fetching.look(WHERE)
+        data_download.look(WHERE)

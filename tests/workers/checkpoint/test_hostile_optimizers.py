@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from workers.checkpoint import DamagedCheckpoint, import_checkpoint, load
-from workers.checkpoint.exchange.optimizers import NoOptimizerError, read_state_dict
-from workers.checkpoint.exchange.reading import read
+from workers.checkpoint.exchange.formats import read
+from workers.checkpoint.exchange.optimizer_state import NoOptimizerError, read_state_dict
 from workers.checkpoint.format.manifest import NAME, digest_of
 from workers.errors import CheckpointError
 

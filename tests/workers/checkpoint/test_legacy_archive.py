@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workers.checkpoint import load
-from workers.checkpoint.exchange.importing import import_here
+from workers.checkpoint.exchange.importer import import_here
 from workers.checkpoint.exchange.legacy_archive import MAGIC, MARK, is_legacy
 from workers.errors import CheckpointError
 

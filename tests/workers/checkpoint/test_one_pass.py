@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from workers.checkpoint import DamagedCheckpoint, load, save
-from workers.checkpoint.disk.proving import ProvingReader
 from workers.checkpoint.disk.reader import Reader
-from workers.checkpoint.format.checks import box_bytes
+from workers.checkpoint.disk.verifying_reader import ProvingReader
 from workers.checkpoint.format.chunks import CHUNK_BYTES
+from workers.checkpoint.format.manifest_checks import box_bytes
 from workers.errors import CheckpointError
 
 

@@ -19,7 +19,7 @@ from workers.checkpoint.disk.reader import Reader
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.report import Change
+from workers.checkpoint.load_report import Change
 from workers.checkpoint.state.convert import check_convertible, put
 from workers.errors import CheckpointError
 

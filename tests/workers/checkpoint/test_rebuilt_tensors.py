@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from workers.checkpoint import load, open_checkpoint
-from workers.checkpoint.exchange.importing import import_here
-from workers.checkpoint.exchange.reading import read
+from workers.checkpoint.exchange.formats import read
+from workers.checkpoint.exchange.importer import import_here
 from workers.checkpoint.exchange.strided import Source
 from workers.errors import CheckpointError
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from workers.checkpoint.transfer.copying import copy, verify_at
+from workers.checkpoint.transfer.copier import copy, verify_at
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 pytest.importorskip("moto.server", reason="moto[server] is not installed")

@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from workers.checkpoint import export_checkpoint, load, save
-from workers.checkpoint.converting import convert
-from workers.checkpoint.exchange.importing import import_here
-from workers.checkpoint.format.checks import read_manifest
+from workers.checkpoint.converter import convert
+from workers.checkpoint.exchange.importer import import_here
 from workers.checkpoint.format.manifest import DamagedCheckpoint, digest_of
-from workers.checkpoint.transfer.copying import copy
+from workers.checkpoint.format.manifest_checks import read_manifest
+from workers.checkpoint.transfer.copier import copy
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -13,11 +13,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from workers.checkpoint.exchange.scan import Unsound
-from workers.checkpoint.scripts.devices import loads_on, to_cpu, without_devices
-from workers.checkpoint.scripts.keeping import hand_on, keep
-from workers.checkpoint.scripts.stamps import stamp
-from workers.checkpoint.scripts.whole import look
+from workers.checkpoint.exchange.pickle_size_estimate import Unsound
+from workers.checkpoint.scripts.change_stamps import stamp
+from workers.checkpoint.scripts.completeness import look
+from workers.checkpoint.scripts.device_remap import loads_on, to_cpu, without_devices
+from workers.checkpoint.scripts.script_versions import hand_on, keep
 from workers.checkpoint.tools import run_in_child
 from workers.errors import CheckpointError
 

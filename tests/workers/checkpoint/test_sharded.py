@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from workers.checkpoint import describe, list_checkpoints, load, open_checkpoint, save
 from workers.checkpoint.dcp import Reader, Writer
-from workers.checkpoint.format.checks import read_manifest
+from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -9,9 +9,9 @@ from torch import nn
 
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import convert, diff, list_checkpoints, load, pin, prune, save, unpin, verify
-from workers.checkpoint.disk.locking import only_writer
 from workers.checkpoint.disk.pins import HOLD, hold
-from workers.checkpoint.format.checks import read_manifest
+from workers.checkpoint.disk.writer_lock import only_writer
+from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.errors import CheckpointError
 
 

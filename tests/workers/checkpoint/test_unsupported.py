@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from workers.checkpoint.exchange.importing import import_here
+from workers.checkpoint.exchange.importer import import_here
 from workers.errors import CheckpointError
 
 WEIGHTS = {"layer.weight": torch.ones(2, 2)}

@@ -14,7 +14,7 @@ from torch import nn
 import workers.checkpoint
 from cluster.errors import UserError
 from workers.checkpoint import describe, list_checkpoints, plan, save, verify
-from workers.checkpoint.targets import notes
+from workers.checkpoint.target_dtypes import notes
 
 TORCH_FREE = """
 import json, sys

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from workers.checkpoint import import_checkpoint, load, save
-from workers.checkpoint.diffing import diff
+from workers.checkpoint.comparer import diff
 from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
 from workers.errors import CheckpointError
 

@@ -16,7 +16,7 @@ import pytest
 
 from workers import discovery
 from workers.discovery import amd, amd_smi, apple, discover, intel, intel_gaudi, intel_smi, neuron, tpu
-from workers.discovery.answer import Answer, findings
+from workers.discovery.card_reply import Answer, findings
 from workers.discovery.machine import Machine, sysfs_address
 
 GiB = 1 << 30

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from workers.discovery import amd, cpu, discover, intel_gaudi, neuron, nvidia, tpu_vm
 from workers.discovery.hardware import HardwareDetector
-from workers.discovery.health import health, old_drivers
 from workers.discovery.machine import Machine
+from workers.discovery.machine_findings import health, old_drivers
 from workers.discovery.versions import TorchBuild
 
 GiB = 1 << 30

@@ -8,12 +8,12 @@ import psutil
 import pytest
 
 from cluster.errors import UserError
-from cluster.plain import from_plain, to_plain
-from cluster.vocabulary import Device, NodeFacts
+from cluster.serialization import from_plain, to_plain
+from cluster.types import Device, NodeFacts
 from workers.discovery import cpu, discover
-from workers.discovery.facts import node_facts, place
-from workers.discovery.limits import cores, memory
 from workers.discovery.machine import Machine
+from workers.discovery.node_facts import node_facts, place
+from workers.discovery.resource_limits import cores, memory
 from workers.discovery.versions import TorchBuild, mismatches, torch_build, versions
 
 MiB = 1 << 20
@@ -39,7 +39,7 @@ def test_without_limits_the_machine_itself_is_the_limit(machine):
 
 def test_affinity_limits_the_cores_of_a_process():
     one = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{one}])\nfrom workers.discovery.limits import cores\n"
+    code = f"import os; os.sched_setaffinity(0, [{one}])\nfrom workers.discovery.resource_limits import cores\n"
     code += "from workers.discovery.machine import Machine; print(cores(Machine()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers.discovery import nvidia, nvidia_live
+from workers.discovery import nvidia, nvidia_state
 from workers.discovery import nvidia_nvml as nvml
 
 pynvml = pytest.importorskip("pynvml")
@@ -203,6 +203,6 @@ def test_what_a_card_does_now_lacks_only_what_is_not_told(monkeypatch):
         monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", refuse)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda card: Plain(used=GiB))
         monkeypatch.delattr(pynvml, "nvmlDeviceGetPowerUsage", raising=False)
-        told = nvidia_live.read_use(pynvml, 0)
+        told = nvidia_state.read_use(pynvml, 0)
         used = None if code in nvml.UNUSABLE else GiB
         assert told == {"busy_percent": None, "used_memory_bytes": used, "power_w": None, "temperature_c": None}

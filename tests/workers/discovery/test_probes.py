@@ -7,10 +7,10 @@ import psutil
 import pytest
 from patience import wait_for
 
-from cluster.vocabulary import Finding
+from cluster.types import Finding
 from workers.discovery import discover
 from workers.discovery.machine import Machine
-from workers.discovery.probe import probe
+from workers.discovery.vendor_probe import probe
 
 
 def tool(folder, name, text):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.vocabulary import Device
-from workers.discovery import amd, amd_smi, discover, imports, intel, intel_smi
+from cluster.types import Device
+from workers.discovery import amd, amd_smi, discover, import_checks, intel, intel_smi
 from workers.discovery.hardware import HardwareDetector
 from workers.discovery.machine import Machine, sysfs_address
-from workers.discovery.probe import probe
 from workers.discovery.traits import traits
+from workers.discovery.vendor_probe import probe
 
 GiB = 1 << 30
 CARD = {"device_id": 0, "pci_bdf_address": "0000:03:00.0"}
@@ -169,7 +169,7 @@ def test_libraries_that_do_not_load_are_told_with_their_message(tmp_path, monkey
     (tmp_path / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    wrong, crashed = imports.failing(("for_another_torch", "crashing", "json", "not_installed"))
+    wrong, crashed = import_checks.failing(("for_another_torch", "crashing", "json", "not_installed"))
     assert "undefined symbol: deleteNode" in wrong.message
     assert crashed.subject == "crashing"
     assert wrong.remedy

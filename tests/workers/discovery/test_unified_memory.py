@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from cluster import catalogue
-from workers.discovery import amd, apple, intel, limits, nvidia
+from workers.discovery import amd, apple, intel, nvidia, resource_limits
 from workers.discovery.memory import device_memory
 
 GiB = 1 << 30
@@ -57,11 +57,11 @@ def with_memory_of_its_gpu(here, total_gib, free_gib):
 
 def test_the_memory_of_a_grace_machines_gpu_is_not_counted_as_the_cpus_too(machine):
     here = machine("cgroup-unlimited")
-    whole, _ = limits.memory(here)
+    whole, _ = resource_limits.memory(here)
     with_memory_of_its_gpu(here, 2, 1)
-    assert limits.memory(here)[0] == whole - 2 * GiB
+    assert resource_limits.memory(here)[0] == whole - 2 * GiB
     here.path("proc/driver/nvidia/gpus/0009:01:00.0/numa_status").write_text("Node:  -1\nStatus:  disabled\n")
-    assert limits.memory(here)[0] == whole
+    assert resource_limits.memory(here)[0] == whole
 
 
 MI300A = "sys/class/kfd/kfd/topology/nodes/1"

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from cluster.vocabulary import Device
+from cluster.types import Device
 from workers.discovery import NAMES, amd, apple, discover, intel, nvidia, tpu
 from workers.discovery.machine import Machine, tool_output
 

@@ -14,14 +14,14 @@ from cluster.errors import UserError
 from workers import kernels as registry
 from workers.backends import create
 from workers.benchmark.networks import GPT2, Sizes
-from workers.kernels import tuning
-from workers.kernels.models import fitting, forms, rebinding, swapping
-from workers.kernels.models.forms import Unlike, form_of
-from workers.kernels.models.recording import Seen
+from workers.kernels import tuner
+from workers.kernels.models import attention_patch, kernel_insertion, module_forms, module_swap
+from workers.kernels.models.call_recorder import Seen
+from workers.kernels.models.module_forms import Unlike, form_of
 from workers.kernels.parts.fastest import candidates, kind_of
-from workers.kernels.tuning import Measured, software_of
+from workers.kernels.tuner import Measured, software_of
 from workers.optimizers import custom_kernels, passes
-from workers.optimizers.work import Sample
+from workers.optimizers.pass_context import Sample
 
 CPU = torch.device("cpu")
 ALL = (torch.float32, torch.bfloat16, torch.float16)
@@ -159,9 +159,9 @@ class TestForms:
 
 
 def swap_all(model, kernels="numpy"):
-    sites, _ = fitting.find(model)
+    sites, _ = kernel_insertion.find(model)
     for site in sites:
-        fitting.put(site, {form.operation: kernels for form in site.forms}, CPU)
+        kernel_insertion.put(site, {form.operation: kernels for form in site.forms}, CPU)
     return [(site.name, *(form.operation for form in site.forms)) for site in sites]
 
 
@@ -183,7 +183,7 @@ class TestSwapping:
         want = model(x)
         assert len(swap_all(model)) == 4
         torch.testing.assert_close(model(x), want, rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=2e-2)
-        assert fitting.restore(model) == 4 and fitting.restore(model) == 0
+        assert kernel_insertion.restore(model) == 4 and kernel_insertion.restore(model) == 0
         assert torch.equal(model(x), want)
         assert {type(m) for m in model.modules()} == {type(m) for m in Block().modules()}
 
@@ -207,8 +207,8 @@ class TestSwapping:
         loaded = torch.load(buffer, weights_only=False)
         for one in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
             assert torch.equal(one(x), want)
-            assert fitting.restore(one) == 4 and type(one.after) is nn.LayerNorm
-        assert swapping.swapped(model.after)
+            assert kernel_insertion.restore(one) == 4 and type(one.after) is nn.LayerNorm
+        assert module_swap.swapped(model.after)
 
     def test_what_was_not_tried_is_computed_by_the_module(self):
         model = Block()
@@ -238,7 +238,7 @@ class TestSwapping:
 
 def copy_without(model):
     mine = copy.deepcopy(model)
-    fitting.restore(mine)
+    kernel_insertion.restore(mine)
     return mine
 
 
@@ -255,7 +255,7 @@ class TestTransformers:
         return LlamaForCausalLM(config).eval()
 
     def test_norms_gates_rope_and_attention_are_found(self, llama):
-        sites, left = fitting.find(llama)
+        sites, left = kernel_insertion.find(llama)
         found = [tuple(form.operation for form in site.forms) for site in sites]
         assert found.count(("rmsnorm",)) == 5 and found.count(("swiglu",)) == 2
         assert found.count(("apply_rope", "attention")) == 2 and len(found) == 9 and not left
@@ -276,7 +276,7 @@ class TestTransformers:
                 torch.testing.assert_close(have[seen], want[seen], rtol=1e-4, atol=1e-5)
             asked = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
             assert torch.equal(model.generate(ids, **asked), plain.generate(ids, **asked))
-        assert fitting.restore(model) == 9
+        assert kernel_insertion.restore(model) == 9
         with torch.no_grad():
             assert torch.equal(model(ids).logits, plain(ids).logits)
 
@@ -296,7 +296,7 @@ class TestTransformers:
             modeling_llama.ALL_ATTENTION_FUNCTIONS,
             type(llama.model.layers[0].self_attn),
         )
-        assert before == after and not any(map(swapping.swapped, llama.modules()))
+        assert before == after and not any(map(module_swap.swapped, llama.modules()))
         assert llama.config._attn_implementation == model.config._attn_implementation
 
     def test_training_gives_the_gradients_of_the_modules(self, llama):
@@ -335,12 +335,14 @@ class TestTransformers:
 
 def said(seen: Seen, kernels="numpy", speedup=2.0, low=1.5, right=True, **about):
     software = software_of(candidates(CPU)[kernels])
-    return Measured(fitting.situation(seen, kind_of(CPU), **about), kernels, software, speedup, low, 3.0, right)
+    return Measured(
+        kernel_insertion.situation(seen, kind_of(CPU), **about), kernels, software, speedup, low, 3.0, right
+    )
 
 
 def calls(model, x):
-    sites, _ = fitting.find(model)
-    return fitting.record(model, sites, Sample((x,), {}), CPU)
+    sites, _ = kernel_insertion.find(model)
+    return kernel_insertion.record(model, sites, Sample((x,), {}), CPU)
 
 
 class TestFitting:
@@ -351,13 +353,13 @@ class TestFitting:
         assert [(one.operation, one.shapes[0]) for one in seen] == [
             ("rmsnorm", (2, 5, 64)), ("swiglu", (2, 5, 96)), ("layernorm", (2, 5, 64)), ("silu", (2, 5, 64))
         ]  # fmt: skip
-        assert torch.equal(model(x), want) and not any(map(swapping.swapped, model.modules()))
+        assert torch.equal(model(x), want) and not any(map(module_swap.swapped, model.modules()))
 
     def test_only_what_was_measured_to_be_faster_is_swapped_and_the_rest_says_why(self):
         model, x = Block(), draw(2, 5, 64)
         norm, gate, layer, act = calls(model, x)
         lines = [said(norm), said(gate, low=0.9), said(layer, right=False), said(act, "numpy", 9.0)]
-        fitted = fitting.fit(model, Sample((x,), {}), CPU, measured=lines)
+        fitted = kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines)
         assert {key: one.kernels for key, one in fitted.chosen.items()} == {
             ("before", "rmsnorm"): "numpy", ("act", "silu"): "numpy"
         }  # fmt: skip
@@ -372,10 +374,10 @@ class TestFitting:
         norm, *_ = calls(model, x)
         lines = [said(norm)]
         for given, told in (({"learns": True}, "with its gradient"), ({"compiled": True}, "inside torch.compile")):
-            fitted = fitting.fit(model, Sample((x,), {}), CPU, measured=lines, **given)
+            fitted = kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines, **given)
             assert not fitted.chosen and f"not measured {told}" in fitted.left["before (rmsnorm)"]
         lines += [said(norm, gradient=True)]
-        assert fitting.fit(model, Sample((x,), {}), CPU, measured=lines, learns=True).chosen
+        assert kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines, learns=True).chosen
 
 
 class TestPass:
@@ -385,7 +387,7 @@ class TestPass:
         one = [p for p in passes.PASSES if p.name == "custom_kernels"]
         done = passes.apply(copy.deepcopy(model), one, work(backend, x))
         assert "nothing is measured on this device: `polyfleet kernels tune`" in done.skipped["custom_kernels"]
-        tuning.remember(said(calls(model, x)[0]))
+        tuner.remember(said(calls(model, x)[0]))
         done = passes.apply(copy.deepcopy(model), one, work(backend, x))
         assert any(entry.startswith("custom_kernels: rmsnorm in 1 module by numpy") for entry in done.applied)
         assert "custom_kernels" in passes.apply(copy.deepcopy(model), one, work(backend, None)).skipped
@@ -393,12 +395,12 @@ class TestPass:
     def test_preparing_again_starts_from_the_model_as_it_was(self):
         model, x = Block().eval(), draw(2, 5, 64)
         backend = create("cpu")
-        tuning.remember(said(calls(model, x)[0]))
-        tuning.remember(said(calls(model, x)[0], compiled=True))
+        tuner.remember(said(calls(model, x)[0]))
+        tuner.remember(said(calls(model, x)[0], compiled=True))
         first = backend.prepare(model, "O3", x)
         assert any(entry.startswith("custom_kernels") for entry in first.applied), first.skipped
         again = backend.prepare(first.model, "O1", x)
-        assert not any(map(swapping.swapped, again.model.modules()))
+        assert not any(map(module_swap.swapped, again.model.modules()))
 
     def test_the_function_measures_and_reports_and_restores(self, absent):
         if reason := registry.unavailable_reason("cpu"):
@@ -407,19 +409,19 @@ class TestPass:
         backend = create("cpu")
         mine = backend.prepare_model_with_custom_kernels(model.eval(), x)
         assert backend.report.model is mine and mine is not model
-        assert tuning.recorded() and {one.situation.operation for one in tuning.recorded()} >= {"layernorm"}
+        assert tuner.recorded() and {one.situation.operation for one in tuner.recorded()} >= {"layernorm"}
         torch.testing.assert_close(mine(x), model(x), rtol=1e-3, atol=1e-3)
         assert torch.equal(custom_kernels.restore_model(mine)(x), model(x))
 
     def test_a_kernel_that_answers_wrongly_is_taken_out_again(self, monkeypatch):
         model, x = Block().eval(), draw(2, 5, 64)
-        tuning.remember(said(calls(model, x)[0]))
-        right = swapping._RMSNorm._compute
+        tuner.remember(said(calls(model, x)[0]))
+        right = module_swap._RMSNorm._compute
 
         def wrong(self, x, form, kernels):
             return right(self, x, form, kernels) if kernels.startswith("site") else x * 2
 
-        monkeypatch.setattr(swapping._RMSNorm, "_compute", wrong)
+        monkeypatch.setattr(module_swap._RMSNorm, "_compute", wrong)
         backend = create("cpu")
         one = [p for p in passes.PASSES if p.name == "custom_kernels"]
         mine = copy.deepcopy(model)
@@ -435,13 +437,13 @@ class TestPass:
 
 
 def work(backend, x):
-    from workers.optimizers.work import Work, as_sample
+    from workers.optimizers.pass_context import Work, as_sample
 
     return Work(backend, torch.float32, False, as_sample(x))
 
 
 def test_modules_of_rope_that_turn_otherwise_are_left():
-    assert rebinding._layout_of(lambda q, k, cos, sin: (q, k)) == ""
-    assert rebinding._layout_of(None) == ""
-    assert rebinding._layout_of(lambda q: q) == ""
-    assert forms.form_of(nn.Identity()) is None
+    assert attention_patch._layout_of(lambda q, k, cos, sin: (q, k)) == ""
+    assert attention_patch._layout_of(None) == ""
+    assert attention_patch._layout_of(lambda q: q) == ""
+    assert module_forms.form_of(nn.Identity()) is None

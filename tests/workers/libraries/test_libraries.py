@@ -10,8 +10,8 @@ from cluster.errors import UserError
 from workers import get_library, list_libraries
 from workers.config import LibrariesConfig, PolyfleetConfig
 from workers.libraries.__main__ import rows
-from workers.libraries.configured import apply
-from workers.libraries.proving import provable, prove, run_fresh
+from workers.libraries.effect_check import provable, prove, run_fresh
+from workers.libraries.library_config import apply
 from workers.libraries.registry import LIBRARIES
 
 pytestmark = [

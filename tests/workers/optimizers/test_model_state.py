@@ -6,10 +6,10 @@ from torch import nn
 
 from workers import backends
 from workers.backends.cpu import CPUBackend
-from workers.optimizers.compiling import compiled_with
+from workers.optimizers.compilers import compiled_with
 from workers.optimizers.model_state import unchanged
+from workers.optimizers.pass_context import Work, as_sample, outputs
 from workers.optimizers.trial import outcome
-from workers.optimizers.work import Work, as_sample, outputs
 
 
 class Generating(nn.Module):

@@ -15,10 +15,10 @@ from cluster.errors import UserError
 from workers import OptimizationLevel, backends, get_available_strategies, get_optimizer
 from workers.backends.cpu import CPUBackend
 from workers.benchmark.timing import Timer
-from workers.optimizers import history, passes
+from workers.optimizers import passes, speedup_history
 from workers.optimizers.optimizer import ModelOptimizer
+from workers.optimizers.pass_context import Work, as_sample
 from workers.optimizers.timing import race
-from workers.optimizers.work import Work, as_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
 NAMES = [name for name in backends.available() if name != "nvidia"]
@@ -366,14 +366,14 @@ def test_strategies_tell_what_was_measured_here_and_nothing_else(needs_native):
 
 
 def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_path, monkeypatch):
-    history.remember("cpu", "2.13", "compile", 2.0)
-    history.path().write_text(history.path().read_text() + '{"kind": "cpu", "pa')
-    history.remember("cpu", "2.13", "compile", 8.0)
-    assert history.speedups("cpu")["compile"] in (2.0, 4.0)
+    speedup_history.remember("cpu", "2.13", "compile", 2.0)
+    speedup_history.path().write_text(speedup_history.path().read_text() + '{"kind": "cpu", "pa')
+    speedup_history.remember("cpu", "2.13", "compile", 8.0)
+    assert speedup_history.speedups("cpu")["compile"] in (2.0, 4.0)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "file" / "below"))
-    history.remember("cpu", "2.13", "compile", 2.0)
-    assert history.speedups("cpu") == {}
+    speedup_history.remember("cpu", "2.13", "compile", 2.0)
+    assert speedup_history.speedups("cpu") == {}
 
 
 def test_a_race_is_won_by_the_one_that_does_less():

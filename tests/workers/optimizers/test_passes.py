@@ -6,10 +6,10 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
-from workers.optimizers import folding
-from workers.optimizers.comparing import difference, first_tensor
+from workers.optimizers import batch_norm_folding
+from workers.optimizers.output_difference import difference, first_tensor
+from workers.optimizers.pass_context import as_sample
 from workers.optimizers.passes import unwrap
-from workers.optimizers.work import as_sample
 
 
 class TwoHeads(nn.Module):
@@ -65,15 +65,15 @@ def cpu():
 
 def test_looking_for_pairs_leaves_the_model_as_it_was():
     model = Remembering().eval()
-    assert folding.pairs(model) == [("conv", "bn")]
+    assert batch_norm_folding.pairs(model) == [("conv", "bn")]
     assert (model.last, model.calls.item()) == (None, 0)
 
 
 def test_only_a_convolution_that_feeds_a_batch_norm_alone_is_folded():
     model = TwoHeads().eval()
-    folded, pairs = copy.deepcopy(model), folding.pairs(model)
+    folded, pairs = copy.deepcopy(model), batch_norm_folding.pairs(model)
     assert pairs == [("other", "other_bn")]
-    undo = folding.fold(folded, pairs)
+    undo = batch_norm_folding.fold(folded, pairs)
     assert isinstance(folded.other_bn, nn.Identity)
     assert isinstance(folded.bn, nn.BatchNorm2d)
     x = torch.rand(2, 1, 5, 5)
@@ -84,7 +84,7 @@ def test_only_a_convolution_that_feeds_a_batch_norm_alone_is_folded():
 
 def test_a_shared_convolution_is_not_folded():
     conv = nn.Conv2d(2, 2, 1)
-    assert folding.pairs(nn.Sequential(conv, nn.BatchNorm2d(2), conv, nn.BatchNorm2d(2)).eval()) == []
+    assert batch_norm_folding.pairs(nn.Sequential(conv, nn.BatchNorm2d(2), conv, nn.BatchNorm2d(2)).eval()) == []
 
 
 def test_a_model_that_cannot_be_traced_says_so_and_still_runs():

@@ -19,7 +19,7 @@ from workers.messages import Order
 ROOT = Path(__file__).parents[3]
 CHILD = """
 import json, os, pathlib, sys, importlib, traceback
-from workers.attempt.child import leave
+from workers.attempt.rank_main import leave
 from workers.tasks.context import Context
 folder = pathlib.Path(os.environ["POLYFLEET_ATTEMPT_DIR"])
 order = json.loads((folder / "order.json").read_text())

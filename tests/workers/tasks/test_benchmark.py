@@ -7,10 +7,10 @@ import torch
 
 from cluster.errors import UserError
 from workers import backends
-from workers.benchmark import arm
+from workers.benchmark import measurement
 from workers.benchmark.statistics import interval
 from workers.optimizers.fingerprint import inputs_sha256, weights_sha256
-from workers.tasks import benchmark, models
+from workers.tasks import benchmark, model_factory
 from workers.tasks.context import Context
 
 NAMES = [n for n in backends.available() if n in ("cpu", "tpu")]
@@ -29,7 +29,7 @@ def sample_input(batch_size):
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch):
     """Two seconds, until a case is steady, are for figures that somebody reads."""
-    monkeypatch.setattr(arm, "WARMUP_MOST_S", 0.05)
+    monkeypatch.setattr(measurement, "WARMUP_MOST_S", 0.05)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_rows_are_complete_and_checked_against_float64(context, name):
     assert result["emulated"] is (name == "tpu")
     assert (result["torch"], result["threads"]) == (torch.__version__, torch.get_num_threads())
     assert result["timer"] == "host clock, synchronised"
-    assert result["weights_sha256"] == weights_sha256(models.make_model(asked))
-    assert result["inputs_sha256"] == inputs_sha256(models.make_sample(asked))
+    assert result["weights_sha256"] == weights_sha256(model_factory.make_model(asked))
+    assert result["inputs_sha256"] == inputs_sha256(model_factory.make_sample(asked))
 
 
 def test_every_counted_round_is_reported_with_the_time_of_each_case(context):
@@ -99,7 +99,7 @@ def test_the_user_s_factory_is_called_once(context, tmp_path, capsys):
 
 def test_the_same_seed_gives_the_same_weights_and_inputs_and_another_others(context):
     hashes = [
-        (weights_sha256(models.make_model(c)), inputs_sha256(models.make_sample(c)))
+        (weights_sha256(model_factory.make_model(c)), inputs_sha256(model_factory.make_sample(c)))
         for c in (context(seed=1), context(seed=1), context(seed=2))
     ]
     assert hashes[0] == hashes[1]

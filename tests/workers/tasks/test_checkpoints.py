@@ -13,12 +13,12 @@ from torch import nn
 import workers
 from cluster.errors import UserError
 from workers import backends
-from workers.attempt.child import describe
+from workers.attempt.rank_main import describe
 from workers.checkpoint import DamagedCheckpoint, load, plan
-from workers.checkpoint.disk.damage import damage_of
+from workers.checkpoint.disk.damage_marks import damage_of
 from workers.errors import CheckpointError
 from workers.tasks.context import Context
-from workers.tasks.resuming import choices
+from workers.tasks.resume_choice import choices
 
 
 def context(root, resume_from="", **given):
@@ -211,7 +211,7 @@ from pathlib import Path
 from torch import nn
 from workers import backends
 from workers.tasks.context import Context
-from workers.tasks.resuming import choices
+from workers.tasks.resume_choice import choices
 
 root, path = sys.argv[1:]
 rank = int(os.environ["RANK"])

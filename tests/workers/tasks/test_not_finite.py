@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from workers import backends
-from workers.attempt import beats, child
+from workers.attempt import rank_main, rank_progress
 from workers.checkpoint import load
 from workers.errors import NotFinite
-from workers.storage import Storage
-from workers.stored_checkpoints import StoredCheckpoints
+from workers.pool_checkpoints import StoredCheckpoints
+from workers.pool_storage import Storage
 from workers.tasks.context import Context
 
 NAN, INF = float("nan"), float("inf")
@@ -103,13 +103,13 @@ def test_a_job_that_ignores_nan_keeps_it(training, tmp_path):
 
 def test_its_failure_is_of_its_own_kind_and_reaches_other_processes():
     error = NotFinite("the reported loss is nan", 3)
-    assert child.describe(error, 1)["kind"] == "nan"
+    assert rank_main.describe(error, 1)["kind"] == "nan"
     assert str(type(error)(*error.args)) == str(error)
 
 
 def test_steps_pauses_and_saves_are_told_to_the_supervisor(training, tmp_path):
     ctx, model, seen = training(), nn.Linear(2, 1), []
-    beat = lambda: beats.read(tmp_path / "beat")  # noqa: E731
+    beat = lambda: rank_progress.read(tmp_path / "beat")  # noqa: E731
     _, loader = ctx.prepare(model, loader=[torch.ones(1, 2)] * 3)
     assert len(list(loader)) == 3
     assert (beat().steps, beat().paused) == (3, False)

@@ -8,7 +8,7 @@ from torch import nn
 
 from cluster import catalogue
 from workers.backends.base import BaseBackend, Later, Memory
-from workers.backends.parts import switches
+from workers.backends.parts import torch_settings
 
 
 class TorchModuleBackend(BaseBackend):
@@ -96,8 +96,8 @@ class CudaModuleBackend(TorchModuleBackend):
     def _configure(self, later: Later) -> None:
         super()._configure(later)
         config: Any = self.config
-        switches.tf32(config.allow_tf32, later)
-        switches.attention(config.attention, later, self.device)
+        torch_settings.tf32(config.allow_tf32, later)
+        torch_settings.attention(config.attention, later, self.device)
         if config.memory_growth is not None:
             later(_expandable_segments, False)
             _expandable_segments(config.memory_growth)

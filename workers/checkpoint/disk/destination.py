@@ -1,4 +1,6 @@
-"""Where a save goes: a folder of this machine here, an object store in transfer/remote.py. The steps are the same."""
+"""Where a save goes: a folder of this machine here, an object store in transfer/object_store.py. The steps are the
+same.
+"""
 
 import errno
 import os
@@ -7,12 +9,12 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from workers.checkpoint.disk.committing import write_manifest
+from workers.checkpoint.disk.commit import write_manifest
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import Layout
-from workers.checkpoint.disk.locking import only_writer
 from workers.checkpoint.disk.retention import PART, refuse_older_attempt, remove_checkpoint, retain
 from workers.checkpoint.disk.writer import Arena, Progress, write_shards
+from workers.checkpoint.disk.writer_lock import only_writer
 from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer
 from workers.errors import CheckpointError
 
@@ -42,7 +44,7 @@ class Destination(Protocol):
 
 
 class OnDisk:
-    """Write aside, rename, manifest last: saving.py has the steps and what each is for."""
+    """Write aside, rename, manifest last: saver.py has the steps and what each is for."""
 
     def __init__(self, root: Path, name: str, files: Files):
         self.root, self.path, self._aside = root, root / name, root / f"{PART}{name}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from workers import native
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.report import Change
+from workers.checkpoint.load_report import Change
 from workers.errors import NativeUnavailable
 
 FROM_BYTES = 32 << 20

@@ -2,7 +2,7 @@
 
 Two passes over the page cache cost less than one copy of the checkpoint in memory, which is what it would otherwise
 take to leave a live model untouched when the last chunk turns out to be damaged. Where it may be touched, one pass is
-enough: proving.py.
+enough: verifying_reader.py.
 """
 
 import os
@@ -20,11 +20,11 @@ import xxhash
 
 from workers.checkpoint.disk import passes
 from workers.checkpoint.format import links
-from workers.checkpoint.format.checks import box_bytes, open_regular, read_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 from workers.checkpoint.format.manifest import DamagedCheckpoint, Manifest, TensorEntry
-from workers.checkpoint.format.words import few
-from workers.checkpoint.report import Change
+from workers.checkpoint.format.manifest_checks import box_bytes, open_regular, read_manifest
+from workers.checkpoint.format.message_text import few
+from workers.checkpoint.load_report import Change
 
 THREADS = 2
 AT_ONCE_BYTES = 1 << 20
@@ -106,7 +106,7 @@ class Reader:
         return self._passed(file, offset, size_bytes, None, out, dtypes, count)
 
     def settle(self) -> None:
-        """Prove what was read: see proving.py. Here that came first."""
+        """Prove what was read: see verifying_reader.py. Here that came first."""
 
     def descriptor(self, file: str) -> int:
         with self._lock:

@@ -4,13 +4,13 @@ import os
 import time
 from pathlib import Path
 
-from workers.checkpoint.disk.damage import damage_of
+from workers.checkpoint.disk.damage_marks import damage_of
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.pins import is_held, is_pinned
 from workers.checkpoint.disk.reader import Reader
-from workers.checkpoint.format.checks import read_json
-from workers.checkpoint.format.folders import is_committed, is_complete, newest_first, step_of
 from workers.checkpoint.format.manifest import NAME, Producer
+from workers.checkpoint.format.manifest_checks import read_json
+from workers.checkpoint.format.step_folders import is_committed, is_complete, newest_first, step_of
 from workers.errors import CheckpointError
 
 LEFTOVER_AGE_S = 3600

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from cluster import sandbox
-from cluster.untrusted import Unreadable, read_bytes
-from workers.checkpoint.exchange import symbols
-from workers.checkpoint.exchange.archive import Archive
-from workers.checkpoint.exchange.optimizers import MOST, is_optimizer
-from workers.checkpoint.exchange.symbols import Call
+from cluster.untrusted_files import Unreadable, read_bytes
+from workers.checkpoint.exchange import pickle_symbols
+from workers.checkpoint.exchange.optimizer_state import MOST, is_optimizer
+from workers.checkpoint.exchange.pickle_symbols import Call
+from workers.checkpoint.exchange.pickle_values import Plain
 from workers.checkpoint.exchange.tensors import ForeignTensor, Parts, Reference
-from workers.checkpoint.exchange.values import Plain
-from workers.checkpoint.format.checks import open_regular
+from workers.checkpoint.exchange.torch_archive import Archive
 from workers.checkpoint.format.links import real
+from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
 BESIDE = "meta.pt"
@@ -27,12 +27,12 @@ def read_dcp(source: Path, plain: Plain) -> Any:
     """The state dict that was saved. Raises CheckpointError."""
     where = source / ".metadata"
     os.close(open_regular(where))  # which says what is wrong with it, if anything is
-    sandbox.expect(metadata_bytes=min(where.stat().st_size, symbols.LARGEST_BYTES))
+    sandbox.expect(metadata_bytes=min(where.stat().st_size, pickle_symbols.LARGEST_BYTES))
     try:
-        pickled = read_bytes(real(where), symbols.LARGEST_BYTES)
+        pickled = read_bytes(real(where), pickle_symbols.LARGEST_BYTES)
     except Unreadable as e:
         raise CheckpointError(e.message, "is the folder complete?") from None
-    metadata = symbols.read(pickled, str(where))
+    metadata = pickle_symbols.read(pickled, str(where))
     try:
         places: dict[str, dict[tuple[int, ...], _Place]] = {}
         for key, value in metadata.state["storage_data"].items():

@@ -16,16 +16,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cluster.untrusted import depth, read_bytes
+from cluster.untrusted_files import depth, read_bytes
 from workers.checkpoint.exchange.dcp_folders import read_dcp
-from workers.checkpoint.exchange.found import Found
-from workers.checkpoint.exchange.steps import step_in, step_in_name
-from workers.checkpoint.exchange.taking import read_value, take, take_optimizers
+from workers.checkpoint.exchange.entry_conversion import read_value, take, take_optimizers
+from workers.checkpoint.exchange.imported_state import Found
+from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.source_step import step_in, step_in_name
 from workers.checkpoint.exchange.unsupported import PARTITIONS, has_partitions
-from workers.checkpoint.exchange.values import Plain
-from workers.checkpoint.exchange.weights import SAFETENSORS_INDEX, TORCH_INDEX, take_safetensors, take_torch
-from workers.checkpoint.format.checks import open_regular
+from workers.checkpoint.exchange.weight_files import SAFETENSORS_INDEX, TORCH_INDEX, take_safetensors, take_torch
 from workers.checkpoint.format.links import are_followed, real
+from workers.checkpoint.format.manifest_checks import open_regular
 from workers.checkpoint.format.tree import DEEPEST
 from workers.errors import CheckpointError
 

@@ -13,11 +13,11 @@ from pickletools import genops
 from typing import IO, Any, NamedTuple
 
 from cluster import sandbox
-from workers.checkpoint.exchange import symbols
-from workers.checkpoint.exchange.storages import bytes_of, dtype_of
+from workers.checkpoint.exchange import pickle_symbols
+from workers.checkpoint.exchange.storage_dtypes import bytes_of, dtype_of
 from workers.checkpoint.exchange.tensors import Storage
-from workers.checkpoint.format.checks import open_regular
-from workers.checkpoint.format.words import few, text_of
+from workers.checkpoint.format.manifest_checks import open_regular
+from workers.checkpoint.format.message_text import few, text_of
 from workers.errors import CheckpointError
 
 MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
@@ -54,14 +54,14 @@ class LegacyArchive:
             self.value = self._read(pickled, lambda pid: storages[pid[2]] if pid[0] == "storage" else pid[1])
 
     def _read(self, data: bytes, persistent: Any = None) -> Any:
-        return symbols.read(data, str(self.path), persistent)
+        return pickle_symbols.read(data, str(self.path), persistent)
 
     def _pickles(self, file: IO[bytes]) -> list[bytes]:
         """The five pickles. The position of `file` is after the last one."""
         ends = [0]
         for _ in range(PICKLES):
             try:
-                for _ in genops(_Bounded(file, symbols.LARGEST_BYTES)):  # type: ignore[arg-type]
+                for _ in genops(_Bounded(file, pickle_symbols.LARGEST_BYTES)):  # type: ignore[arg-type]
                     pass
             except (ValueError, EOFError) as e:
                 raise CheckpointError(f"{self.path} is damaged or cut off: {e!s:.200}", AGAIN) from None
@@ -83,10 +83,10 @@ class LegacyArchive:
         """
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return pid[1]
-        if not _is_storage(pid) or (dtype := dtype_of(symbols.name_of(pid[1]))) is None:
+        if not _is_storage(pid) or (dtype := dtype_of(pickle_symbols.name_of(pid[1]))) is None:
             raise CheckpointError(f"{self.path} has a malformed reference to a storage: {text_of(pid)[:80]}", AGAIN)
         key: str = pid[2]
-        if symbols.name_of(pid[1]).endswith("UntypedStorage"):
+        if pickle_symbols.name_of(pid[1]).endswith("UntypedStorage"):
             raise CheckpointError(
                 f"{self.path}: storage {key[:80]} is used as a dtype that torch cannot read from its old format",
                 "save it again without _use_new_zipfile_serialization=False",
@@ -134,7 +134,7 @@ class _Bounded:
 
     def read(self, count: int = -1) -> bytes:
         if not 0 <= count <= self._left_bytes:
-            raise ValueError(f"a pickle of more than {symbols.LARGEST_BYTES} bytes")
+            raise ValueError(f"a pickle of more than {pickle_symbols.LARGEST_BYTES} bytes")
         data = self._file.read(count)
         self._left_bytes -= len(data)
         return data

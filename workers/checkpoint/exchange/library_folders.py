@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.exchange.restoring import Values
+from workers.checkpoint.exchange.exported_value import Values
 from workers.checkpoint.format.manifest import Entry
-from workers.checkpoint.opening import OpenCheckpoint
+from workers.checkpoint.lazy_reader import OpenCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster import sandbox
-from cluster.untrusted import Unreadable, read_json
-from workers.checkpoint.format.checks import open_regular
+from cluster.untrusted_files import Unreadable, read_json
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.links import real
-from workers.checkpoint.format.words import few
+from workers.checkpoint.format.manifest_checks import open_regular
+from workers.checkpoint.format.message_text import few
 from workers.errors import CheckpointError
 
 LARGEST_HEADER_BYTES = 100_000_000

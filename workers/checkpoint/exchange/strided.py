@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.exchange.tensors import Reference
-from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import DamagedCheckpoint
+from workers.checkpoint.format.manifest_checks import open_regular
 
 
 def in_order(found: Reference) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.exchange.symbols import Call, name_of
+from workers.checkpoint.exchange.pickle_symbols import Call, name_of
 from workers.checkpoint.format.dtypes import COMPLEX, DTYPES
 
 MOST_DIMENSIONS = 64

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 
 class Typed:
-    """`tag` is the leaf of a form (forms.py), `plain` the type that an entry has it as."""
+    """`tag` is the leaf of a form (source_form.py), `plain` the type that an entry has it as."""
 
     tag: ClassVar[str]
     plain: ClassVar[type]

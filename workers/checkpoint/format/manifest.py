@@ -7,7 +7,7 @@
 MANIFEST.json is the JSON of `Manifest` below, and `digest` is the SHA-256 of its canonical form: keys sorted, no white
 space, ASCII, without `digest` itself. Tensors lie in the shards in logical order (C-contiguous, little-endian), under
 the same names as here. Everything that is not a tensor is an entry's JSON `tree`; tree.py lists its typed leaves,
-checks.py what a manifest may not say, and versions.py how version 1 is read. Nothing is pickled.
+manifest_checks.py what a manifest may not say, and versions.py how version 1 is read. Nothing is pickled.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.plain import to_plain
+from cluster.serialization import to_plain
 from workers.errors import CheckpointError
 
 FORMAT = "polyfleet-checkpoint"
@@ -153,7 +153,7 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The form of what was imported, so that an export gives the same back: `files` has what each file held, by its
-    name in the source, as a tree with the leaves that exchange/forms.py lists. Loading needs none of it."""
+    name in the source, as a tree with the leaves that exchange/source_form.py lists. Loading needs none of it."""
 
     format: str
     files: dict[str, Any]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.format.words import text_of
+from workers.checkpoint.format.message_text import text_of
 from workers.errors import CheckpointError
 
 DEEPEST = 100

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from workers.checkpoint.format.words import few
+from workers.checkpoint.format.message_text import few
 
 Words = tuple[str, ...]
 Names = Mapping[str, Words]

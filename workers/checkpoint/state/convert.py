@@ -7,7 +7,7 @@ import torch
 
 from workers.checkpoint.disk import passes
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS, dtype_name
-from workers.checkpoint.report import Change
+from workers.checkpoint.load_report import Change
 from workers.checkpoint.state import bits, fp8
 from workers.errors import CheckpointError
 

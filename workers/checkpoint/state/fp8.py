@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.report import Change
+from workers.checkpoint.load_report import Change
 
 FLAVOURS = {
     "float8_e4m3fn": "float8_e4m3fnuz",

@@ -9,10 +9,10 @@ from torch import nn
 
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import EXTRA_STATE, extra_states
-from workers.checkpoint.format.words import few
-from workers.checkpoint.state import bits, matching, names, sharded
+from workers.checkpoint.format.message_text import few
+from workers.checkpoint.state import bits, name_matching, names, sharded
+from workers.checkpoint.state.load_stage import Apply, Stage
 from workers.checkpoint.state.names import Slot
-from workers.checkpoint.state.staging import Apply, Stage
 from workers.checkpoint.state.values import check_kind
 from workers.errors import CheckpointError
 
@@ -36,7 +36,9 @@ def stage_modules(stage: Stage, modules: dict[str, nn.Module]) -> Live:
     for entry, module in modules.items():
         check_kind(stage, entry, "module", module)
         saved, owners = _saved_extra(stage, entry), names.extra_states(module)
-        match = matching.match(stage.reader.manifest, stage.report, entry, names.slots(entry, module), saved, owners)
+        match = name_matching.match(
+            stage.reader.manifest, stage.report, entry, names.slots(entry, module), saved, owners
+        )
         for slot, name in match.slots:
             places[stage.reader.manifest.resolve(name)].append(slot)
         live.applies.append(_stage_extra(entry, {match.extra[prefix]: saved[prefix] for prefix in saved}, owners))

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from workers.checkpoint.format.dtypes import FLOATS, dtype_name
+from workers.checkpoint.format.message_text import few
 from workers.checkpoint.format.optimizer_tree import Key, OptimizerTree, read_optimizer
-from workers.checkpoint.format.words import few
-from workers.checkpoint.state import bits, positions, sharded
+from workers.checkpoint.state import bits, optimizer_positions, sharded
+from workers.checkpoint.state.load_stage import Apply, Stage
 from workers.checkpoint.state.modules import Live
-from workers.checkpoint.state.staging import Apply, Stage
 from workers.errors import CheckpointError
 
 IMPLEMENTATION = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
@@ -87,15 +87,15 @@ def stage_optimizer(stage: Stage, entry: str, optimizer: torch.optim.Optimizer, 
 
 def _pairs(
     stage: Stage, entry: str, saved: OptimizerTree, optimizer: torch.optim.Optimizer, live: Live
-) -> list[positions.Pairs]:
+) -> list[optimizer_positions.Pairs]:
     """Saved keys with live parameters, group by group as they are live. A file of numbers alone needs no modules."""
     if saved.numbered and not live.kept:
-        return positions.by_position(stage, entry, saved, [g["params"] for g in optimizer.param_groups], live)
+        return optimizer_positions.by_position(stage, entry, saved, [g["params"] for g in optimizer.param_groups], live)
     # Live tensors that were one when saved come as two after a move to XLA: the name remains once, with the kept one.
     names = [list(dict.fromkeys(parameter_names(entry, g["params"], live.names))) for g in optimizer.param_groups]
     if saved.numbered:
         groups = [[live.kept[name] for name in group] for group in names]
-        return positions.by_position(stage, entry, saved, groups, live)
+        return optimizer_positions.by_position(stage, entry, saved, groups, live)
     _check_same(entry, {name for group in names for name in group}, {str(key) for key in saved.keys})
     return [[(name, live.kept[name]) for name in group] for group in names]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from workers.checkpoint.format.manifest import extra_states
 from workers.checkpoint.format.optimizer_tree import as_torch, is_numbered, read_optimizer
+from workers.checkpoint.state.load_stage import Apply, Stage
 from workers.checkpoint.state.rng import rehearse, restore_rng
-from workers.checkpoint.state.staging import Apply, Stage
 from workers.errors import CheckpointError
 
 

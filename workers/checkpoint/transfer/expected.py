@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.untrusted import read_bytes
+from cluster.untrusted_files import read_bytes
 from workers.checkpoint.disk.reader import Chunk
-from workers.checkpoint.format.checks import parse_manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 from workers.checkpoint.format.manifest import LARGEST_BYTES, FileEntry, Manifest
+from workers.checkpoint.format.manifest_checks import parse_manifest
 
 
 @dataclass(frozen=True, slots=True)

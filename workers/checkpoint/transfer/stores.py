@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from cluster import places
+from cluster import checkpoint_location
 from cluster.errors import FleetError, NotFound, PolyfleetError, UserError
 from workers.checkpoint.disk.reader import read_at
 from workers.checkpoint.format import links
-from workers.checkpoint.format.checks import open_regular
 from workers.checkpoint.format.manifest import FOLDER, LARGEST_BYTES, NAME, DamagedCheckpoint
+from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
 OBJECT_STORES = {
@@ -171,9 +171,9 @@ def store(place: str | Path, follow_links: bool = False) -> "Folder | Objects":
     Credentials come from the environment, as each library has it; they are never part of a URI of ours.
     """
     text = str(place)
-    if isinstance(place, Path) or not places.is_uri(text):
+    if isinstance(place, Path) or not checkpoint_location.is_uri(text):
         return Folder(Path(text).expanduser(), follow_links)
-    found = places.uri(text, "place", IN_MEMORY)
+    found = checkpoint_location.uri(text, "place", IN_MEMORY)
     path = f"/{found.path}" if found.scheme in IN_MEMORY else found.path
     return Objects(_filesystem(found.scheme), path, str(found))
 

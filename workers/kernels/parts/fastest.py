@@ -11,7 +11,7 @@ from workers import kernels as registry
 from workers.backends.parts.precision import name_of
 from workers.kernels.base import KernelBackend
 from workers.kernels.parts.classes import shape_class
-from workers.kernels.tuning import BASE, Situation, choices, software_of
+from workers.kernels.tuner import BASE, Situation, choices, software_of
 
 Optional = Tensor | None
 

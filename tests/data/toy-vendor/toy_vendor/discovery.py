@@ -1,5 +1,5 @@
 from cluster import catalogue
-from cluster.vocabulary import Device
+from cluster.types import Device
 from workers.discovery.machine import Machine
 
 

@@ -11,10 +11,10 @@ from scipy.sparse import coo_matrix
 
 from orchestrator.core.planner.decision import Memory, decide, fill
 from orchestrator.core.planner.knapsack import choose
+from orchestrator.core.planner.planner_jobs import WAITS, Work, used
 from orchestrator.core.planner.policies import POLICIES, PRICED
 from orchestrator.core.planner.prices import clear
 from orchestrator.core.planner.rounding import Instance, assign
-from orchestrator.core.planner.work import WAITS, Work, used
 
 SIZES = (1, 1, 1, 2, 4, 8)
 

@@ -9,8 +9,8 @@ from cluster.policies import OURS
 from orchestrator.core.plan import plan
 from orchestrator.core.planner import plugins
 from orchestrator.core.planner.decision import Memory, decide
+from orchestrator.core.planner.planner_jobs import Work
 from orchestrator.core.planner.policies import POLICIES, finish_time
-from orchestrator.core.planner.work import Work
 
 CAPACITY = np.array([2])
 

@@ -1,0 +1,108 @@
+"""Looks at the machine it runs on, which may have nothing of ours yet: `ssh HOST python3.11 -I - < host_facts.py`.
+
+The line before the code is `ASKED = {...}`: {"address", "port", "identity", "code", "interpreters"}. One line of JSON
+comes out. Standard library only.
+"""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+ASKED = globals().get("ASKED", {})
+
+
+def free_bytes(path: Path) -> int:
+    """Of the disk where that folder is, or would be."""
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    return shutil.disk_usage(existing).free
+
+
+def can_bind(address: str, port: int = 0) -> bool:
+    """Whether a socket can be bound there: one of this machine's interfaces has that IP address, and the port, where
+    it is not 0, is not in use.
+    """
+    if not address:
+        return True
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as s:
+            s.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # connections that have just been closed do not count
+            s.bind((address, port))
+    except OSError:
+        return False
+    return True
+
+
+def text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_writable(path: Path) -> bool:
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def drivers() -> dict[str, str]:
+    """Versions of the vendors' kernel drivers that are loaded."""
+    found = {"nvidia": text(Path("/sys/module/nvidia/version")), "amd": text(Path("/sys/module/amdgpu/version"))}
+    found["intel"] = "loaded" if Path("/sys/module/xe").exists() or Path("/sys/module/i915").exists() else ""
+    found["neuron"] = text(Path("/sys/module/neuron/version"))
+    found["tpu"] = "present" if list(Path("/dev").glob("accel*")) or Path("/dev/vfio").is_dir() else ""
+    return {name: said for name, said in found.items() if said}
+
+
+def main() -> dict[str, object]:
+    user_home = Path.home()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or user_home / ".cache")
+    cache = Path(os.environ.get("POLYFLEET_CACHE") or base / "polyfleet")
+    home = user_home / ".polyfleet" / "hosts" / ASKED["identity"]
+    made = sorted(p.parent.name for p in (cache / "environments").glob("*/.complete")) if cache.is_dir() else []
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "release": platform.release(),
+        "hostname": socket.gethostname(),
+        "python": sys.executable,
+        "implementation": platform.python_implementation(),
+        "python_version": platform.python_version(),
+        "platform": sysconfig.get_platform(),
+        "has_venv": has_venv(),
+        "user": os.geteuid(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "time_s": time.time(),
+        "home": str(home),
+        "cache": str(cache),
+        "home_free_bytes": free_bytes(home),
+        "cache_free_bytes": free_bytes(cache),
+        "home_writable": is_writable(home),
+        "environments": made,
+        "has_code": (cache / "code" / ASKED["code"]).is_dir(),
+        "has_address": can_bind(ASKED["address"]),
+        "has_port": can_bind(ASKED["address"], ASKED["port"]),
+        "record": text(home / "fleet.json"),
+        "drivers": drivers(),
+        "absent": [path for path in ASKED["interpreters"] if not os.access(path, os.X_OK)],
+    }
+
+
+def has_venv() -> bool:
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))  # noqa: T201

@@ -1,0 +1,75 @@
+"""Hosts of a fleet that is up and whose nodes are away: joined again over SSH, with growing pauses.
+
+A host that was cut off, or whose nodes ended, needs none of it: its own keeper starts them. One that was switched off
+and comes back has no keeper any more, and none knows of a head that was replaced meanwhile. The host that has the head
+is away where nothing listens at the head's address.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from cluster import fleet_record
+from cluster.errors import PolyfleetError
+from cluster.fleet_record import FleetRecord, HostRecord
+from cluster.hosts import head
+from cluster.node_repair import Repaired
+from cluster.ray_head import HEAD
+
+AWAY_S = 20.0
+"""The keeper has a lost node back in half that time."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 240.0
+Join = Callable[[FleetRecord, HostRecord, Callable[[str], None]], None]
+
+
+@dataclass(slots=True)
+class _Away:
+    since_s: float
+    tries: int = 0
+    next_s: float = 0.0
+    error: str = ""
+
+
+class Rejoins:
+    """For one thread that does nothing else: a call lasts as long as ssh waits for a host."""
+
+    def __init__(
+        self, progress: Callable[[str], None], now_s: Callable[[], float] = time.monotonic, join: Join = head.join_again
+    ):
+        self._progress, self._now_s, self._join = progress, now_s, join
+        self._away: dict[str, _Away] = {}
+
+    def look(self, ready: Collection[str]) -> Repaired:
+        """`ready` are the names of the nodes that answer. What goes wrong is in the answer, not raised."""
+        record = fleet_record.read()
+        if record is None or record.state != "up" or record.headless:
+            self._away.clear()
+            return Repaired()
+        return self._look(record, ready)
+
+    def _look(self, record: FleetRecord, ready: Collection[str]) -> Repaired:
+        started, waiting = [], {}
+        for host in record.hosts:
+            missing = [node for node in host.nodes if node not in ready]
+            if host.name == record.head_host and not head.answers(record):
+                missing.insert(0, HEAD)
+            if not missing:
+                self._away.pop(host.name, None)
+                continue
+            away = self._away.setdefault(host.name, _Away(self._now_s()))
+            if self._now_s() >= max(away.since_s + AWAY_S, away.next_s):
+                started += missing if self._again(record, host, away) else []
+            if away.error:
+                waiting.update(dict.fromkeys(missing, f"{', '.join(missing)} cannot be joined again: {away.error}"))
+        return Repaired(tuple(started), waiting)
+
+    def _again(self, record: FleetRecord, host: HostRecord, away: _Away) -> bool:
+        self._progress(f"host {host.host} has been away for {self._now_s() - away.since_s:.0f} s: joining it again")
+        try:
+            self._join(record, host, self._progress)
+            away.error = ""
+        except (PolyfleetError, OSError) as e:
+            away.error = e.message if isinstance(e, PolyfleetError) else str(e)
+        away.next_s = self._now_s() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**away.tries)
+        away.tries += 1
+        return not away.error

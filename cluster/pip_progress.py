@@ -1,0 +1,60 @@
+"""Of what pip prints, the few lines that a person waits for.
+
+    python -m cluster.pip_progress NUMBER COMMAND...
+
+runs a pip command that installs about NUMBER packages and tells its progress on stderr; where it fails, all that it
+said. It needs nothing but Python: it is used before there is an environment.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+Progress = Callable[[str], None]
+
+LARGE_MB = 20.0
+DOWNLOADING = re.compile(r"\s*Downloading (?:\S*/)?([A-Za-z0-9_.]+-[^-\s]+)\S* \(([0-9.]+) (MB|GB)\)")
+
+
+class Narrator:
+    """Makes a few telling lines of pip's many."""
+
+    def __init__(self, packages: int, progress: Progress):
+        self.packages, self.progress, self.seen = packages, progress, 0
+
+    def __call__(self, line: str) -> None:
+        if line.startswith("Collecting "):
+            self.seen += 1
+            if self.seen % 20 == 1:
+                self.progress(f"resolving package {self.seen} of about {max(self.packages, self.seen)}")
+        elif line.startswith("Installing collected packages: "):
+            count = line.count(",") + 1
+            self.progress(f"unpacking {count} package{'s' if count > 1 else ''}")
+        elif large := DOWNLOADING.match(line):
+            name, amount, unit = large.groups()
+            if float(amount) * (1000 if unit == "GB" else 1) >= LARGE_MB:
+                self.progress(f"downloading {name} ({amount} {unit})")
+
+
+def main() -> int:
+    packages, *command = sys.argv[1:]
+    narrate, printed = Narrator(int(packages), _say), list[str]()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as pip:
+        for line in pip.stdout or ():
+            printed.append(line)
+            narrate(line)
+    if pip.returncode:
+        sys.stderr.write("".join(printed))
+    return pip.returncode
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

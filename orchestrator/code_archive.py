@@ -1,0 +1,183 @@
+"""A working folder as one zip archive: the same files with the same times give the same bytes, named by their SHA-256.
+
+Left out: what `.polyfleetignore` names, and, told to the user, version control, caches, environments, compiled files,
+what .gitignore names, what looks like credentials, and what has no content. Links inside the folder come as links or,
+where that is not safe, as copies; links out of it are refused.
+"""
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+from cluster import archive_checks, archive_entries
+from cluster.errors import SpecError, UserError
+from orchestrator import ignore_file
+from orchestrator.excluded_files import LeftOut, leave_out, send_as_data
+from orchestrator.submitted_folder import Entry, Walk
+
+SCRATCH = "polyfleet-sending-"
+OUR_NAMES = ("workers", "cluster", "orchestrator")
+OUR_TASKS = frozenset({"prepare", "train", "benchmark"})
+MODULE_SUFFIXES = (".py", ".so", ".pyd")
+LIMIT_BYTES = 512 * 1024 * 1024
+LIMIT_FILES = 20_000
+EPOCH = (1980, 1, 1, 0, 0, 0)
+PIECE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """`sha` is the archive's SHA-256, hexadecimal. `content_sha` covers its entries without their times. `bytes` is the
+    size of the files before compression.
+    """
+
+    sha: str
+    content_sha: str
+    path: Path
+    files: int
+    bytes: int
+    left_out: LeftOut
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A private folder for an archive on its way. Those of processes that were killed go with the next one."""
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
+        with suppress(OSError):
+            if left.stat().st_uid == os.geteuid() and pid.isdigit() and not _lives(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as folder:
+        yield Path(folder)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pack(folder: Path, task: str, archive: Path) -> Package:
+    """Write `folder` to the file `archive`. Raises SpecError or UserError, with nothing left behind."""
+    _refuse_unless_folder(folder)
+    rules = ignore_file.ignored(folder)
+    walk = Walk(folder.resolve(), copied=OUR_NAMES)  # so that it is seen whether what they hold hides ours
+    entries = sorted(_within_limits(folder, walk.entries(folder, rules)), key=attrgetter("name"))
+    refuse_our_names((entry.name for entry in entries), task)
+    try:
+        size, content_sha = _write(entries, archive)
+    except OSError as e:
+        archive.unlink(missing_ok=True)
+        raise UserError(
+            f"{e.filename or folder} cannot be packed: {e.strerror or e}", "make it readable, or move it away"
+        ) from e
+    try:
+        archive_checks.check(archive)  # what no node would take is told before it is sent
+    except UserError:
+        archive.unlink(missing_ok=True)
+        raise
+    with archive.open("rb") as f:
+        sha = hashlib.file_digest(f, "sha256").hexdigest()
+    count = sum(entry.has_content for entry in entries)
+    return Package(sha, content_sha, archive, count, size, walk.left_out())
+
+
+def _refuse_unless_folder(folder: Path) -> None:
+    try:
+        mode = folder.stat().st_mode
+    except OSError as e:
+        what = "does not exist" if isinstance(e, FileNotFoundError) else f"cannot be read: {e.strerror}"
+    else:
+        what = "" if stat.S_ISDIR(mode) else "is not a folder"
+    if what:
+        raise SpecError("working_dir", f"{folder} {what}", "name a folder; a path in a file is relative to that file")
+
+
+def refuse_our_names(names: Iterable[str], task: str) -> None:
+    """Raises SpecError when one of a package's file names would hide a package of ours from the code that needs it.
+
+    Only for tasks that load our library beside the user's code; a `run` command has its own folder first on its path.
+    """
+    if task not in OUR_TASKS:
+        return
+    for name in names:
+        top, slash, rest = name.partition("/")
+        module = top if slash else top.partition(".")[0]
+        if module in OUR_NAMES and (rest or top).endswith(MODULE_SUFFIXES):
+            raise SpecError(
+                "working_dir",
+                f"its top-level {top + slash!r} would hide Polyfleet's own package {module!r}",
+                f"rename it, e.g. to {f'my_{module}{top[len(module) :]}'!r}, or put it inside a package of yours",
+            )
+
+
+def _within_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """`entries` itself. Stops at the limits, before a whole disk was walked, and names what is large."""
+    total = count = 0
+    by_top: dict[str, int] = {}
+    for entry in entries:
+        size = entry.path.stat().st_size if entry.has_content else 0
+        total, count = total + size, count + 1
+        top = entry.name.partition("/")[0]
+        by_top[top] = by_top.get(top, 0) + size
+        if total > LIMIT_BYTES or count > LIMIT_FILES:
+            tops = sorted(by_top, key=by_top.__getitem__)[:-4:-1]
+            largest = ", ".join(f"{t} ({by_top[t] / 2**20:.0f} MiB)" for t in tops)
+            raise SpecError(
+                "working_dir",
+                f"{folder} has over {LIMIT_BYTES >> 20} MiB or {LIMIT_FILES:,} files; the largest so far: {largest}",
+                f"{leave_out(tops[0])}; {send_as_data(folder / tops[0], tops[0])}",
+            )
+        yield entry
+
+
+def _mode(entry: Entry) -> int:
+    """Type and the owner's rights. Others have the same but for writing, or none: not what this user's umask happens to
+    be.
+    """
+    if entry.link:
+        return stat.S_IFLNK | 0o777
+    if not entry.has_content:
+        return stat.S_IFDIR
+    mode = entry.path.stat().st_mode
+    owner = (mode & stat.S_IRWXU) >> 6
+    return stat.S_IFREG | owner << 6 | ((owner & 0o5) * 0o11 if mode & stat.S_IRWXO else 0)
+
+
+def _write(entries: list[Entry], archive: Path) -> tuple[int, str]:
+    """Write the archive. Returns the bytes of all files, and `content_sha`."""
+    total, facts = 0, []
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zipped:
+        for entry in entries:
+            info = zipfile.ZipInfo(entry.name, EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system = 3
+            info.external_attr = _mode(entry) << 16
+            size, held = _write_file(zipped, info, entry.path) if entry.has_content else (0, entry.link)
+            if not entry.has_content:
+                zipped.writestr(info, entry.link)
+            facts.append((info.filename, archive_entries.rights(info), held))
+            total += size
+    return total, archive_entries.content_sha(facts)
+
+
+def _write_file(zipped: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> tuple[int, str]:
+    """Write one file into the archive. Returns the bytes of its content, and their SHA-256."""
+    size, digest = 0, hashlib.sha256()
+    info.extra = archive_entries.time_field(int(path.stat().st_mtime))
+    with path.open("rb") as source, zipped.open(info, "w") as target:
+        while piece := source.read(PIECE_BYTES):
+            target.write(piece)
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()

@@ -1,0 +1,157 @@
+"""What is left of the fleet while a plan is made: it starts as the snapshot and shrinks with every decision."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from orchestrator.core.fit import LASTING, refusal
+from orchestrator.core.gang import Option, island_of
+from orchestrator.core.host_memory import HostMemory
+from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
+from orchestrator.core.placement_slots import Island
+from orchestrator.core.quota import Quota
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a candidate could run if enough were free: devices ids by island, all in a fixed order. `refused` has the
+    others, with why, by those that are alike.
+    """
+
+    islands: dict[Island, tuple[str, ...]]
+    refused: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Room:
+    """`devices`: free is what nobody took or keeps. `soon`: leased by who stops. `kept`: how many for whom. `version`
+    grows with every change: what did not fit does not fit as long as it stays.
+    """
+
+    def __init__(self, snapshot: Snapshot):
+        self.devices: dict[str, Devices] = {d.id: d for d in sorted(snapshot.devices, key=lambda d: d.id)}
+        self.running: dict[str, Running] = {r.job: r for r in sorted(snapshot.running, key=lambda r: r.job)}
+        self.memory = HostMemory(self.devices, self.running.values())
+        self.soon: dict[str, Numbers] = {}
+        self.kept: dict[str, dict[str, int]] = {}
+        self.version = 0
+        self._below: dict[int, list[Running]] = {}
+        self._attempts = snapshot.running
+        self._holders: dict[str, list[str]] = {}
+        self.quota = Quota(snapshot.projects, snapshot.running)
+        self._places: dict[tuple[object, ...], Places] = {}
+        alike: dict[tuple[object, ...], list[str]] = {}
+        for have in self.devices.values():
+            alike.setdefault(_alike(have), []).append(have.id)
+        self._alike = [tuple(ids) for ids in alike.values()]
+        for attempt in list(self.running.values()):
+            if attempt.stopping:
+                self.stop(attempt)
+
+    def places(self, want: Candidate) -> Places:
+        """Found once for all candidates that ask for the same: a queue holds many jobs and few kinds of them."""
+        key = asked(want)
+        if key not in self._places:
+            self._places[key] = self._found(want)
+        return self._places[key]
+
+    def _found(self, want: Candidate) -> Places:
+        """Devices that are alike in all that rules look at are asked about once."""
+        able: dict[Island, list[tuple[str, ...]]] = {}
+        refused = []
+        for ids in self._groups(want):
+            have = self.devices[ids[0]]
+            if why := refusal(want, have, LASTING):
+                refused.append((why, ids))
+            else:
+                able.setdefault(island_of(want, have), []).append(ids)
+        merged = {island: _merged(groups) for island, groups in sorted(able.items())}
+        return Places(merged, tuple(refused))
+
+    def _groups(self, want: Candidate) -> Iterable[tuple[str, ...]]:
+        return ((devices_id,) for devices_id in self.devices) if want.node else self._alike
+
+    def take(self, want: Candidate, option: Option) -> None:
+        self.memory.take(want, option.leases)
+        for devices_id, numbers in option.leases:
+            self._without(devices_id, numbers)
+
+    def stop(self, attempt: Running) -> None:
+        """Its devices come free soon, and nobody else may count on stopping it."""
+        self.version += 1
+        self.quota.stops(attempt)
+        self.memory.stop(attempt)
+        del self.running[attempt.job]
+        self._below.clear()
+        for devices_id, numbers in attempt.leases:
+            self.soon[devices_id] = tuple(sorted({*self.soon.get(devices_id, ()), *numbers}))
+
+    def below(self, priority: int) -> list[Running]:
+        """Attempts of lower priority that may be stopped."""
+        if priority not in self._below:
+            self._below[priority] = [r for r in self.running.values() if r.priority < priority and r.preemptible]
+        return self._below[priority]
+
+    def holders(self, devices_ids: Iterable[str]) -> list[str]:
+        """Jobs whose attempts hold devices there."""
+        if not self._holders:
+            for attempt in self._attempts:
+                for devices_id, numbers in attempt.leases:
+                    if numbers:
+                        self._holders.setdefault(devices_id, []).append(attempt.job)
+        return sorted({job for devices_id in devices_ids for job in self._holders.get(devices_id, ())})
+
+    def promised(self, devices_id: str) -> int:
+        """Devices that are free, or will be without anything more being done."""
+        return len(self.devices[devices_id].free) + len(self.soon.get(devices_id, ()))
+
+    def keep(self, job: str, want: Candidate, devices_id: str, count: int) -> None:
+        """Set `count` devices aside for a job that waits, `soon` ones first, so that free ones are used meanwhile."""
+        self.memory.keep(want, devices_id, count)
+        soon = self.soon.get(devices_id, ())
+        if soon:
+            self.version += 1
+            self.soon[devices_id] = soon[count:]
+        idle = sorted(self.devices[devices_id].free)[: max(0, count - len(soon))]
+        if idle:
+            self._without(devices_id, idle)
+            self.kept.setdefault(devices_id, {})[job] = len(idle)
+
+    def note(self, devices_id: str) -> str:
+        """For a refusal's sentence: which free devices are not to be had because they wait for somebody."""
+        kept = self.kept.get(devices_id, {})
+        return "".join(f"; {count} more kept for {job}, which goes first" for job, count in kept.items())
+
+    def shape(self, job: Job) -> tuple[object, ...]:
+        """Equal for jobs that a plan treats alike."""
+        vendor = "" if job.recovery.cross_vendor else job.backend
+        wants = tuple([(want.nodes, *asked(want)) for want in job.candidates])
+        project = job.project if job.project in self.quota.projects else ""
+        place = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
+        return (job.priority, job.objective, project, vendor, *place, wants)
+
+    def _without(self, devices_id: str, numbers: Iterable[int]) -> None:
+        self.version += 1
+        have = self.devices[devices_id]
+        self.devices[devices_id] = replace(have, free=tuple(sorted(set(have.free) - set(numbers))))
+
+
+def _merged(groups: list[tuple[str, ...]]) -> tuple[str, ...]:
+    return groups[0] if len(groups) == 1 else tuple(sorted(devices_id for ids in groups for devices_id in ids))
+
+
+def _alike(have: Devices) -> tuple[object, ...]:
+    """What LASTING rules look at, but the node's name, and what tells islands apart. One that takes no jobs may say why
+    of its own.
+    """
+    told = have.reason or have.node if not have.schedulable else ""
+    where = (have.pool, have.kind, have.backend, have.environment)
+    memory = (have.memory_bytes, have.host_memory_bytes if have.host else 0)
+    return (*where, *memory, have.total, have.emulated, have.price_per_hour, told)
+
+
+def asked(want: Candidate) -> tuple[object, ...]:
+    """What decides on which devices it may run."""
+    place = (want.kinds, want.pool, want.pools, want.not_pools, want.node)
+    each = (want.dtypes, want.features, want.memory_bytes, want.memory_estimated, want.max_price)
+    return (*place, *each, want.min_count, want.count, want.exclusive)

@@ -1,0 +1,125 @@
+"""From a placement to what its nodes are told. Pure."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from cluster.catalogue import ray_resource
+from cluster.types import NodeFacts
+from orchestrator.core.attempts import place_of, ran, ranks_of
+from orchestrator.core.commands import Launch
+from orchestrator.core.fold import Record
+from orchestrator.core.model import Devices
+from workers.messages import Order
+
+PATIENT_LEASE_S = 86_400.0
+"""Of a job that waits for a node that is cut off (`on_disconnect: wait`): the longest that an order may give."""
+
+SHARES_PER_CPU = 10_000
+"""Ray counts in ten-thousandths."""
+
+Resources = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One node's part of the placement: its devices, and what its agent told of it. `cpus`: how many Ray gives out
+    there, 0 where that is not known.
+    """
+
+    devices: Devices
+    numbers: tuple[int, ...]
+    facts: NodeFacts
+    cpus: float = 0.0
+
+
+def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Launch:
+    """The command that carries out the newest attempt of `record`. `fenced`: see core/commands.py."""
+    job, first = record.job, shares[0].devices
+    visited = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
+    return Launch(
+        job.id,
+        job.epoch,
+        tuple(share.devices.node for share in shares),
+        orders(record, shares),
+        tuple(bundle(share) for share in shares),
+        first.pool,
+        place_of(record.attempts[-1].leases),
+        fenced,
+        job.package,
+        job.secrets,
+        tuple(visited),
+        record.checkpoint,
+        job.resume_from,
+        ran(record.attempts[:-1]),
+        patient=job.recovery.on_disconnect == "wait",
+        data=job.data,
+        replicas=record.replicas,
+    )
+
+
+def orders(record: Record, shares: list[Share]) -> tuple[Order, ...]:
+    """One per node, in rank order; where ranks meet and what they resume from is filled in when they are given."""
+    launch = record.attempts[-1].launch
+    ranks = [ranks_of(record.job.task, launch, len(share.numbers)) for share in shares]
+    common = _common(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
+    if record.job.candidates[record.attempts[-1].candidate].whole_batch:
+        common["batch_size"] //= sum(ranks)
+    return tuple(
+        Order(
+            **common,
+            **_place(share, record.job.id),
+            node_rank=i,
+            nodes=len(shares),
+            first_rank=sum(ranks[:i]),
+            ranks=ranks[i],
+        )
+        for i, share in enumerate(shares)
+    )
+
+
+def _place(share: Share, job_id: str) -> dict[str, Any]:
+    return {
+        "backend": share.devices.backend,
+        "kind": share.devices.kind,
+        "emulated": share.devices.emulated,
+        "devices": share.numbers,
+        "checkpoint_root": str(PurePosixPath(share.facts.storage) / job_id),
+    }
+
+
+def _common(record: Record) -> dict[str, Any]:
+    job, attempt = record.job, record.attempts[-1]
+    want, recovery = job.candidates[attempt.candidate], job.recovery
+    return {
+        "job": job.id,
+        "epoch": attempt.epoch,
+        "task": job.task,
+        "entry": job.entry,
+        "command": want.command,
+        "launch": attempt.launch,
+        "arguments": want.arguments,
+        "package": job.package,
+        "environment": want.environment,
+        "keep_checkpoints": job.keep_checkpoints,
+        "output_limit_bytes": job.output_limit_bytes,
+        "precision": want.precision,
+        "batch_size": want.batch_size,
+        "seed": job.seed,
+        "grace_s": recovery.grace_s,
+        "lease_s": PATIENT_LEASE_S if recovery.on_disconnect == "wait" else recovery.lease_s,
+        "hang_after_s": recovery.hang_after_s,
+        "stop_on_nan": recovery.on_events.get("nan") != "ignore",
+    }
+
+
+def bundle(share: Share) -> Resources:
+    """What the devices cost in Ray's resources. A CPU device is its share of the node's CPUs, rounded down to what Ray
+    counts in, so that the shares of all devices fit together. Ray's number of them counts: it may have been told fewer
+    than the machine has (`ray start --num-cpus`), and would wait for the others for ever.
+    """
+    resource, count = ray_resource(share.devices.backend, share.devices.emulated), len(share.numbers)
+    if resource != "CPU":
+        return {resource: float(count)}
+    each = int(SHARES_PER_CPU * (share.cpus or share.facts.cpu_count)) // max(share.devices.total, 1)
+    return {"CPU": each * count / SHARES_PER_CPU}

@@ -1,0 +1,126 @@
+"""From what is left of the fleet to the machines on which memory limits a decision."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.capacity import Room
+from orchestrator.core.gang import absent, far
+from orchestrator.core.model import Candidate, Devices, Job, Running
+from orchestrator.core.placement_slots import Island
+from orchestrator.core.planner.packing import OWN, Machines, Nodes
+from orchestrator.core.planner.planner_jobs import Integers, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Obtainable:
+    """What a job could get if all for it was stopped: `devices` by the id of those that take jobs, and memory by
+    machine, of machines whose devices share it.
+    """
+
+    devices: Mapping[str, int]
+    memory_bytes: Mapping[str, int]
+    room: Room
+
+    @classmethod
+    def of(cls, moving: Iterable[Running], room: Room, lower: int) -> "Obtainable":
+        """With what attempts `moving` and those below priority `lower` hold."""
+        devices = {have.id: room.promised(have.id) for have in room.devices.values() if have.schedulable}
+        memory, stopping = room.memory, (*moving, *room.below(lower))
+        for attempt in stopping:
+            for devices_id, numbers in attempt.leases:
+                if devices_id in devices:
+                    devices[devices_id] += len(numbers)
+        left = {host: size_bytes + memory.soon_bytes[host] for host, size_bytes in memory.free_bytes.items()}
+        for attempt in stopping if left else ():
+            for host, size_bytes in memory.of(attempt).items():
+                left[host] += size_bytes
+        most = memory.total_bytes
+        return cls(devices, {host: min(size_bytes, most[host]) for host, size_bytes in left.items()}, room)
+
+    def on(self, nodes: Iterable[str], want: Candidate) -> list[int]:
+        """Devices of each node (a devices id) for which there is memory as well."""
+        if not (self.memory_bytes and want.memory_bytes):
+            return [self.devices.get(devices_id, 0) for devices_id in nodes]
+        hosts = ((devices_id, self.room.devices[devices_id].host) for devices_id in nodes)
+        most = {host: size_bytes // want.memory_bytes for host, size_bytes in self.memory_bytes.items()}
+        return [min(count := self.devices.get(devices_id, 0), most.get(host, count)) for devices_id, host in hosts]
+
+    def limited(self, device_bytes: Mapping[Island, int]) -> tuple[list[Devices], list[str]]:
+        """(the nodes of islands on which memory is a limit, the machines of which it is). `device_bytes`: the most that
+        any job asks for a device of an island; a machine that has as much for all its devices is no limit.
+        """
+        asked_bytes = dict.fromkeys(self.memory_bytes, 0)
+        islands: dict[str, set[Island]] = {}
+        nodes = [self.room.devices[devices_id] for devices_id in self.devices]
+        for have in nodes:
+            if have.host and (size_bytes := device_bytes.get(island_of(have), 0)):
+                asked_bytes[have.host] += size_bytes * self.devices[have.id]
+                islands.setdefault(have.host, set()).add(island_of(have))
+        short = [host for host, size_bytes in asked_bytes.items() if size_bytes > self.memory_bytes[host]]
+        here = {island for host in short for island in islands[host]}
+        return [have for have in nodes if island_of(have) in here], short
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """(options, jobs): on how many nodes a job runs, and the memory that it asks for each of its devices."""
+
+    nodes: Integers
+    device_bytes: Integers
+
+
+def machines(
+    obtainable: Obtainable,
+    islands: Sequence[Island],
+    work: Work,
+    needs: Needs,
+    jobs: Sequence[Job],
+    running: Sequence[Running],
+) -> tuple[Machines | None, tuple[str, ...]]:
+    """(None where no machine may lack memory, the devices id of each node). `jobs` are the columns of `work`, in the
+    end those of the attempts `running`.
+    """
+    most = needs.device_bytes.max(axis=1, initial=0)
+    by_island = {island: int(most[work.island == at].max(initial=0)) for at, island in enumerate(islands)}
+    nodes, short = obtainable.limited(by_island)
+    if not short:
+        return None, ()
+    place, host = {island: at for at, island in enumerate(islands)}, {host: at for at, host in enumerate(short)}
+    island = np.array([place[island_of(have)] for have in nodes], np.int64)
+    limited = np.isin(work.island, island)[:, None]
+    found = Machines(
+        island,
+        np.array([host.get(have.host, OWN) for have in nodes], np.int64),
+        np.array([obtainable.devices[have.id] for have in nodes], np.int64),
+        np.array([obtainable.memory_bytes[each] for each in short], np.int64),
+        needs.nodes,
+        np.where(limited, needs.device_bytes * (work.devices // needs.nodes), 0),
+        _held(work, running, {have.id: at for at, have in enumerate(nodes)}),
+        {
+            column: _distance(job, nodes)
+            for column, job in enumerate(jobs)
+            if job.avoid or job.checkpoint_in or job.data
+        },
+    )
+    return found, tuple(have.id for have in nodes)
+
+
+def _held(work: Work, running: Sequence[Running], nodes: Mapping[str, int]) -> dict[int, tuple[int, Nodes]]:
+    """By column: the option of a running attempt and its nodes."""
+    columns = range(work.jobs - len(running), work.jobs)
+    return {
+        column: (int(work.held[column]), tuple(nodes[devices_id] for devices_id, _ in attempt.leases))
+        for column, attempt in zip(columns, running, strict=True)
+        if all(devices_id in nodes for devices_id, _ in attempt.leases)
+    }
+
+
+def _distance(job: Job, nodes: Sequence[Devices]) -> Integers:
+    """As nodes are chosen elsewhere (gang.option)."""
+    return np.array([[2 * (d.node in job.avoid) + far(job, d) for d in nodes], [absent(job.data, d) for d in nodes]])
+
+
+def island_of(have: Devices) -> Island:
+    return Island(have.pool, have.kind, have.backend, have.environment)

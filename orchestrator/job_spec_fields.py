@@ -1,0 +1,312 @@
+"""The single values of a job's spec: which text is taken for each, and the sentence when it is not."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
+
+from cluster import checkpoint_location
+from cluster.catalogue import FEATURES, feature_words, known_kind, model, vendors
+from cluster.catalogue.precision import FLOATS, PRECISIONS, SHORT, long_name
+from cluster.checkpoint_location import path_refusal
+from cluster.content_cache import SHA
+from cluster.errors import SpecError, UserError, nearest
+from cluster.folder_access import plain
+from cluster.projects import plain_name
+from cluster.text_fields import WrittenAs
+from cluster.validation_errors import WrongValueError, in_field
+from orchestrator import deadlines
+from orchestrator.checkpoint_address import of_this_machine
+from orchestrator.resource_syntax import Wanted, accelerators, counted, duration_s, hang_after_s, size_bytes
+from workers.messages import CHECKPOINT_FORMATS, LAUNCHES, OWN_FOLDER
+from workers.rank_events import LARGEST_STEP
+
+JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+ENTRY = re.compile(r"(?![/.])(?P<where>[A-Za-z0-9_./-]+?)(:(?P<function>[A-Za-z_]\w*))?", re.ASCII)
+TRANSFORMERS = re.compile(r"transformers:([a-z0-9][a-z0-9_-]*|(?![/.])[A-Za-z0-9_./-]+\.json)", re.ASCII)
+SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
+MOST_SECRETS = 100
+LONGEST_VARIABLE_BYTES = 64 << 10
+"""Linux takes 128 KiB."""
+DATA_FORMS = "write s3://BUCKET/PREFIX, POOL:PATH, or a path of this machine"
+OURS = ("POLYFLEET_", "RAY_")
+LONGEST_S = 7 * 86400.0
+
+
+def _accelerators(value: Any) -> Any:
+    if value is not None:
+        in_field(accelerators, value)
+    return value
+
+
+def _memory(value: Any) -> Any:
+    if value is not None:
+        in_field(size_bytes, value)
+    return value
+
+
+def _duration(value: Any) -> Any:
+    if in_field(duration_s, value) > LONGEST_S:
+        raise WrongValueError(f"{value} is longer than 7 days", "write a shorter time")
+    return value
+
+
+def _deadline(value: Any) -> Any:
+    if value is not None and (why := deadlines.refusal(value)):
+        raise WrongValueError(why, deadlines.FORMS)
+    return value
+
+
+def _hang_after(value: Any) -> Any:
+    return _duration(value) if in_field(hang_after_s, value) > 0 else value
+
+
+def _name(value: str) -> str:
+    if value and not JOB_NAME.fullmatch(value):
+        remedy = "use up to 63 letters, digits, '-' and '_', a letter or digit first and last"
+        raise WrongValueError(f"{value!r} is no name", remedy)
+    return value
+
+
+def _entry(value: str) -> str:
+    if TRANSFORMERS.fullmatch(value) and ".." not in value:
+        return value
+    match = ENTRY.fullmatch(value)
+    if value and not (match and ".." not in match["where"].split("/") and _is_file_or_module(match["where"])):
+        raise WrongValueError(
+            f"{value!r} names no function", "write file.py:function, package.module:function or transformers:TYPE"
+        )
+    return value
+
+
+def _is_file_or_module(where: str) -> bool:
+    return where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
+
+
+def _command(value: Any) -> Any:
+    """A line for the shell, or the words of one command."""
+    if value in ("", (), []):
+        return ""
+    words = list(value) if isinstance(value, list | tuple) else [value]
+    for number, word in enumerate(words if isinstance(value, list | tuple) else (), 1):
+        if not isinstance(word, str):
+            shown = "null" if word is None else f"{word!r:.60}"
+            raise WrongValueError(f"word {number} is {shown}, not text", "put it in quotes")
+    if not isinstance(words[0], str) or any("\0" in word for word in words) or not words[0].strip():
+        raise WrongValueError("must be a line for the shell or a list of words", 'e.g. command: ["python", "train.py"]')
+    return value if isinstance(value, str) else tuple(words)
+
+
+def _variables(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise WrongValueError("must be a mapping, NAME: value")
+    return {name: variable(str(name), text) for name, text in value.items()}
+
+
+def variable(name: str, value: Any) -> str:
+    """The value as text. Raises WrongValueError."""
+    _check_variable_name(name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or "\0" in value:
+        empty = ', "" for empty text' if value is None else ""
+        raise WrongValueError(f"{name} must be text or a number", f"put the value in quotes{empty}")
+    if len(value.encode("utf-8", "replace")) > LONGEST_VARIABLE_BYTES:
+        raise WrongValueError(f"{name} is longer than {LONGEST_VARIABLE_BYTES} bytes", "send large data as files")
+    return value
+
+
+def _check_variable_name(name: str) -> None:
+    if not VARIABLE.fullmatch(name):
+        raise WrongValueError(f"{name!r} cannot be an environment variable", "use letters, digits and _")
+    if name.startswith(OURS) or any(name == row.visibility for row in vendors().values()):
+        raise WrongValueError(f"{name} is set by Polyfleet itself", "leave it out; any other name may be set")
+
+
+def _secrets(value: Any) -> Any:
+    """Errors here never show what was written: it may be the secret itself."""
+    if not isinstance(value, dict):
+        raise WrongValueError("must be a mapping of names to references", "e.g. HF_TOKEN: env:HF_TOKEN")
+    if len(value) > MOST_SECRETS:
+        raise WrongValueError(f"has {len(value)} secrets, at most {MOST_SECRETS} are taken", "put several into a file")
+    for name, reference in value.items():
+        _check_variable_name(str(name))
+        if not isinstance(reference, str) or not SECRET.fullmatch(reference):
+            remedy = f"write {name}: env:NAME (a variable of the server) or file:/absolute/path, never the value"
+            raise WrongValueError(f"{name} is not a reference to a secret", remedy)
+    return value
+
+
+def _precision(value: str) -> str:
+    if value and value not in PRECISIONS:
+        raise WrongValueError(f"unknown precision {value!r}", nearest(value, PRECISIONS))
+    return value
+
+
+def _dtype(value: str) -> str:
+    if value not in DTYPES:
+        raise WrongValueError(f"unknown dtype {value!r}", nearest(value, DTYPES))
+    return long_name(value)
+
+
+def _feature(value: str) -> str:
+    if value not in (known := feature_words()):
+        raise WrongValueError(f"unknown feature {value!r}", nearest(value, known))
+    return value
+
+
+def _launch(value: str) -> str:
+    if value and value not in LAUNCHES:
+        raise WrongValueError(f"unknown launch {value!r}", nearest(value, LAUNCHES))
+    return value
+
+
+def _script_path(value: str) -> str:
+    if not value:
+        return value
+    try:
+        path = plain(value)
+    except UserError as e:
+        raise WrongValueError(e.message, "write a path in $POLYFLEET_OUTPUT_DIR, such as ckpt.pt") from None
+    if not path or path.partition("/")[0].startswith(OWN_FOLDER):
+        why = "is where Polyfleet keeps its copy" if path else "is the whole folder"
+        raise WrongValueError(f"{value!r} {why}", "name a file or folder in it, such as ckpt.pt")
+    return path
+
+
+def _script_format(value: str) -> str:
+    if value not in CHECKPOINT_FORMATS:
+        raise WrongValueError(f"unknown format {value!r}", nearest(value, CHECKPOINT_FORMATS))
+    return value
+
+
+def _resume_from(value: str) -> str:
+    if value:
+        try:
+            checkpoint_location.in_pool(value, "", pool="any")
+        except UserError as e:
+            remedy = "write POOL:PATH, or PATH in the pool the job runs in"
+            raise WrongValueError(f"is no checkpoint: {e.message}", remedy) from None
+    return value
+
+
+def _data_uri(value: str) -> str:
+    """An object store's place, POOL:PATH, or a path of this machine."""
+    if not value or "\0" in value:
+        raise WrongValueError("must name data", DATA_FORMS)
+    if value.startswith("file://"):
+        raise WrongValueError(f"{value[:200]!r} is a file of this machine", "write its path, without file://")
+    if checkpoint_location.is_uri(value):
+        _parsed(checkpoint_location.uri, value)
+    elif not of_this_machine(value) and _parsed(checkpoint_location.in_pool, value).path.startswith("."):
+        raise WrongValueError(f"{value!r} is hidden in the pool's storage", "name a folder of a job, JOB/output/…")
+    return value
+
+
+def _parsed(parse: Callable[[str], checkpoint_location.Place], value: str) -> checkpoint_location.Place:
+    try:
+        return parse(value)
+    except SpecError as e:
+        raise WrongValueError(e.message.removeprefix(f"{e.field}: "), e.remedy) from None
+
+
+def _mount(value: str) -> str:
+    plain = "/".join(part for part in value.split("/") if part not in ("", "."))
+    if value.startswith("/") or path_refusal(plain):
+        why = "it is absolute" if value.startswith("/") else path_refusal(plain)
+        raise WrongValueError(f"{value[:200]!r} is not in the job's folder: {why}", "write e.g. data/")
+    return value
+
+
+def _sha256(value: str) -> str:
+    if value and not SHA.fullmatch(value.lower()):
+        raise WrongValueError(f"{value[:80]!r} is not a SHA-256", "write the 64 digits that `sha256sum` prints")
+    return value.lower()
+
+
+def _device_kind(value: str) -> str:
+    """In the catalogue's spelling. A speed is that of a model: of a back end with many, one has to be named."""
+    kind = in_field(known_kind, value)
+    if ":" not in kind and model(kind) is None:
+        raise WrongValueError(f"{value!r} is a back end with many models", "name one of them, e.g. nvidia:H100")
+    return kind
+
+
+def _number(value: Any) -> Any:
+    if value is not None:
+        in_field(counted, Wanted(()), value)
+    return value
+
+
+NUMBER = {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}
+SHAPES = [{"type": "string"}, {"type": "array", "items": {}}, {"type": "object"}]
+Accelerators = Annotated[
+    Any,
+    AfterValidator(_accelerators),
+    WithJsonSchema({"anyOf": SHAPES, "examples": ["nvidia:H100:8", ["tpu:v5e:4", "cpu"], {"H100": 8}]}),
+]
+Number = Annotated[Any, AfterValidator(_number), WithJsonSchema(NUMBER)]
+Size = Annotated[Any, AfterValidator(_memory), WithJsonSchema({"type": "string", "examples": ["16GB", "16GiB"]})]
+Price = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Duration = Annotated[
+    Any,
+    AfterValidator(_duration),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}], "examples": ["30s", "5m"]}),
+]
+Deadline = Annotated[
+    Any,
+    AfterValidator(_deadline),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string"}, {"type": "number", "exclusiveMinimum": 0}],
+            "examples": ["2026-12-01T18:00:00Z", "6h"],
+        }
+    ),
+]
+HangAfter = Annotated[
+    Any,
+    AfterValidator(_hang_after),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 5}], "examples": ["10m", "never"]}),
+]
+DeviceKind = Annotated[
+    str, AfterValidator(_device_kind), WithJsonSchema({"type": "string", "examples": ["nvidia:H100", "tpu:v5e", "cpu"]})
+]
+ProjectName = Annotated[str, AfterValidator(lambda name: plain_name(name) if name else name)]
+Weight = Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)]
+Hours = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
+Steps = Annotated[StrictInt, Field(ge=1, le=LARGEST_STEP)]
+Command = Annotated[
+    Any,
+    WrittenAs(str | list[str]),
+    AfterValidator(_command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+Name = Annotated[str, AfterValidator(_name)]
+Workload = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Entry = Annotated[str, AfterValidator(_entry)]
+ResumeFrom = Annotated[str, AfterValidator(_resume_from)]
+DataUri = Annotated[
+    str,
+    AfterValidator(_data_uri),
+    WithJsonSchema({"type": "string", "examples": ["s3://bucket/prefix", "cpu:digits-3f9a2c/output", "./tokens"]}),
+]
+MountPath = Annotated[
+    str, AfterValidator(_mount), WithJsonSchema({"type": "string", "examples": ["data/", "data/train.bin"]})
+]
+Sha256 = Annotated[str, AfterValidator(_sha256)]
+ScriptPath = Annotated[str, AfterValidator(_script_path)]
+ScriptFormat = Annotated[str, AfterValidator(_script_format), WithJsonSchema({"enum": list(CHECKPOINT_FORMATS)})]
+Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
+Secrets = Annotated[dict[str, str], BeforeValidator(_secrets)]
+Count = Annotated[StrictInt, Field(ge=1, le=4096)]
+BatchSize = Annotated[StrictInt, Field(ge=0, le=1 << 30)]
+Launch = Annotated[str, AfterValidator(_launch), WithJsonSchema({"enum": list(LAUNCHES)})]
+DTYPES = (*SHORT, *FLOATS)
+PoolNames = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=64)]
+Dtype = Annotated[str, AfterValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]
+Dtypes = Annotated[tuple[Dtype, ...], Field(max_length=8)]
+Feature = Annotated[str, AfterValidator(_feature), WithJsonSchema({"type": "string", "examples": list(FEATURES)})]
+Features = Annotated[tuple[Feature, ...], Field(max_length=8)]
+Precision = Annotated[str, AfterValidator(_precision), WithJsonSchema({"enum": list(PRECISIONS)})]

@@ -1,0 +1,193 @@
+"""A column of a benchmark run: one device of the fleet, measured through the session of a job that holds its node."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from cluster import fleet_record
+from cluster.errors import FleetError, NotFound, UserError
+from orchestrator.benchmark.round_runner import ColumnLost, SessionEnded
+from orchestrator.core.attempts import node_of
+from orchestrator.core.fold import Attempt, Record
+from orchestrator.core.states import TERMINAL, State
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.jobs import Jobs
+
+LOOK_S = 0.2
+UP_S = 180.0
+"""From its start to its first answer a session imports torch and opens its device."""
+VERDICT_S = 60.0
+"""So long the fleet may take to find out what became of a session that does not answer."""
+ANSWER_S = 5.0
+"""A session that has nothing else to do describes itself within that."""
+Data = dict[str, Any]
+
+
+def placed(jobs: Jobs, job: str) -> tuple[int, ...]:
+    """Numbers of the devices that a session's job holds, once the planner has given it a node and it runs there.
+
+    Raises ColumnLost.
+    """
+    return _running(jobs, job).leases[0][1]
+
+
+class FleetColumn:
+    """`call` asks the session of the job's present attempt for the device that comes at `place` among those it sees.
+
+    `opened` is called whenever a session of its answers for the first time.
+    """
+
+    def __init__(
+        self, name: str, place: int, job: str, jobs: Jobs, agents: Agents, opened: "Callable[[FleetColumn], None]"
+    ):
+        self.id, self.job = name, job
+        self.host = ""
+        self.facts: Data = {}
+        self._place, self._opened = place, opened
+        self._jobs, self._agents, self._epoch = jobs, agents, 0
+
+    def view(self) -> Data:
+        """What is measured in it."""
+        return {"column": self.id, "job": self.job} | {k: self.facts[k] for k in ("kind", "pool", "node", "number")}
+
+    def open(self) -> None:
+        """Wait until the session answers. Raises ColumnLost."""
+        attempt = _running(self._jobs, self.job)
+        self._epoch = attempt.epoch
+        described = self._described(time.monotonic() + UP_S)
+        node = node_of(attempt.leases[0][0])
+        facts = self._agents[node].facts
+        self.host = described["host"]
+        self.facts = described | {
+            "pool": attempt.pool,
+            "kind": attempt.kind,
+            "node": node,
+            "number": attempt.leases[0][1][self._place],
+            "job": self.job,
+            "versions": dict(facts.versions) if facts else {},
+            "price_per_hour": _price(attempt.pool),
+            "price_source": "the fleet's file",
+        }
+        self._opened(self)
+
+    def call(self, message: Data, timeout_s: float) -> Data:
+        """Asked once more where the session outlives what was between us, such as an agent that was killed."""
+        try:
+            return self._called(message, timeout_s)
+        except (FleetError, NotFound) as e:
+            if not self._goes_on(str(e), timeout_s):
+                raise SessionEnded(self._why(str(e))) from e
+        try:
+            return self._called(message, timeout_s)
+        except (FleetError, NotFound) as e:
+            self._goes_on(str(e), timeout_s)
+            raise SessionEnded(self._why(str(e))) from e
+
+    def _called(self, message: Data, timeout_s: float) -> Data:
+        try:
+            told: Data = self._ask(message, timeout_s)
+        except UserError as e:
+            return {"failed": e.message}
+        return told
+
+    def end(self) -> None:
+        """Let the session, and with it the job, end well."""
+        try:
+            self._ask({"do": "end"}, 10.0)
+        except (FleetError, NotFound, UserError, ColumnLost):
+            return
+
+    def _ask(self, message: Data, timeout_s: float) -> Any:
+        record = self._record()
+        if record.job.state in TERMINAL:
+            raise ColumnLost(_reason(record))
+        attempt = record.attempts[-1]
+        if attempt.epoch != self._epoch:
+            raise FleetError("the session was started anew", "")
+        node = node_of(attempt.leases[0][0])
+        wanted = message | {"device": self._place}
+        return self._agents.call(node, "measure", self.job, attempt.epoch, wanted, timeout_s, timeout_s=timeout_s + 10)
+
+    def _goes_on(self, said: str, busy_s: float) -> bool:
+        """Wait until the fleet knows what became of the session, which may work on for `busy_s` before it answers.
+        False where a new one has taken its place. Raises ColumnLost.
+        """
+        asked_s, waited_s, wait_s = time.monotonic(), 0.0, VERDICT_S
+        while waited_s < wait_s:
+            record = self._record()
+            if record.job.state in TERMINAL:
+                raise ColumnLost(_reason(record))
+            if record.attempts and self._is_lost(record.attempts[-1]):
+                raise ColumnLost(f"its node is lost: {self._node_trouble(record.attempts[-1])}")
+            runs = record.job.state is State.RUNNING
+            same = runs and record.attempts[-1].epoch == self._epoch
+            if runs and not same:
+                self.open()
+                return False
+            if same and self._answers():
+                return True
+            time.sleep(LOOK_S)
+            waited_s, wait_s = time.monotonic() - asked_s, VERDICT_S + (busy_s if same else 0.0)
+        raise ColumnLost(f"no word of its session for {waited_s:.0f} s: {said}")
+
+    def _answers(self) -> bool:
+        """The session that we know, within a moment."""
+        with suppress(FleetError, NotFound, UserError):
+            self._ask({"do": "describe"}, ANSWER_S)
+            return True
+        return False
+
+    def _is_lost(self, attempt: Attempt) -> bool:
+        return bool(self._node_trouble(attempt))
+
+    def _node_trouble(self, attempt: Attempt) -> str:
+        agent = self._agents.get(node_of(attempt.leases[0][0]))
+        return "it left the fleet" if agent is None else agent.lost
+
+    def _why(self, said: str) -> str:
+        """What ended the attempt before this one."""
+        ended = [a for a in self._record().attempts if a.epoch < self._epoch]
+        return (ended[-1].reason if ended else "") or said
+
+    def _described(self, deadline: float) -> Data:
+        while True:
+            try:
+                told: Data = self._ask({"do": "describe", "limit_s": UP_S}, UP_S)
+                return told
+            except (FleetError, NotFound) as e:
+                if time.monotonic() > deadline or self._record().job.state is not State.RUNNING:
+                    self._raise_lost(str(e))
+                time.sleep(LOOK_S)
+
+    def _raise_lost(self, said: str) -> None:
+        record = self._record()
+        raise ColumnLost(_reason(record) if record.job.state in TERMINAL else f"its session does not answer: {said}")
+
+    def _record(self) -> Record:
+        return self._jobs[self.job]
+
+
+def _running(jobs: Jobs, job: str) -> Attempt:
+    deadline = time.monotonic() + UP_S
+    while True:
+        record = jobs[job]
+        if record.job.state in TERMINAL:
+            raise ColumnLost(_reason(record))
+        if record.job.state is State.RUNNING:
+            return record.attempts[-1]
+        if time.monotonic() > deadline and record.job.state is not State.PENDING:
+            raise ColumnLost(f"its session did not start within {UP_S:.0f} s")
+        time.sleep(LOOK_S)
+
+
+def _price(pool: str) -> float | None:
+    """Of one device of the pool for an hour; None where nobody declared one."""
+    fleet = fleet_record.read()
+    return float(fleet.pools.get(pool, {}).get("price_per_hour") or 0) or None if fleet else None
+
+
+def _reason(record: Record) -> str:
+    failure: Any = record.failure or {}
+    told = failure.get("message") if isinstance(failure, dict) else ""
+    return str(told or record.reason or f"its job ended as {record.job.state}")

@@ -1,0 +1,102 @@
+"""The server and its fleet as they are now, gathered for `doctor` and `status` in the thread of whoever asks.
+
+It takes no lock that the controller's thread holds while it waits, and asks neither Ray nor an agent.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.serialization import to_plain
+from cluster.types import Finding
+from orchestrator.core.leaked_devices import found as leaks
+from orchestrator.core.nodes import Node
+from orchestrator.runtime import health, unreadable_output
+from orchestrator.runtime.agents import Agents
+from orchestrator.runtime.controller import Runtime
+from orchestrator.runtime.health import ControllerSeen, NodeSeen, Seen, StoreSeen
+from orchestrator.runtime.host_rejoin import RejoinThread
+from orchestrator.runtime.ray_calls import RAY
+from orchestrator.runtime.repair import RepairThread
+from orchestrator.runtime.step_batch import now
+from orchestrator.store.event_store import EventStore
+
+REPAIRS_TOLD_S = 600.0
+NAMED_ROWS = 20
+
+
+class Watched:
+    """`repairs` are the threads that start again what was lost; none where that is switched off."""
+
+    def __init__(
+        self, store: EventStore, agents: Agents, runtime: Runtime, repairs: Sequence[RepairThread | RejoinThread]
+    ):
+        self._store, self._agents, self._runtime, self._repairs = store, agents, runtime, repairs
+
+    def seen(self) -> Seen:
+        runtime, at = self._runtime, now()
+        return Seen(
+            self._controller(),
+            self._database(),
+            tuple(RAY.blocked()),
+            RAY.exhausted,
+            tuple(
+                NodeSeen(
+                    name,
+                    _down(node),
+                    node.ready,
+                    0.0 if node.resting else node.silent_s(at.s),
+                    tuple(node.unknown),
+                    node.broken if node.unmade and not node.lost else "",
+                )
+                for name, node in runtime.control.nodes.items()
+            ),
+            tuple(leaks(runtime.control, at)),
+            tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
+            tuple(dict.fromkeys(why for repair in self._repairs for why in repair.waiting.values())),
+            runtime.replaced,
+            runtime.repairs,
+        )
+
+    def _controller(self) -> ControllerSeen:
+        runtime, pulse = self._runtime, self._runtime.pulse
+        return ControllerSeen(
+            pulse.age_s,
+            pulse.doing,
+            pulse.failing,
+            pulse.failures,
+            runtime.trouble,
+            runtime.trouble_s,
+            runtime.holding,
+            bool(self._agents.overtaken),
+            runtime.control.memory.fault,
+            runtime.control.policy.name,
+            runtime.control.memory.gap,
+        )
+
+    def _database(self) -> StoreSeen:
+        now = self._store.state()
+        damaged = tuple(str(row) for row in now.damage.rows[:NAMED_ROWS])
+        return StoreSeen(
+            now.where,
+            now.error,
+            now.failed_s,
+            now.size_bytes,
+            now.free_bytes,
+            damaged,
+            now.damage.count,
+            now.reports_lost,
+        )
+
+    def findings(self) -> list[tuple[str, Finding]]:
+        """(node or "", finding) about the server itself, its fleet and what jobs wrote."""
+        return [*health.findings(self.seen()), *unreadable_output.findings(self._agents.poison())]
+
+    def view(self) -> dict[str, Any]:
+        """For `status`: what is seen, and the findings about it."""
+        view: dict[str, Any] = to_plain(self.seen())
+        return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in self.findings()]}
+
+
+def _down(node: Node) -> str:
+    """Why it cannot be used at all, or ""."""
+    return node.lost or node.refused or node.broken

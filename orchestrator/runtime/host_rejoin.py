@@ -1,0 +1,37 @@
+"""The thread that joins hosts again whose nodes are away."""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+
+from cluster.hosts.host_rejoin import Rejoins
+
+log = logging.getLogger(__name__)
+LOOK_EVERY_S = 5.0
+
+
+class RejoinThread(threading.Thread):
+    """`ready` gives the names of nodes that answer; `repaired` gets a node and a sentence. `waiting` says by node why
+    a host could not be joined again.
+    """
+
+    def __init__(self, ready: Callable[[], Collection[str]], repaired: Callable[[str, str], None]):
+        super().__init__(name="rejoin", daemon=True)
+        self._ready, self._repaired = ready, repaired
+        self._rejoins = Rejoins(log.warning)
+        self._closing = threading.Event()
+        self.waiting: Mapping[str, str] = {}
+
+    def run(self) -> None:
+        while not self._closing.wait(LOOK_EVERY_S):
+            try:
+                done = self._rejoins.look(self._ready())
+            except Exception:
+                log.exception("looking for hosts that are away failed; it is tried again")
+                continue
+            self.waiting = done.waiting
+            for node in done.started:
+                self._repaired(node, f"the host of {node} had been away and was joined again")
+
+    def close(self) -> None:
+        self._closing.set()

@@ -1,0 +1,181 @@
+"""This process's place in the fleet's Ray cluster: it joins, and parts when that cluster is over. It never waits."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cluster import connect, fleet_record
+from cluster.errors import FleetError
+from cluster.fleet_record import FleetRecord
+from cluster.ports import owners, port_of
+from cluster.processes import ProcessId, alive
+from orchestrator.runtime.actors import first_line
+from orchestrator.runtime.agents import NO_FLEET, Agents
+from orchestrator.runtime.ray_calls import RAY
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 30.0
+LEAVE_S = 30.0
+END_S = 5.0
+AGAIN_S = 1.0
+LONGEST_REST_S = 30.0
+HEAD_GONE = "the fleet's head is gone"
+HEAD_STARTS = "the fleet's head is starting"
+
+
+class Link:
+    """`fleet` is the record of the cluster we are in, or None. `holding` is "" or why nothing new can be started there,
+    while agents and attempts are followed as ever. Messages: ("joined", fleet, error or None), ("left", fleet, error or
+    None), ("parted", error or None). Only the controller's thread calls it.
+    """
+
+    def __init__(self, agents: Agents, post: Callable[[tuple[Any, ...]], None]):
+        self._agents, self._post = agents, post
+        self.fleet: FleetRecord | None = None
+        self.holding = ""
+        self._under_way = ""
+        self._since_s = 0.0
+        self._failed = ""
+        self._failures = 0
+        self._raylet: ProcessId | None = None
+
+    def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
+        """ "" when we are in the recorded fleet's cluster, else why not; what leads there is begun. A fleet that
+        another server has taken over is left to it.
+
+        A head that is gone is no trouble but `holding`: agents are asked without it, and it comes back to the same
+        cluster. When it is back, the cluster is joined anew: the head's own node, which we used, is another.
+
+        `give_back` returns what we hold of a cluster that is to be left; it may wait.
+        """
+        self.holding = ""
+        if self._under_way:
+            return f"{self._under_way}, for {time.monotonic() - self._since_s:.0f} s"
+        if recorded is not None and recorded.state == "leaving":
+            self._leave(recorded, give_back)
+            return "the fleet is leaving"
+        if (reason := self._agents.overtaken or _no_cluster(recorded)) or recorded is None:
+            self._part()
+            return reason
+        if self.fleet is None:
+            return self._join(recorded)
+        if self.fleet.address == recorded.address and self._works():
+            if recorded.headless:
+                self.holding = HEAD_GONE
+                return ""
+            if self.fleet.head == recorded.head:
+                self.fleet = recorded
+                return ""
+            if not _answers(recorded):
+                self.holding = HEAD_STARTS
+                return ""
+        self._part()
+        return f"joining the Ray cluster at {recorded.address} again"
+
+    def joined(self, fleet: FleetRecord, error: BaseException | None) -> bool:
+        """Whether it worked."""
+        self._under_way, self._since_s = "", time.monotonic()
+        self._failed = "" if error is None else first_line(error)
+        self._failures = 0 if error is None else self._failures + 1
+        self.fleet = fleet if error is None else None
+        return error is None
+
+    def left(self, fleet: FleetRecord, error: BaseException | None) -> None:
+        """The record says so too, for the `down` that waits for it."""
+        if error is not None:
+            log.warning("leaving %s: %s", fleet.address, first_line(error))
+        self._under_way, self.fleet = "", None
+        self._agents.clear()
+        try:
+            fleet_record.write(replace(fleet, state="left"))
+        except OSError as e:  # it still says that it is leaving, and comes here again
+            log.warning("that %s was left cannot be written down, and is tried again: %s", fleet.address, e)
+
+    def close(self) -> None:
+        """At the server's end; a head that does not answer does not keep it."""
+        if self.fleet is None:
+            return
+        try:
+            RAY.run("part from the cluster", connect.disconnect, END_S)
+        except FleetError as e:
+            log.warning("%s", e)
+
+    def _join(self, fleet: FleetRecord) -> str:
+        """The reason why we are not in it yet."""
+        if not _answers(fleet):
+            return HEAD_GONE if fleet.headless else HEAD_STARTS
+        if not self._failed or time.monotonic() - self._since_s > _rest_s(fleet, self._failures):
+            self._begin(f"joining the Ray cluster at {fleet.address}")
+            self._ask("join the cluster", lambda: self._enter(fleet), JOIN_S, ("joined", fleet))
+        return self._failed or f"joining the Ray cluster at {fleet.address}"
+
+    def _enter(self, fleet: FleetRecord) -> None:
+        """In a thread of RAY."""
+        connect.prepare(fleet)
+        self._raylet = connect.connect(fleet)
+
+    def _works(self) -> bool:
+        """Whether the raylet that we work through lives, where it may end without the head: it was cut off from it, or
+        whoever runs it has stopped it.
+        """
+        return self._raylet is None or alive(self._raylet)
+
+    def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
+        self._begin(f"leaving the Ray cluster at {fleet.address}")
+        there = self.fleet is not None
+        self._ask("leave the cluster", lambda: _leave(give_back) if there else None, LEAVE_S, ("left", fleet))
+
+    def _part(self) -> None:
+        """That cluster is over, or its head is another."""
+        if self.fleet is None:
+            return
+        log.info("parting from the Ray cluster at %s", self.fleet.address)
+        address, self.fleet = self.fleet.address, None
+        self._agents.clear()
+        RAY.forget()
+        self._begin(f"parting from the Ray cluster at {address}")
+        self._ask("part from the cluster", connect.disconnect, LEAVE_S, ("parted",))
+
+    def parted(self, error: BaseException | None) -> None:
+        self._under_way = ""
+        if error is not None:
+            log.warning("parting from a cluster: %s", first_line(error))
+
+    def _begin(self, what: str) -> None:
+        self._under_way, self._since_s = what, time.monotonic()
+
+    def _ask(self, name: str, make: Callable[[], Any], limit_s: float, message: tuple[Any, ...]) -> None:
+        """The answer is `message` with None or the error."""
+        RAY.ask(name, make, limit_s, lambda e: self._post((*message, e if isinstance(e, BaseException) else None)))
+
+
+def before_joining(fleet: FleetRecord | None) -> str:
+    """Why a server that has just started serves no fleet yet."""
+    return f"joining the Ray cluster at {fleet.address}" if fleet and fleet.state == "up" else _no_cluster(fleet)
+
+
+def _no_cluster(fleet: FleetRecord | None) -> str:
+    """Why there is no cluster to be in, or ""."""
+    if fleet is None:
+        return NO_FLEET
+    return "" if fleet.state == "up" else f"the fleet is {fleet.state}"
+
+
+def _answers(fleet: FleetRecord) -> bool:
+    """Whether the head of an embedded fleet lives and listens: parting and joining wait for one that does not."""
+    return not fleet.embedded or not (fleet.headless or owners(port_of(fleet.address)) == frozenset())
+
+
+def _rest_s(fleet: FleetRecord, failures: int) -> float:
+    """Before the next try. Where nodes are others' to start again, and ours to be started with each try, it grows."""
+    return AGAIN_S if fleet.embedded else min(LONGEST_REST_S, AGAIN_S * 2.0 ** min(failures, 9))
+
+
+def _leave(give_back: Callable[[], None]) -> None:
+    try:
+        give_back()
+    finally:
+        connect.disconnect()

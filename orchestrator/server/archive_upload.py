@@ -1,0 +1,58 @@
+"""Packages on their way into the home."""
+
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+from fastapi import Request
+
+from cluster.errors import FleetError, UserError
+from cluster.paths import private_dir
+from orchestrator.server.service_protocol import Facade
+
+PIECE_BYTES = 1024 * 1024
+INCOMING = ".incoming-"
+
+
+def forget_unfinished(home: Path) -> None:
+    """Remove uploads that a server before us was receiving when it was killed; only one server of a home runs."""
+    for left in (home / "packages").glob(f"{INCOMING}*"):
+        left.unlink(missing_ok=True)
+
+
+async def receive_package(request: Request, sha: str) -> None:
+    """The body into a private file, checked against its name, then handed on. Nothing stays behind on an error."""
+    service: Facade = request.app.state.service
+    folder = private_dir(request.app.state.home / "packages")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=INCOMING, delete=False) as part:
+        path = Path(part.name)
+        try:
+            received = await _store(request, part)
+            if received != sha:
+                raise UserError(
+                    f"the package's SHA-256 is {received[:12]}…, its name says {sha[:12]}…", "send it again"
+                )
+            await anyio.to_thread.run_sync(service.store_package, sha, path)
+        except OSError as e:
+            raise FleetError(f"the package could not be stored: {e.strerror or e}", f"free space under {folder}") from e
+        finally:
+            path.unlink(missing_ok=True)
+
+
+async def _store(request: Request, part: Any) -> str:
+    digest, waiting = hashlib.sha256(), bytearray()
+
+    def store() -> None:
+        digest.update(waiting)
+        part.write(waiting)
+        waiting.clear()
+
+    async for chunk in request.stream():
+        waiting += chunk
+        if len(waiting) >= PIECE_BYTES:
+            await anyio.to_thread.run_sync(store)
+    store()
+    part.flush()
+    return digest.hexdigest()

@@ -1,0 +1,28 @@
+"""Packages: the archives of submitted folders, named by their SHA-256."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from cluster.errors import NotFound
+from orchestrator.server.archive_upload import receive_package
+from orchestrator.server.responses import answer
+from orchestrator.server.routes import Service
+
+router = APIRouter(prefix="/v1/packages", tags=["packages"])
+Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of the archive, hexadecimal")]
+
+
+@router.head("/{sha}")
+def has_package(sha: Sha, service: Service) -> Response:
+    """200 when it need not be sent again, else 404."""
+    if not service.has_package(sha):
+        raise NotFound(f"no package {sha[:12]}", "send it with PUT")
+    return Response()
+
+
+@router.put("/{sha}", status_code=201)
+async def put_package(sha: Sha, request: Request) -> Response:
+    """Store a zip archive (`Content-Type: application/zip`, at most 512 MiB). Refused when its SHA-256 is another."""
+    await receive_package(request, sha)
+    return answer({"package": sha}, 201)

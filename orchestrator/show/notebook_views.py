@@ -1,0 +1,52 @@
+"""Answers: plain lists and dicts that show themselves as tables, printed, drawn by rich, and as HTML in a notebook."""
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.show.table import Grid, Stack, text
+
+Draw = Callable[[Any], Grid | Stack]
+MAX_LINES = 60
+"""Of a printed answer; the data has all."""
+
+
+def _printed(table: Grid | Stack) -> str:
+    """The table as wide as the terminal, cut to `MAX_LINES`."""
+    lines = text(table, shutil.get_terminal_size().columns).split("\n")
+    hidden = len(lines) - MAX_LINES
+    return "\n".join([*lines[:MAX_LINES], *([f"… and {hidden} more lines"] if hidden > 0 else [])])
+
+
+class Rows(list[dict[str, Any]]):
+    """A list of rows. `draw` makes the table of them."""
+
+    def __init__(self, rows: list[dict[str, Any]], draw: Draw):
+        super().__init__(rows)
+        self._draw = draw
+
+    def __rich__(self) -> Grid | Stack:
+        return self._draw(self)
+
+    def __repr__(self) -> str:
+        return _printed(self._draw(self))
+
+    def _repr_html_(self) -> str:
+        return self._draw(self).html()
+
+
+class Facts(dict[str, Any]):
+    """A mapping. `draw` makes the table of it."""
+
+    def __init__(self, data: dict[str, Any], draw: Draw):
+        super().__init__(data)
+        self._draw = draw
+
+    def __rich__(self) -> Grid | Stack:
+        return self._draw(self)
+
+    def __repr__(self) -> str:
+        return _printed(self._draw(self))
+
+    def _repr_html_(self) -> str:
+        return self._draw(self).html()

@@ -1,0 +1,201 @@
+"""Commands carried out, simulated: each takes time, may fail, and may be half done when its server ends."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core import commands as c
+from orchestrator.core import messages as m
+from orchestrator.simulate.fences import Change, Fences
+from orchestrator.simulate.launch import Launching
+from orchestrator.simulate.machine import Machine, Refused
+
+if TYPE_CHECKING:
+    from orchestrator.simulate.server import Server
+
+ANSWER_S = 3.0
+Then = Callable[[Exception | None], None]
+
+
+class Unanswered(Exception):
+    """No answer within its limit."""
+
+
+class Carrying:
+    def __init__(self, server: "Server"):
+        self.server, self.world = server, server.world
+        self.fences = Fences(server, lambda: server._carrying is self)
+        self.wanted: dict[str, str] = {}
+        self.taken: set[str] = set()
+        self.copied: set[str] = set()
+
+    def out(self, command: c.Command) -> None:
+        HANDLERS[type(command)](self, command)
+
+    def ask(self, node: str, limit_s: float, act: Callable[[Machine], Any], then: Then) -> None:
+        """`act` at the node's agent; `then` here, once, with what went wrong."""
+        server, world = self.server, self.world
+        ray_id, life = server.watching.agents.get(node, ""), server.life
+        machine = world.ray.by_id.get(ray_id)
+        waiting = [True]
+
+        def finish(error: Exception | None) -> None:
+            if waiting:
+                waiting.clear()
+                then(error)
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                act(machine)  # type: ignore[arg-type]
+            except Refused as e:
+                error = e
+            world.from_node(machine, lambda: server._mine(life, finish, (error,)))  # type: ignore[arg-type]
+
+        server.later(limit_s, finish, Unanswered(f"node {node} gave no answer within {limit_s:.0f} s"))
+        if machine is None:
+            server.later(0.05, finish, Refused(f"node {node} has no agent"))
+        else:
+            world.to_node(machine, ray_id, run)
+
+    def stop(self, command: c.Stop) -> None:
+        node, job, epoch, how = command.node, command.job, command.epoch, command.how
+        generation = self.server.generation
+
+        def then(error: Exception | None) -> None:
+            self.server.tell(m.Stopped(node, job, epoch, how, str(error) if error else "", command.asked_s))
+
+        self.ask(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, how), then)
+
+    def forget(self, command: c.Forget) -> None:
+        generation = self.server.generation
+        act: Callable[[Machine], None] = lambda machine: machine.forget(generation, command.job, command.epoch)  # noqa: E731
+        self.ask(command.node, ANSWER_S, act, lambda error: None)
+
+    def fence(self, command: c.Fence) -> None:
+        epoch = command.epoch
+
+        def write(stands: int) -> int:
+            if command.lower:
+                return stands if stands > epoch + 1 else epoch
+            return max(stands, epoch)
+
+        def told(_: int, stands: int, error: str) -> None:
+            self.server.tell(m.Fenced(command.job, epoch, stands, error, command.asked_s))
+
+        self.fences.change(command.job, Change(write, told))
+
+    def release(self, command: c.Release) -> None:
+        self.taken.discard(command.place)
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command)
+
+    def _released(self, command: c.Release) -> None:
+        """Unless the next attempt has taken it over meanwhile."""
+        ray = self.world.ray
+        if ray.away:
+            self.server.tell(m.Released(command.place, "Ray's head does not answer", command.asked_s))
+            return
+        if command.place not in self.taken:
+            ray.reserved.pop(command.place, None)
+        self.server.tell(m.Released(command.place, asked_s=command.asked_s))
+
+    def replicate(self, command: c.Replicate) -> None:
+        """The first copy of a job finds a full disk."""
+        error = "" if command.job in self.copied else "no space"
+        self.copied.add(command.job)
+        told = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
+        self.server.later(0.5, self.server.tell, told)
+
+    def make_agent(self, command: c.MakeAgent) -> None:
+        self.wanted[command.node] = command.ray_id
+        self.server.later(self.world.rng.uniform(0.05, 0.6), self._made, command, self.world.now_s)
+
+    def _made(self, command: c.MakeAgent, since_s: float) -> None:
+        world, node, ray_id = self.world, command.node, command.ray_id
+        machine = world.ray.by_id.get(ray_id)
+        if self.wanted.get(node) != ray_id:
+            return
+        if world.ray.away or machine is None or machine.ray_id != ray_id:
+            self.server.tell(m.AgentMade(node, ray_id, "Ray did not start it"))
+        elif machine.frozen or machine.cut_in or machine.cut_out:
+            if world.now_s - since_s > 10.0:
+                self.server.tell(m.AgentMade(node, ray_id, "it did not start within 10 s"))
+            else:
+                self.server.later(0.5, self._made, command, since_s)
+        else:
+            machine.agent_up, machine.agent_gone = True, False
+            self.server.tell(m.AgentMade(node, ray_id))
+            self.server.watching.follow(node, ray_id)
+
+    def restart_agent(self, command: c.RestartAgent) -> None:
+        machine = self.world.ray.by_id.get(command.ray_id)
+        if machine and machine.ray_id == command.ray_id and not (machine.frozen or machine.cut_in):
+            self.world.kill_agent(machine, gone=False)
+
+    def restart_node(self, command: c.RestartNode) -> None:
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._restart_node, command)
+
+    def _restart_node(self, command: c.RestartNode) -> None:
+        """Ray is asked once more: all of the node ends."""
+        ray = self.world.ray
+        machine = ray.by_id.get(command.ray_id)
+        here = machine is not None and machine.ray_id == command.ray_id and machine.powered
+        if machine is None or not here or ray.away or not ray.withholds(command.ray_id):
+            self.server.tell(m.NotRestarted(command.node, command.ray_id))
+            return
+        self.world.checks.may_restart(machine)
+        self.world.injector.raylet_out(machine)
+
+    def drop_agent(self, command: c.DropAgent) -> None:
+        if self.wanted.get(command.node) == command.ray_id:
+            del self.wanted[command.node]
+        if self.server.watching.agents.get(command.node) == command.ray_id:
+            del self.server.watching.agents[command.node]
+
+    def rest_agent(self, command: c.RestAgent) -> None:
+        self.drop_agent(c.DropAgent(command.node, command.ray_id))
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._rest, command.ray_id)
+
+    def _rest(self, ray_id: str) -> None:
+        machine = self.world.ray.by_id.get(ray_id)
+        if machine is not None and not self.world.ray.away:
+            machine.agent_down()
+
+    def ask_nodes(self, command: c.AskNodes) -> None:
+        self.server.later(self.world.rng.uniform(0.01, 0.5), self._ask_nodes, command)
+
+    def _ask_nodes(self, command: c.AskNodes) -> None:
+        if self.world.ray.away:
+            self.server.tell(m.NodesAsked("Ray's head does not answer"))
+            return
+        self.world.ray.asked = len(command.requests)
+        self.server.tell(m.NodesAsked())
+
+    def store_report(self, command: c.StoreReport) -> None:
+        if not self.server.store.refuses:
+            self.server.store.report(command.job, command.epoch, command.at)
+
+    def nothing(self, command: c.Command) -> None:
+        """It only says something."""
+
+    def launch(self, command: c.Launch) -> None:
+        self.taken.add(command.place)
+        Launching(self, command).reserve(0.0)
+
+
+HANDLERS: dict[type, Callable[[Carrying, Any], None]] = {
+    c.Launch: Carrying.launch,
+    c.Stop: Carrying.stop,
+    c.Forget: Carrying.forget,
+    c.Fence: Carrying.fence,
+    c.Release: Carrying.release,
+    c.MakeAgent: Carrying.make_agent,
+    c.RestartAgent: Carrying.restart_agent,
+    c.RestartNode: Carrying.restart_node,
+    c.DropAgent: Carrying.drop_agent,
+    c.RestAgent: Carrying.rest_agent,
+    c.AskNodes: Carrying.ask_nodes,
+    c.StoreReport: Carrying.store_report,
+    c.Replicate: Carrying.replicate,
+    c.Refuse: Carrying.nothing,
+    c.Warn: Carrying.nothing,
+}

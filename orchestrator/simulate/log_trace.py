@@ -1,0 +1,147 @@
+"""A server's log as a trace: what would another policy, or another fleet, have done with the jobs that really ran?"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+
+from cluster.errors import UserError
+from orchestrator.core.fold import Record
+from orchestrator.core.throughput import Throughput
+from orchestrator.simulate.fleets import HOUR_S, Fleet
+from orchestrator.simulate.job_history import NEVER_RAN, UNREADABLE, Ran, devices, most_held, pools_of, ran
+from orchestrator.simulate.kind_acceptance import Accepting, Rated, spelled
+from orchestrator.simulate.outcome import Outcome, figure
+from orchestrator.simulate.traces import MOST_S, Trace
+
+LEAST_S = 1e-3
+"""A job that ran shorter than that ran so long."""
+
+MOST_PRIORITY = 1 << 31
+
+
+class AsItWas(TypedDict):
+    mean_jct_h: float
+    p50_jct_h: float
+    p99_jct_h: float
+    makespan_h: float
+
+
+class Skipped(TypedDict):
+    """How many jobs: no attempt of it started; no kind of the fleet may run it; its history cannot be used."""
+
+    never_ran: int
+    no_kind: int
+    unreadable: int
+
+
+class OfLog(Outcome):
+    """The figures of the simulated policy, and beside them those that the log really had."""
+
+    as_it_was: AsItWas
+    fleet: dict[str, int]
+    restart_cost_s: float
+    assumed_rates: int
+    unfinished: int
+    skipped: Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """`starts_s`: how long attempts took from placement until they ran, the median. `unfinished` jobs count as if they
+    had ended with the log; `assumed` is how many jobs have a kind at a rate that nobody measured.
+    """
+
+    trace: Trace
+    fleet: Fleet
+    as_it_was: AsItWas
+    starts_s: float
+    skipped: Skipped
+    unfinished: int
+    assumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a store holds: `unreadable` jobs have no record. `newest_s` is when the newest event happened."""
+
+    name: str
+    records: tuple[Record, ...]
+    unreadable: int
+    throughput: Throughput
+    newest_s: float
+
+
+def past(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float = np.inf) -> Past:
+    """Of jobs submitted from `since_s` to before `until_s`. Without a `fleet` it has as many devices of each kind as
+    these jobs held at most at a time. Raises UserError where none of them can be simulated.
+    """
+    found = [ran(r, log.newest_s) for r in log.records if since_s <= r.job.submitted_s < until_s]
+    jobs = sorted((r for r in found if isinstance(r, Ran)), key=lambda r: (r.arrival_s, r.record.job.number))
+    if not jobs:
+        told = f"none of {len(found)} jobs of {log.name} ever ran" if found else f"{log.name} has no job of that time"
+        raise UserError(f"--log: {told}", "name the log of a server whose jobs ran, or another --since or --until")
+    pools = pools_of(jobs)
+    chosen = spelled(fleet, pools) if fleet else most_held(jobs)
+    accepting = Accepting(chosen, log.throughput, pools)
+    rated = [(job, rated) for job in jobs if any((rated := accepting.rated(job)).rate)]
+    if not rated:
+        ran_on = sorted({job.longest.kind for job in jobs})
+        told = f"no kind of the fleet ({', '.join(chosen.kinds)}) takes any of the {len(jobs)} jobs of {log.name}"
+        raise UserError(f"--fleet: {told}", f"they ran on {', '.join(ran_on[:20])}")
+    skipped: Skipped = {
+        "never_ran": found.count(NEVER_RAN),
+        "no_kind": len(jobs) - len(rated),
+        "unreadable": found.count(UNREADABLE) + log.unreadable,
+    }
+    taken = [job for job, _ in rated]
+    work_s = [accepting.work_s(job) for job in taken]
+    unfinished = sum(job.is_unfinished for job in taken)
+    trace = _trace(log.name, rated, work_s)
+    return Past(
+        trace, chosen, _as_it_was(taken), _starts_s(taken), skipped, unfinished, sum(r.assumed for _, r in rated)
+    )
+
+
+def beside(found: Outcome, of: Past, restart_s: float) -> OfLog:
+    return {
+        **found,
+        "as_it_was": of.as_it_was,
+        "fleet": dict(zip(of.fleet.kinds, of.fleet.devices.tolist(), strict=True)),
+        "restart_cost_s": restart_s,
+        "assumed_rates": of.assumed,
+        "unfinished": of.unfinished,
+        "skipped": of.skipped,
+    }
+
+
+def _trace(name: str, jobs: list[tuple[Ran, Rated]], work_s: list[float]) -> Trace:
+    arrival_s = np.array([job.arrival_s for job, _ in jobs])
+    priority = np.array([job.record.job.priority for job, _ in jobs], object)
+    saves = [job.record.checkpoint is not None or job.record.job.task == "train" for job, _ in jobs]
+    return Trace(
+        name,
+        np.arange(len(jobs)),
+        arrival_s - arrival_s[0],
+        np.array([devices(job.longest) for job, _ in jobs]),
+        np.clip(work_s, LEAST_S, MOST_S),
+        np.array([rated.rate for _, rated in jobs]).T,
+        np.clip(priority, -MOST_PRIORITY, MOST_PRIORITY).astype(np.int64),
+        ~np.array(saves),
+    )
+
+
+def _as_it_was(jobs: list[Ran]) -> AsItWas:
+    jct_h = np.array([job.end_s - job.arrival_s for job in jobs]) / HOUR_S
+    return {
+        "mean_jct_h": figure(jct_h.mean()),
+        "p50_jct_h": figure(np.percentile(jct_h, 50)),
+        "p99_jct_h": figure(np.percentile(jct_h, 99)),
+        "makespan_h": figure((max(job.end_s for job in jobs) - jobs[0].arrival_s) / HOUR_S),
+    }
+
+
+def _starts_s(jobs: Iterable[Ran]) -> float:
+    took = [max(a.started_s - a.placed_s, 0.0) for job in jobs for a in job.attempts if a.started_s is not None]
+    return figure(float(np.median(took)))

@@ -1,0 +1,219 @@
+"""Bugs put into the controller on purpose, one at a time: a simulator that does not find them proves nothing.
+
+Each replaces a function of the core by one that was wrong once, or could be. `FAULTS` are those under which it shows.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from orchestrator.core import (
+    attempt_outcome,
+    attempt_reports,
+    attempt_stops,
+    control,
+    epoch_guard,
+    launch_orders,
+    leaked_devices,
+    membership,
+    nodes,
+    placement,
+    suspicion,
+)
+from orchestrator.core import messages as m
+from orchestrator.core.attempts import Live, Part
+from orchestrator.core.draft import Draft
+from orchestrator.core.fold import apply
+from orchestrator.core.gang import Option
+from orchestrator.core.model import Job
+from orchestrator.core.states import State
+from orchestrator.simulate.faults import Faults
+from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.planted_answers import BUGS, Change
+from orchestrator.simulate.ray import Ray
+from orchestrator.simulate.server import Server
+
+
+def first_cause_forgotten() -> list[Change]:
+    """A sister's broken connection outranks the node that was lost."""
+    was, order = attempt_outcome._class, {2: 4, 3: 4, 4: 2}
+
+    def place(part: Part, first_failed_s: float | None) -> int:
+        right = was(part, first_failed_s)
+        return order.get(right, right)
+
+    return [(attempt_outcome, "_class", place)]
+
+
+def cancel_loses_its_release() -> list[Change]:
+    """A cancel that is stored while an attempt ends: `released` is never written."""
+    was = attempt_stops._conclude
+
+    def conclude(draft: Draft, live: Live) -> None:
+        if draft.records[live.job].job.state is not State.CANCELLED:
+            was(draft, live)
+
+    return [(attempt_stops, "_conclude", conclude)]
+
+
+def launch_answers_dropped() -> list[Change]:
+    """What a launch answers while no fleet is joined is lost."""
+
+    def heeded(handler: Callable[[Draft, Any], None]) -> Callable[[Draft, Any], None]:
+        return lambda draft, told: handler(draft, told) if draft.control.joined else None
+
+    answers = {m.Launched: heeded(attempt_stops.launched), m.LaunchFailed: heeded(attempt_stops.launch_failed)}
+    return [(control, "HANDLERS", control.HANDLERS | answers)]
+
+
+def silence_never_missed() -> list[Change]:
+    """An agent that does not answer is waited for without end."""
+    return [(suspicion, "NODE_SILENT_S", 1e9), (membership, "HUNG_S", 1e9), (nodes, "NODE_SILENT_S", 1e9)]
+
+
+def no_wait_after_the_fence() -> list[Change]:
+    """A part is taken for ended as soon as its fence stands: its lease has not passed."""
+
+    def certain(draft: Draft, live: Live, rank: int) -> str:
+        return suspicion._doubt(draft, live, live.parts[rank]) if live.fenced_s is not None else ""
+
+    return [(suspicion, "_certain", certain)]
+
+
+def sisters_lose_their_grace() -> list[Change]:
+    """The first node of a preempted gang that is done has the others cancelled."""
+    return [(attempt_stops, "BROKEN", attempt_stops.BROKEN | {"preempted"})]
+
+
+def submitted_twice() -> list[Change]:
+    """The controller is told of a request that comes again, and begins its job anew."""
+    was = Server.answered
+
+    def answered(server: Server, job: Job) -> bool:
+        first = next((event for event in server.store.log if (event.job, event.event) == (job.id, "submitted")), None)
+        if record := apply(None, first) if first else None:
+            server.receive(m.Submitted((record,)))
+        return was(server, job)
+
+    def submitted(draft: Draft, told: m.Submitted) -> None:
+        for record in told.records:
+            draft.records[record.job.id] = record
+            draft.change(changed=True)
+
+    return [(Server, "answered", answered), (control, "HANDLERS", control.HANDLERS | {m.Submitted: submitted})]
+
+
+def gang_in_part() -> list[Change]:
+    """A gang is placed on one node fewer than it asked for."""
+    whole = Option.leases.fget  # type: ignore[attr-defined]
+    return [(Option, "leases", property(lambda option: whole(option)[: max(1, len(option.nodes) - 1)]))]
+
+
+def fence_not_raised() -> list[Change]:
+    """An attempt is taken for fenced, and nobody wrote the fence."""
+
+    def unfenced(draft: Draft, live: Live, why: str) -> None:
+        draft.raised[live.job] = live.epoch + 1
+        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s)
+
+    return [(suspicion, "_raise", unfenced)]
+
+
+def epochs_used_again() -> list[Change]:
+    """After an older backup was restored, epochs go on from what its log says."""
+
+    def launch(*arguments: Any, **_: Any) -> Any:
+        return launch_orders.launch(*arguments, fenced=True)
+
+    return [
+        (Job, "next_epoch", property(lambda job: job.epoch + 1)),
+        (placement, "launch", launch),
+        (epoch_guard, "waits", lambda control, now_s: {}),
+    ]
+
+
+def lease_stretched() -> list[Change]:
+    """A lease is given from when a request arrives, however long it was on its way."""
+    return [(Machine, "lease_from", lambda machine, heard: machine.world.now_s)]
+
+
+def devices_given_twice() -> list[Change]:
+    """What an attempt holds is free for the next plan."""
+    return [(nodes, "leased", lambda records: {})]
+
+
+def reservations_kept() -> list[Change]:
+    """What an attempt had reserved is never given back."""
+    return [(attempt_stops, "release", lambda draft: None)]
+
+
+def old_lists_believed() -> list[Change]:
+    """A node is used before it has told what runs there."""
+    was = nodes.closed
+
+    def closed(node: nodes.Node, drained: Any, now_s: float) -> str:
+        return was(replace(node, listed_s=node.listed_s or 0.0, strangers={}), drained, now_s)
+
+    return [(nodes, "closed", closed), (attempt_reports, "look", lambda draft: None)]
+
+
+def withheld_for_ever() -> list[Change]:
+    """What Ray reserves for nobody stays so."""
+    return [(leaked_devices, "told", lambda draft, names: None)]
+
+
+def node_restarted_amid_work() -> list[Change]:
+    """A node of which Ray has lost count is started again at once, whatever runs and is reserved there."""
+    return [(leaked_devices, "_is_idle", lambda draft, node: True), (Ray, "withholds", lambda ray, ray_id: True)]
+
+
+PLANTED: dict[str, Callable[[], list[Change]]] = {
+    made.__name__: made
+    for made in (
+        *(first_cause_forgotten, cancel_loses_its_release, launch_answers_dropped, silence_never_missed),
+        *(no_wait_after_the_fence, sisters_lose_their_grace, submitted_twice, gang_in_part, fence_not_raised),
+        *(epochs_used_again, lease_stretched, devices_given_twice, reservations_kept, old_lists_believed),
+        *(withheld_for_ever, node_restarted_amid_work),
+        *BUGS,
+    )
+}
+
+FAULTS: dict[str, Callable[[], Faults]] = {
+    "first_cause_forgotten": lambda: Faults(power_lost_s=15.0),
+    "cancel_loses_its_release": Faults,
+    "launch_answers_dropped": lambda: Faults(head_lost_s=40.0, slow=0.3, cut_both_s=20.0),
+    "silence_never_missed": lambda: Faults(agent_stopped_s=20.0),
+    "no_wait_after_the_fence": lambda: Faults(cut_both_s=10.0),
+    "sisters_lose_their_grace": lambda: Faults(notice_s=60.0),
+    "submitted_twice": Faults,
+    "gang_in_part": Faults,
+    "fence_not_raised": lambda: Faults(cut_in_s=8.0),
+    "epochs_used_again": lambda: Faults(older_backup_s=60.0, power_lost_s=60.0),
+    "lease_stretched": lambda: Faults(cut_out_s=8.0),
+    "devices_given_twice": Faults,
+    "reservations_kept": Faults,
+    "old_lists_believed": lambda: Faults(older_backup_s=60.0, server_killed_s=30.0),
+    "withheld_for_ever": lambda: Faults(ray_withholds_s=60.0),
+    "node_restarted_amid_work": lambda: Faults(ray_withholds_s=60.0),
+    "cut_off_for_ever": lambda: Faults(cut_out_s=6.0),
+    "own_fence_taken_for_anothers": lambda: Faults(ray_away_s=30.0, cut_both_s=10.0),
+    "late_answers_believed": lambda: Faults(doubled=0.2, slow=0.2),
+    "ended_parts_doubted": lambda: Faults(slow=0.3, lost=0.1, cut_out_s=15.0),
+    "stops_begin_anew": lambda: Faults(attempt_frozen_s=5.0),
+    "lowering_asked_for_once": lambda: Faults(cut_out_s=4.0, fences_fail=0.5),
+    "any_release_believed": lambda: Faults(doubled=0.8, ray_away_s=8.0),
+    "users_error_taken_for_a_lost_node": lambda: Faults(start_refused=0.5),
+    "users_error_tried_again": lambda: Faults(secret_missing=1.0),
+    "conflict_taken_for_a_newer_attempt": lambda: Faults(upload_conflicts=0.2),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """With that bug; "" for none."""
+    with ExitStack() as stack:
+        for owner, attribute, changed in PLANTED[name]() if name else ():
+            stack.enter_context(patch.object(owner, attribute, changed))
+        yield

@@ -1,0 +1,120 @@
+"""A trace and its fleet in the words of the controller: jobs, nodes, and what was measured of each job's rates."""
+
+from collections.abc import Iterator
+
+from cluster import catalogue
+from cluster.types import Device, NodeFacts
+from orchestrator.core.fold import Record, apply, submitted
+from orchestrator.core.model import Candidate, Declared, Job
+from orchestrator.core.throughput import Key, Measured, Throughput
+from orchestrator.simulate.fleets import HOUR_S, Fleet
+from orchestrator.simulate.traces import Trace
+from workers.messages import PROTOCOL
+
+GIB = 1 << 30
+STORAGE = "/store"
+PRECISION = "fp32"
+
+
+def node_names(fleet: Fleet) -> Iterator[tuple[str, str, int]]:
+    """(node, kind, devices) of each node."""
+    for number, kind in enumerate(fleet.kinds):
+        for index, size in enumerate(fleet.sizes(number)):
+            yield f"{kind}-{index}", kind, size
+
+
+def spelled(kind: str) -> str:
+    """A kind of a trace as the controller knows kinds: with a back end before it."""
+    return kind if catalogue.is_backend(kind.partition(":")[0]) else f"nvidia:{kind}"
+
+
+def facts(node: str, kind: str, devices: int) -> NodeFacts:
+    """As its agent tells them. All nodes see one storage."""
+    own = spelled(kind)
+    backend = own.partition(":")[0]
+    here = tuple(Device(backend, own, index, kind, total_memory_bytes=GIB) for index in range(devices))
+    return NodeFacts(
+        node=node,
+        ray_node_id=f"ray-{node}",
+        host=node,
+        address="10.0.0.1",
+        pool=kind,
+        backend=backend,
+        environment=kind,
+        protocol=PROTOCOL,
+        versions={},
+        devices=here,
+        cpu_count=1,
+        memory_total_bytes=GIB,
+        memory_free_bytes=GIB,
+        load_1min=0.0,
+        disk_free_bytes=GIB,
+        agent_pid=1,
+        storage=STORAGE,
+        storage_id="one",
+    )
+
+
+class AsJobs:
+    """`throughput` is per device, so that a gang does what the trace says. Jobs of equal rates are one workload."""
+
+    def __init__(self, trace: Trace, fleet: Fleet):
+        self.trace, self.fleet = trace, fleet
+        self._sizes = [list(fleet.sizes(number)) for number in range(len(fleet.kinds))]
+        self._names: dict[tuple[object, ...], str] = {}
+        self._rows: dict[Key, Measured] = {}
+        self._workload_of = [self._workload(job) for job in range(trace.jobs)]
+        self.throughput = Throughput(self._rows)
+
+    def record(self, job: int) -> Record:
+        """As the store has it once it is submitted."""
+        found = apply(None, submitted(self._job(job), {}, float(self.trace.arrival_s[job])))
+        assert found is not None
+        return found
+
+    def _workload(self, job: int) -> str:
+        gang, rates = int(self.trace.gang[job]), self.trace.rate[:, job]
+        key = (gang, *rates.tolist())
+        if key not in self._names:
+            name = self._names[key] = f"w{len(self._names)}"
+            for kind, rate in zip(self.fleet.kinds, rates.tolist(), strict=True):
+                if rate:
+                    each = rate / gang
+                    self._rows[name, "train", spelled(kind), PRECISION] = Measured(
+                        each, each, each, "step", "trace", 0.0
+                    )
+        return self._names[key]
+
+    def _job(self, job: int) -> Job:
+        rates = self.trace.rate[:, job]
+        best = int(rates.argmax())
+        hours = float(self.trace.steps[job] / rates[best]) * int(self.trace.gang[job]) / HOUR_S
+        return Job(
+            id=f"j{job}",
+            name=f"j{job}",
+            task="train",
+            candidates=tuple(self._candidates(job)),
+            objective="throughput",
+            workload=self._workload_of[job],
+            submitted_s=float(self.trace.arrival_s[job]),
+            priority=0 if self.trace.priority is None else int(self.trace.priority[job]),
+            work=Declared(hours=hours, on=spelled(self.fleet.kinds[best])),
+            number=job + 1,
+        )
+
+    def _candidates(self, job: int) -> Iterator[Candidate]:
+        """Kinds on which the gang is divided alike are one candidate."""
+        found: dict[tuple[int, int], list[str]] = {}
+        for number, kind in enumerate(self.fleet.kinds):
+            if self.trace.rate[number, job]:
+                found.setdefault(_divided(int(self.trace.gang[job]), self._sizes[number]), []).append(spelled(kind))
+        for (count, nodes), kinds in found.items():
+            yield Candidate(tuple(kinds), count, count, nodes)
+
+
+def _divided(gang: int, sizes: list[int]) -> tuple[int, int]:
+    """(devices on each node, nodes): as few nodes as there are so large; each has the same number."""
+    for count in range(min(gang, max(sizes)), 0, -1):
+        if gang % count == 0 and sum(size >= count for size in sizes) >= gang // count:
+            return count, gang // count
+    return 1, gang

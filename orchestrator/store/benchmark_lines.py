@@ -1,0 +1,71 @@
+"""The lines of benchmark runs: appended as they are measured, read by reports for ever after."""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Row, func, select
+
+from orchestrator.store.codec import encode
+from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, data_of, readable
+from orchestrator.store.schema import benchmark_lines as table
+from orchestrator.store.unit_of_work import Work
+
+if TYPE_CHECKING:
+    from orchestrator.store.database import Database
+    from orchestrator.store.writer import Writer
+
+Data = dict[str, Any]
+WORDS = ("begun", "columns", "ended", "baseline")
+
+
+class BenchmarkLines:
+    """Shares the store's writer: a line is durable when `append` returns. Raises FleetError when it cannot be."""
+
+    def __init__(self, database: "Database", writer: "Writer", damage: Damage):
+        self._database, self._writer, self._damage = database, writer, damage
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] | None = None
+
+    def append(self, run: str, line: Data) -> None:
+        row = {"run": run, "time": time.time(), "line": str(line["line"]), "data": encode(line)}
+        self._writer.submit(Work(benchmark_lines=[row]))
+        with self._lock:
+            if self._counts is not None and line["line"] == "cell":
+                self._counts[run] = self._counts.get(run, 0) + 1
+
+    def read(self, run: str, after: int = 0) -> list[Data]:
+        """Of one run, oldest first, each with its `seq` and `time`."""
+        wanted = select(table).where(table.c.run == run, table.c.seq > after).order_by(table.c.seq)
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted).all()
+        return [line | {"seq": row.seq, "time": row.time} for row in rows if (line := self._line(row))]
+
+    def _line(self, row: Row[Any]) -> Data | None:
+        try:
+            return data_of(row.data)
+        except Damaged as e:
+            self._damage.add(DamagedRow("benchmark_lines", row.seq, readable(row.run), readable(row.line), str(e)))
+            return None
+
+    def cell_counts(self) -> dict[str, int]:
+        """Cells of every run; kept in memory, since a planner asks twice a second."""
+        with self._lock:
+            if self._counts is None:
+                counts = select(table.c.run, func.count()).where(table.c.line == "cell").group_by(table.c.run)
+                with self._database.reading() as connection:
+                    self._counts = {row[0]: row[1] for row in connection.execute(counts)}
+            return dict(self._counts)
+
+    def runs(self) -> list[Data]:
+        """Of every run, oldest first: {"run", "begun": line, "columns", "ended", "baseline": the last such line
+        or None, "cells": how many}."""
+        ends = select(table).where(table.c.line.in_(WORDS)).order_by(table.c.seq)
+        cells = self.cell_counts()
+        found: dict[str, Data] = {}
+        with self._database.reading() as connection:
+            for row in connection.execute(ends):
+                known = found.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
+                if line := self._line(row):
+                    known[row.line] = line | {"time": row.time}
+        return [known | {"cells": cells.get(run, 0)} for run, known in found.items() if known["begun"]]

@@ -1,0 +1,46 @@
+"""Every event and every command has its points: a new kind of either is in the registry without anybody's doing."""
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+from orchestrator.core import commands, crash_points
+from orchestrator.core.commands import Command
+
+CORE = Path(crash_points.__file__).parent
+
+
+def written_events() -> set[str]:
+    """Names of the events that the core writes, read from its source."""
+    found = set()
+    for path in CORE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+                if name in ("event", "note", "Event", "Decision"):
+                    found |= {
+                        a.value for a in node.args[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)
+                    }
+    return {name for name in found if name.isidentifier()}
+
+
+def test_every_event_that_the_core_writes_has_its_points():
+    written = written_events()
+    assert {"placed", "submitted", "failed", "overtaken", "undrained"} <= written
+    assert written <= set(crash_points.events())
+
+
+def test_every_command_has_its_points():
+    made = {kind.__name__ for kind in vars(commands).values() if isinstance(kind, type) and kind in get_args(Command)}
+    classes = {n.name for n in ast.parse(Path(commands.__file__).read_text()).body if isinstance(n, ast.ClassDef)}
+    assert made == classes
+    for name in classes:
+        assert {f"command:{name}:before", f"command:{name}:after"} <= set(crash_points.names())
+
+
+def test_names_are_unique_and_say_what_and_on_which_side():
+    names = crash_points.names()
+    assert len(set(names)) == len(names)
+    assert {(name.count(":"), name.rpartition(":")[2]) for name in names} == {(2, "before"), (2, "after")}
+    assert crash_points.of_event("placed", crash_points.BEFORE) in names
+    assert crash_points.of_command(commands.Release("x"), crash_points.AFTER) == "command:Release:after"

@@ -1,0 +1,70 @@
+"""Copies between machines keep to the server's limit. Time is data here."""
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.errors import UserError
+from cluster.serialization import from_plain
+from cluster.types import NodeFacts
+from orchestrator.runtime.bandwidth_limit import Pace, Pacer, copy_bytes_per_s
+
+MB = 10**6
+
+
+class Time:
+    """Passes while somebody sleeps."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def now(self):
+        return self.now_s
+
+    def sleep(self, wait_s):
+        self.now_s += wait_s
+
+
+@pytest.mark.parametrize(("text", "rate"), [("", None), ("50MB", 50 * MB), ("1GiB", 1 << 30)])
+def test_the_limit_is_bytes_per_second_or_none(text, rate):
+    assert copy_bytes_per_s({"POLYFLEET_COPY_RATE": text}) == rate
+
+
+@pytest.mark.parametrize(("text", "said"), [("50", "'50' is not a size"), ("10kB", "10kB per second is too little")])
+def test_what_is_no_rate_is_refused_with_the_settings_name(text, said):
+    with pytest.raises(UserError, match="POLYFLEET_COPY_RATE") as refused:
+        copy_bytes_per_s({"POLYFLEET_COPY_RATE": text})
+    assert said in refused.value.message and "50MB" in refused.value.remedy
+
+
+def test_pieces_wait_for_those_before_them_and_a_rest_is_not_made_up_for():
+    pacer, ends = Pacer(10.0), ("a", "b")
+    assert [pacer.booked(ends, now_s, size) for now_s, size in ((0.0, 20), (0.0, 20), (1.0, 5))] == [0.0, 2.0, 3.0]
+    assert [pacer.booked(ends, 60.0, 20) for _ in range(2)] == [0.0, 2.0]
+
+
+@pytest.fixture
+def machines(recorded):
+    """Facts of a node on each of three machines, and of a second one on the first."""
+    one = from_plain(NodeFacts, recorded.RECORDED[0])
+    a, b, c = (replace(one, node=name, host=name, address=f"10.0.0.{number}") for number, name in enumerate("abc"))
+    return a, b, c, replace(a, node="a2")
+
+
+def test_what_one_machine_sends_and_receives_keeps_to_the_limit_together(machines):
+    a, b, c, _ = machines
+    time = Time()
+    pace = Pace(MB, time.now, time.sleep)
+    pace.wait(a, b, 2 * MB)
+    assert time.now_s == 100.0
+    pace.wait(c, a, MB)
+    assert time.now_s == 102.0
+    pace.wait(b, c, MB)
+    assert time.now_s == 103.0
+
+
+def test_nothing_waits_within_one_machine_or_without_a_limit(machines):
+    a, b, _, beside = machines
+    for pace, source, target in ((Pace(MB), a, beside), (Pace(None), a, b), (Pace(MB), a, None)):
+        for _ in range(3):
+            pace.wait(source, target, 1 << 40)

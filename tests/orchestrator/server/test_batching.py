@@ -1,0 +1,98 @@
+"""Calls that come while others are under way share the next call; each gets its own answer, and none waits for a slow
+one that is not its own.
+"""
+
+import asyncio
+import threading
+
+import pytest
+
+from cluster.errors import UserError
+from orchestrator.server.batching import AT_ONCE, MOST, Together
+
+NEVER_S = 3600.0
+"""No call counts as slow: how long a thread takes to start says nothing."""
+
+
+def test_what_comes_while_calls_are_under_way_shares_the_next():
+    calls, free = [], threading.Event()
+
+    def call(items):
+        calls.append(list(items))
+        free.wait(120)
+        return [item * 10 for item in items]
+
+    async def ask_all():
+        together = Together(call, slow_s=NEVER_S)
+        asked = []
+        for n in range(AT_ONCE):
+            asked.append(asyncio.create_task(together.ask(n)))
+            while len(calls) <= n:
+                await asyncio.sleep(0)
+        asked += [asyncio.create_task(together.ask(n)) for n in range(AT_ONCE, AT_ONCE + MOST + 3)]
+        await asyncio.sleep(0)
+        assert len(calls) == AT_ONCE
+        free.set()
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(ask_all()) == [n * 10 for n in range(AT_ONCE + MOST + 3)]
+    first, after = calls[:AT_ONCE], calls[AT_ONCE:]
+    assert [len(items) for items in first] == [1] * AT_ONCE
+    assert sorted(len(items) for items in after) == [3, MOST], "threads of their own, in no order"
+
+
+def test_each_gets_its_own_error_and_a_call_that_fails_is_told_to_all_of_it():
+    def call(items):
+        if "broken" in items:
+            raise UserError("the call failed")
+        return [UserError(f"{item} is refused") if item == "bad" else item for item in items]
+
+    async def ask(*items):
+        together = Together(call)
+        return await asyncio.gather(*(together.ask(item) for item in items), return_exceptions=True)
+
+    good, bad, fine = asyncio.run(ask("good", "bad", "fine"))
+    assert (good, fine) == ("good", "fine")
+    with pytest.raises(UserError, match="bad is refused"):
+        raise bad
+    assert [str(e) for e in asyncio.run(ask("good", "broken"))] == ["the call failed"] * 2
+
+
+def test_nobody_waits_for_slow_calls_of_others():
+    free = threading.Event()
+
+    def call(items):
+        if "slow" in items:
+            free.wait(120)
+        return items
+
+    async def ask_all():
+        together, slow = Together(call, slow_s=0.0), []
+        for _ in range(AT_ONCE):
+            slow.append(asyncio.create_task(together.ask("slow")))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert await asyncio.wait_for(together.ask("quick"), 20) == "quick"
+        assert not any(task.done() for task in slow)
+        free.set()
+        await asyncio.gather(*slow)
+
+    asyncio.run(ask_all())
+
+
+def test_one_that_is_cancelled_does_not_disturb_the_others():
+    free = threading.Event()
+
+    def call(items):
+        free.wait(120)
+        return items
+
+    async def ask_all():
+        together = Together(call)
+        gone, stays = (asyncio.create_task(together.ask(name)) for name in ("gone", "stays"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        free.set()
+        return await stays
+
+    assert asyncio.run(ask_all()) == "stays"

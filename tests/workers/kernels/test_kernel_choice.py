@@ -1,0 +1,264 @@
+"""Kernels by name, with fallbacks, with memory, and the fastest that was measured."""
+
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+import torch
+from kernel_cases import CASES, check, draw
+
+from cluster.errors import UserError
+from workers import init_kernels, list_kernels, measurement_files
+from workers import kernels as registry
+from workers.errors import KernelsUnavailable, NotEnoughMemory
+from workers.kernels import numpy as reference
+from workers.kernels import tuner
+from workers.kernels.kernel_choice import get_kernels_info
+from workers.kernels.parts.classes import shape_class
+from workers.kernels.parts.fastest import Fastest
+from workers.kernels.tuner import Measured, Situation, choices, software_of
+
+pytestmark = pytest.mark.full
+
+PLUGIN = """
+from workers.kernels.numpy import Kernels as Base
+
+class Kernels(Base):
+    name = "toy"
+
+class Absent(Base):
+    name = "absent"
+
+    @classmethod
+    def unavailable_reason(cls):
+        return "its chip is not here"
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """Another distribution, as pip would install it, with kernels that compute, that are absent and that are broken."""
+    (tmp_path / "toy_kernels.py").write_text(PLUGIN)
+    metadata = tmp_path / "toy_kernels-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-kernels\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[polyfleet.kernels]\ntoy = toy_kernels:Kernels\nabsent = toy_kernels:Absent\n"
+        "broken = toy_kernels:Nothing\nnumpy = toy_kernels:Kernels\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._outside.cache_clear()
+    yield
+    registry._outside.cache_clear()
+
+
+def test_importing_the_registry_imports_neither_torch_nor_a_driver():
+    drivers = "{'torch', 'pyopencl', 'wgpu', 'triton', 'jax'}"
+    code = f"import sys, workers.kernels as k; k.names(); print(*sorted({drivers} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_kernels_of_another_distribution_are_found_and_a_name_of_ours_stays_ours(outside):
+    assert {"toy", "absent", "broken"} < {*registry.names()}
+    assert init_kernels("toy").name == "toy"
+    assert type(init_kernels("numpy")) is reference.Kernels
+    assert "toy" in list_kernels() and "absent" not in list_kernels()
+
+
+def test_a_broken_entry_point_is_told_and_spoils_nothing(outside):
+    with pytest.raises(KernelsUnavailable, match="kernels 'broken' are not available here: its file does not load"):
+        init_kernels("broken")
+    assert "toy" in list_kernels()
+    assert get_kernels_info("broken")["available"] is False
+
+
+def test_an_unknown_name_is_told_the_nearest_also_among_fallbacks():
+    with pytest.raises(UserError, match="unknown kernels 'trition'; "):
+        init_kernels("trition")
+    with pytest.raises(UserError, match="unknown kernels 'nunpy'; did you mean 'numpy'"):
+        init_kernels("numpy", fallback=["nunpy"])
+
+
+def test_what_is_absent_raises_with_its_reason_and_a_fallback_takes_its_place(outside, caplog):
+    with pytest.raises(KernelsUnavailable, match="its chip is not here; `polyfleet backends --kernels` tells"):
+        init_kernels("absent")
+    with caplog.at_level("WARNING", "polyfleet"):
+        found = init_kernels("absent", fallback=["broken", "toy"])
+    assert (found.name, found.fallback_from, found.fallback_reason) == ("toy", "absent", "its chip is not here")
+    assert "kernels toy take the place of absent: its chip is not here" in caplog.text
+    with pytest.raises(KernelsUnavailable, match=r"nor any of the fallbacks \(absent: .*; broken: "):
+        init_kernels("absent", fallback="broken")
+
+
+def test_memory_that_is_not_there_is_refused_with_numbers():
+    assert init_kernels("numpy", bytes_needed=1 << 20).name == "numpy"
+    with pytest.raises(NotEnoughMemory, match=r"cpu: \d+\.\d\d GiB free, \d+\.\d\d missing"):
+        init_kernels("numpy", bytes_needed=1 << 60)
+    with pytest.raises(UserError, match="bytes_needed is -1"):
+        init_kernels("numpy", bytes_needed=-1)
+
+
+def line(kernels, speedup=2.0, low=1.5, right=True, software=None, **situation):
+    given = {"kind": Fastest("cpu").kind, "operation": "softmax", "dtype": "float32", "shapes": "64+x4096"} | situation
+    software = software_of(registry.create(kernels)) if software is None else software
+    return Measured(Situation(**given), kernels, software, speedup, low, speedup + 1, right)
+
+
+class TestFastest:
+    def test_without_measurements_torchs_own_are_taken(self, home):
+        assert init_kernels().choices() == {}
+        torch.testing.assert_close(init_kernels("auto").softmax(draw(100, 4096)), draw(100, 4096).softmax(-1))
+
+    def test_the_fastest_right_one_is_taken_in_its_situation_only(self, home, outside):
+        for one in (
+            line("toy", 3.0),
+            line("toy", 9.0, right=False, operation="silu"),
+            line("toy", 1.2, low=0.9, dtype="float16"),
+        ):
+            assert tuner.remember(one)
+        k = init_kernels("auto")
+        assert {(s.operation, s.dtype): name for s, name in k.choices().items()} == {("softmax", "float32"): "toy"}
+        assert k.for_("softmax", draw(64, 3000)).name == "toy"
+        for other in (draw(63, 3000), draw(64, 5000), draw(64, 3000).half()):
+            assert k.for_("softmax", other).name == "torch"
+        assert k.for_("silu", draw(64, 3000)).name == "torch"
+
+    def test_what_other_software_measured_does_not_count(self, home, outside):
+        tuner.remember(line("toy", software="0123456789abcdef"))
+        assert init_kernels().choices() == {}
+
+    def test_a_later_measurement_replaces_an_earlier_one(self, home, outside):
+        tuner.remember(line("toy", 3.0))
+        tuner.remember(line("toy", 0.8, low=0.7))
+        assert init_kernels().choices() == {}
+
+    def test_what_is_chosen_stays_while_measurements_are_added(self, home, outside):
+        k = init_kernels()
+        tuner.remember(line("toy", 3.0))
+        assert k.for_("softmax", draw(64, 3000)).name == "torch"
+        assert init_kernels().for_("softmax", draw(64, 3000)).name == "toy"
+
+    def test_it_computes_what_the_chosen_ones_compute(self, home, outside):
+        for operation in ("rmsnorm", "softmax", "apply_rope", "matmul", "attention", "matmul_vec"):
+            for case in (
+                c for c in CASES if c.operation == operation and c.name in ("3x13", "halves-partial", "grouped")
+            ):
+                arrays = [one.shape for one in case.make() if isinstance(one, torch.Tensor)]
+                tuner.remember(line("toy", operation=operation, shapes=shape_class(operation, *(*arrays, ())[:2])))
+        k = init_kernels()
+        assert len(k.choices()) >= 3
+        for case in CASES[::7]:
+            check(k, case, torch.float32)
+
+
+class TestMeasurements:
+    def test_lines_that_were_cut_or_are_nonsense_are_passed_over(self, home, outside):
+        tuner.remember(line("toy", 3.0))
+        with measurement_files.path(tuner.NAME).open("a") as file:
+            file.write('{"kind": 3}\n[]\n"x"\n{"kind": "cpu", "operation": "softmax", "dtype"\n\0\n')
+        tuner.remember(line("toy", 4.0, operation="silu"))
+        assert [one.speedup for one in tuner.recorded()] == [3.0, 4.0]
+
+    def test_a_home_that_cannot_be_written_costs_the_line_alone(self, tmp_path, monkeypatch):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "file"))
+        assert not tuner.remember(line("numpy"))
+        assert init_kernels().choices() == {}
+
+    def test_processes_that_write_at_once_lose_no_line(self, home):
+        context = multiprocessing.get_context("fork")
+        writers = [context.Process(target=_write, args=(str(number),)) for number in range(4)]
+        for one in writers:
+            one.start()
+        for one in writers:
+            one.join()
+        assert len(measurement_files.lines("many")) == 4 * 200
+
+    def test_old_lines_are_forgotten_when_there_are_too_many(self, home, monkeypatch):
+        monkeypatch.setattr(measurement_files, "MOST_BYTES", 2000)
+        for number in range(200):
+            measurement_files.add("few", {"number": number})
+        kept = measurement_files.lines("few")
+        assert kept[-1] == {"number": 199} and len(kept) < 200
+        assert measurement_files.path("few").stat().st_size <= 2100
+
+
+def _write(name):
+    for number in range(200):
+        measurement_files.add("many", {"name": name, "number": number})
+
+
+def _rank(rank, world, store, folder, results):
+    import os
+
+    import torch.distributed as dist
+
+    os.environ["POLYFLEET_HOME"] = f"{folder}/{rank}"  # each rank's node has a home of its own
+    os.environ["POLYFLEET_NATIVE"] = "off"  # nothing is compiled anew for either home
+    if rank == 1:
+        tuner.remember(line("numpy", 3.0, shapes="64+x4096"))
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    results.put((rank, {s.operation: name for s, name in init_kernels().choices().items()}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_all_ranks_take_what_the_first_that_came_has_chosen(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    arguments = (2, str(tmp_path / "store"), str(tmp_path), results)
+    ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    found = dict(results.get(timeout=300) for _ in ranks)
+    for one in ranks:
+        one.join()
+    assert found[0] == found[1]
+
+
+def test_classes_tell_rows_and_columns_apart():
+    assert shape_class("rmsnorm", (1, 4096)) == "1x4096"
+    assert shape_class("rmsnorm", (4, 8, 4097)) == "2-63x8192"
+    assert shape_class("silu", (64, 7)) == "64+x256"
+    assert shape_class("softmax", (64, 1 << 20)) == "64+x131072"
+    assert shape_class("matmul", (8, 16, 512), (512, 300)) == "64+x512x512"
+    assert shape_class("attention", (1, 8, 1, 64), (1, 2, 900, 64)) == "decode-s1024-d64"
+    assert shape_class("attention", (1, 8, 5, 64), (1, 2, 900, 64)) == "prefill-s1024-d64"
+
+
+def test_tuning_measures_checks_and_remembers(home, outside):
+    from workers.kernels.parts import comparison
+
+    told = []
+    found = comparison.tune(["matmul_vec"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6, told=told.append)
+    assert found == told == tuner.recorded()
+    assert {one.situation.operation for one in found} == {"matmul_vec"}
+    assert all(one.right and one.speedup > 0 for one in found)
+
+
+def test_tuning_never_chooses_what_is_wrong(home, outside, monkeypatch):
+    from workers.kernels.parts import comparison
+
+    monkeypatch.setattr(registry.load("toy"), "_silu", lambda self, x, out: out.copy_(x))
+    found = comparison.tune(["silu"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6)
+    assert found and not any(one.right for one in found)
+    assert choices(found[0].situation.kind, {"toy": found[0].software}) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [((["slu"], []), "unknown operation 'slu'; did you mean 'silu'"), (([], ["absent"]), "its chip is not here")],
+)
+def test_tuning_refuses_what_it_cannot_measure(home, outside, given, told):
+    from workers.kernels.parts import comparison
+
+    with pytest.raises(UserError, match=told):
+        comparison.tune(*given)

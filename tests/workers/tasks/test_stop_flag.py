@@ -1,0 +1,50 @@
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from workers.tasks.stop_flag import AHEAD, Stop
+
+
+@pytest.fixture(autouse=True)
+def _own_handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_is_seen_at_the_next_poll_and_stays_seen():
+    stop = Stop()
+    stop.listen()
+    assert not stop.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert not stop.seen
+    assert stop.poll()
+    assert stop.poll()
+    assert stop.seen
+
+
+def test_ranks_that_are_asked_at_different_steps_stop_at_the_same_one():
+    store = TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=20))
+    early, late = Stop(), Stop()
+    early.share(store)
+    late.share(store)
+    answers = {early: [], late: []}
+    for step in range(20):
+        early.asked, late.asked = step >= 5, step >= 7
+        for stop in (late, early):
+            answers[stop].append(stop.poll())
+    assert answers[early] == answers[late]
+    assert answers[early].index(True) == 5 + AHEAD
+
+
+def test_a_rank_that_was_never_asked_stops_with_the_others():
+    store = TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=20))
+    asked, other = Stop(), Stop()
+    asked.share(store)
+    other.share(store)
+    asked.asked = True
+    assert [asked.poll() for _ in range(AHEAD + 1)] == [False] * AHEAD + [True]
+    assert [other.poll() for _ in range(AHEAD + 1)] == [False] * AHEAD + [True]

@@ -1,0 +1,140 @@
+"""Makes an attempt's folder: all that its supervisor needs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from cluster.checkpoint_location import path_refusal
+from cluster.errors import UserError
+from workers.attempt import cgroup, folder_removal, lease, reserved_files
+from workers.attempt.commit_guard import withdraw_unfinished
+from workers.attempt.folders import Folder, write_json
+from workers.attempt.output_folder import folder_of, limit
+from workers.attempt.rank_environment import rank_environment
+from workers.attempt.rank_log import LIMIT_BYTES
+from workers.attempt.rank_variables import work_rank
+from workers.attempt.supervisor_handle import STOP_BYTES
+from workers.code_archives import Packages
+from workers.data_cache import link
+from workers.interpreter import has, interpreter
+from workers.messages import Order
+
+LOG_LIMIT = "POLYFLEET_LOG_LIMIT_BYTES"
+LEAST_LOG_BYTES = 1 << 20
+CHILD = ("-P", "-m", "workers.attempt.rank_main")
+RESERVES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
+"""What must be written also when the disk is full by then: bytes by name of the path in a Folder."""
+
+
+def absolute(order: Order, storage: Path) -> Order:
+    """The order with its checkpoint folders as absolute paths. Raises UserError for one that is not below `storage`."""
+
+    def below(path: str) -> str:
+        if not path:
+            return ""
+        inside = path.removeprefix(f"{storage}/")
+        if path_refusal(inside):
+            raise UserError(
+                f"checkpoint folder {path!r} is not below this pool's storage", "name it relative to the storage"
+            )
+        return str(storage / inside)
+
+    return replace(order, checkpoint_root=below(order.checkpoint_root), resume_from=below(order.resume_from))
+
+
+class Where(NamedTuple):
+    """What an agent tells of its node to each attempt; `fences` is the server's folder of fences, if it is seen,
+    `interface` that with the node's address.
+    """
+
+    node: str
+    packages: Packages
+    fences: Path | None
+    environ: Mapping[str, str]
+    interface: str = ""
+
+
+def prepare(
+    folder: Folder,
+    order: Order,
+    where: Where,
+    threads: int,
+    asked_s: float,
+    data: Mapping[str, tuple[Path, Path]] = MappingProxyType({}),
+) -> None:
+    """Everything on disk a supervisor needs: the user's files, the order, the launch record, and the first lease, which
+    begins at `asked_s`. `data`: content and lock of what the order wants shown, by SHA-256.
+    """
+    folder_removal.remove(folder.shared)
+    folder.shared.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.shared.mkdir(mode=0o700)
+    folder.works.mkdir(mode=0o700)
+    for rank in sorted({work_rank(order, local) for local in range(order.ranks)}):
+        folder.work(rank).mkdir(mode=0o700)
+        if order.package:
+            where.packages.unpack(order.package, folder.work(rank))
+        link(folder.work(rank), order.data, data)
+    if order.checkpoint_root:
+        root = Path(order.checkpoint_root)
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if order.node_rank == 0:
+            withdraw_unfinished(root)
+        folder_of(root, order.epoch).mkdir(exist_ok=True, mode=0o700)
+    write_json(folder.order, order.to_plain())
+    write_json(folder.told, order.to_plain())
+    locks = sorted(str(lock) for _, lock in data.values())
+    write_json(folder.launch, launch_record(folder, order, where, threads) | {"data_locks": locks})
+    for path, size_bytes in RESERVES.items():
+        reserved_files.keep(getattr(folder, path), size_bytes)
+    lease.write(folder.lease, order.lease_s, asked_s)
+
+
+def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> dict[str, Any]:
+    environ = where.environ
+    command = list(order.command) if order.task == "run" else [interpreter(environ), *CHILD]
+    return {
+        "task": order.task,
+        "node": where.node,
+        "fences": str(where.fences or ""),
+        "checkpoint_root": order.checkpoint_root if order.nodes == 1 else "",
+        "grace_s": order.grace_s,
+        "hang_after_s": order.hang_after_s,
+        "log_limit_bytes": log_limit_bytes(environ),
+        "output": str(folder_of(Path(order.checkpoint_root), order.epoch)) if order.checkpoint_root else "",
+        "output_limit": list(limit(order.output_limit_bytes, environ)),
+        "cgroup": str(_group(folder, environ) or ""),
+        "ranks": [
+            {
+                "rank": order.first_rank + local,
+                "command": command,
+                "environment": rank_environment(
+                    order,
+                    local,
+                    folder.shared,
+                    threads,
+                    environ,
+                    has_torch_xla=has("torch_xla"),
+                    interface=where.interface,
+                ),
+                "folder": str(folder.work(work_rank(order, local))),
+            }
+            for local in range(order.ranks)
+        ],
+    }
+
+
+def _group(folder: Folder, environ: Mapping[str, str]) -> Path | None:
+    """The control group made for the ranks; None where none can be."""
+    root = cgroup.find(environ).root
+    path = root / cgroup.name(folder.path) if root else None
+    return path if root and path and cgroup.Group(path).make(cgroup.limits(root, environ)) else None
+
+
+def log_limit_bytes(environ: Mapping[str, str]) -> int:
+    """Of one rank's log on this node. Raises UserError."""
+    text = environ.get(LOG_LIMIT, str(LIMIT_BYTES))
+    if not text.isascii() or not text.isdigit() or not LEAST_LOG_BYTES <= int(text[:20]) < 1 << 60:
+        raise UserError(f"{LOG_LIMIT} is {text[:40]!r} on this node", f"write bytes, at least {LEAST_LOG_BYTES}")
+    return int(text)

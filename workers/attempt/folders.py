@@ -1,0 +1,130 @@
+"""The two folders of an attempt on a node. Standard library only, and light.
+
+attempts/KEY is its record, which only agent and supervisor write:
+order.json        the Order; no secrets
+launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
+supervisor.json   who the supervisor is, and its keeper: see supervisor_handle.py
+supervisor.log    what the supervisor itself says on stderr: nothing, unless something is wrong with it
+lock              held by the supervisor while it lives
+lease             deadline in seconds of the boot clock; written in place
+stop              "preempt", "cancel" or "fence"
+started           there once every rank has been started
+door              a socket, while ranks run: the agent asks there for commands beside them, see exec_commands.py
+rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N goes on from byte N
+outcome.json      the Outcome, written last
+unreadable        there once ranks have broken what the agent reads of them: {"reason"}
+forgotten         there once the controller has the outcome
+.NAME.reserve     space for NAME, in case the disk is full by then
+
+shared/KEY is what its ranks may write, and the only one of the two that they are told of. Whatever lies there may have
+been replaced by anything:
+order.json        a copy for the rank
+events.jsonl      one JSON object per line, appended by the ranks
+work/R/           the rank's working directory
+failure-R.json    a Failure, written by a child that caught the user's exception
+beat-R            a rank's progress, written in place: see rank_progress.py
+stacks-R          where a rank's threads stand, each time its supervisor asks
+result.json       the task's result, by global rank 0
+session.json      where a benchmark session listens
+"""
+
+import json
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cluster.untrusted_files import Unreadable, read_bytes
+
+MOST_RECORD_BYTES = 16 << 20
+MOST_RESULT_BYTES = 4 << 20
+NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.(\d+)\.(\d+)", re.ASCII)
+
+
+class AttemptId(NamedTuple):
+    job: str
+    epoch: int
+    node_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.job}.{self.epoch}.{self.node_rank}"
+
+
+def parse(name: str) -> AttemptId | None:
+    """The attempt a folder's name stands for; None for a name that is not one, so it may come from anywhere."""
+    match = NAME.fullmatch(name)
+    return AttemptId(match[1], int(match[2]), int(match[3])) if match else None
+
+
+class Shared:
+    """Paths of what an attempt's ranks may write."""
+
+    def __init__(self, shared: Path):
+        self.shared = shared
+        self.told = shared / "order.json"
+        self.events = shared / "events.jsonl"
+        self.result = shared / "result.json"
+        self.works = shared / "work"
+
+    def failure(self, rank: int) -> Path:
+        return self.shared / f"failure-{rank}.json"
+
+    def beat(self, rank: int) -> Path:
+        return self.shared / f"beat-{rank}"
+
+    def stacks(self, rank: int) -> Path:
+        return self.shared / f"stacks-{rank}"
+
+    def work(self, rank: int) -> Path:
+        return self.works / str(rank)
+
+
+class Folder(Shared):
+    """Paths of one attempt: of its record, and of what its ranks may write, which lies beside all records."""
+
+    def __init__(self, path: Path):
+        super().__init__(path.parent.parent / "shared" / path.name)
+        self.path = path
+        self.order = path / "order.json"
+        self.launch = path / "launch.json"
+        self.supervisor = path / "supervisor.json"
+        self.lock = path / "lock"
+        self.lease = path / "lease"
+        self.stop = path / "stop"
+        self.started = path / "started"
+        self.outcome = path / "outcome.json"
+        self.complaints = path / "supervisor.log"
+        self.unreadable = path / "unreadable"
+        self.forgotten = path / "forgotten"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as f:
+            f.write(text)
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
+        part.replace(path)
+    except OSError:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    replace_text(path, json.dumps(value), durable=durable)
+
+
+def read_json(path: Path) -> Any:
+    """A record of ours; None when it is absent or cannot be read."""
+    try:
+        return json.loads(read_bytes(path, MOST_RECORD_BYTES))
+    except (Unreadable, FileNotFoundError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,56 @@
+"""The parent of a supervisor: it only waits, adopts what a killed supervisor leaves behind, and kills that.
+
+Standard library only, as the supervisor.
+"""
+
+import os
+import signal
+from typing import NoReturn
+
+from workers.attempt import process_tree, supervisor_handle
+from workers.attempt.folders import Folder
+
+
+def detach() -> int:
+    """Leave the agent's process tree: only the child returns, in a session of its own. The parent ends when the child
+    writes to the descriptor it gets here, with exit code 1 if it dies before.
+
+    A Ray worker that exits kills its children; ours has to be a grandchild by then, whose parent is gone.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        os._exit(0 if os.read(reader, 1) else 1)
+    os.setsid()
+    os.close(reader)
+    return writer
+
+
+def become_supervisor(folder: Folder, lock: int, launcher: int) -> None:
+    """Only the child returns. Its parent, the keeper, waits for it, and kills what it leaves behind when somebody has
+    killed it: orphans are adopted by the keeper, whatever their session and their environment.
+    """
+    process_tree.adopt_orphans()
+    process_tree.killed_for_memory(first=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    supervisor = os.fork()
+    if supervisor:
+        os.close(launcher)
+        _keep(supervisor, folder)
+    os.set_inheritable(lock, False)
+
+
+def _keep(supervisor: int, folder: Folder) -> NoReturn:
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    status = None
+    while status is None:
+        ended, code = os.waitpid(-1, 0)
+        status = code if ended == supervisor else None
+    if status != 0:
+        supervisor_handle.kill_all(folder, [os.getpid()])
+        if group := supervisor_handle.group_of(folder):
+            group.remove(supervisor_handle.REMOVE_S)
+    os._exit(0)

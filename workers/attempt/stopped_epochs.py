@@ -1,0 +1,49 @@
+"""What was stopped on a node before it was started there: a start that arrives later, out of order, is refused."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from cluster.paths import synced
+from workers.attempt.folders import read_json, replace_text
+
+MOST = 10_000
+"""Jobs that are remembered; those stopped longest ago go first."""
+
+
+class Stopped:
+    """The newest stopped epoch of each job, kept in one file. Safe to use from several threads."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        found: Any = read_json(path)
+        pairs = found.items() if isinstance(found, dict) else ()
+        self._epochs = {job: epoch for job, epoch in pairs if type(epoch) is int}
+        self._unsaved = False
+        self._lock = threading.Lock()
+
+    def epochs(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._epochs)
+
+    def has(self, job: str, epoch: int) -> bool:
+        with self._lock:
+            return self._epochs.get(job, -1) >= epoch
+
+    def add(self, job: str, epoch: int) -> None:
+        """At once, for this process; `save` makes it durable."""
+        with self._lock:
+            if epoch > self._epochs.pop(job, -1):
+                self._unsaved = True
+            self._epochs[job] = max(epoch, self._epochs.get(job, -1))
+            while len(self._epochs) > MOST:
+                del self._epochs[next(iter(self._epochs))]
+
+    def save(self) -> None:
+        """Raises OSError."""
+        with self._lock:
+            if self._unsaved:
+                replace_text(self._path, json.dumps(self._epochs), durable=True)
+                synced(self._path.parent)
+                self._unsaved = False

@@ -1,0 +1,154 @@
+"""The same call again and again: on the same inputs and, for a forward, from the same state of the model.
+
+A call that changes its inputs in place would else be timed on something else than the first, soon on infinities.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from cluster.errors import UserError
+from workers.benchmark.timing import Refill
+from workers.optimizers.fingerprint import tensor_digest
+from workers.optimizers.inputs import Inputs, changed_names, digests
+from workers.optimizers.model_state import OWN, PLAIN, has_tensors, tables, tensors_in
+from workers.optimizers.pass_context import Sample
+
+MAX_NAMED = 3
+
+
+class Repetition:
+    """`call` is what is timed, `refill` what has to happen before each `max_calls` of it, outside the timed part.
+
+    `forward` is the model where calls must leave its state as it is, None for training. `to_host`
+    is that of kernels, whose inputs may lie in a driver's memory: they are compared, and not copied. Use: `first`,
+    then `settle`, then the others.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sample], Any],
+        sample: Sample,
+        forward: Any = None,
+        to_host: Callable[[Any], Tensor] | None = None,
+    ):
+        self._run, self._sample, self._inputs, self._to_host = run, sample, Inputs(sample), to_host
+        self._state = ModelState(forward) if isinstance(forward, nn.Module) else None
+        self._changed_state: tuple[str, ...] = ()
+        self._on_host = self._inputs_on_host()
+        self._given = sample if to_host else self._inputs.first()
+
+    def first(self) -> Any:
+        return self._run(self._given)
+
+    def settle(self, second: Callable[[Callable[[], Any]], None]) -> dict[str, Any]:
+        """Compares inputs before and after the first call, and the model's state after it and after one more, which
+        `second` makes: what only the first call fills in, such as a table of angles, needs no restoring.
+
+        Returns {"changed_in_place", "note"}, or {} where nothing changes. Raises UserError for a forward that changes
+        what cannot be restored, and for kernels that change an input.
+        """
+        if self._to_host is None:
+            self._inputs.compare()
+        elif changed := changed_names(self._on_host, self._inputs_on_host()):
+            raise UserError(
+                f"the kernels change {', '.join(changed)} in place", "give their result a tensor of its own"
+            )
+        del self._given
+        before = self._state.digests() if self._state else {}
+        self._inputs.refill(1)
+        second(lambda: self._run(self._inputs.take()))
+        if self._state:
+            self._changed_state = self._state.check(changed_names(before, self._state.digests()))
+            if self._changed_state:
+                self._state.restore()
+            else:
+                self._state = None
+        changed = (*self._inputs.changed, *self._changed_state)
+        return {"changed_in_place": list(changed), "note": self._note(changed)} if changed else {}
+
+    @property
+    def call(self) -> Callable[[], Any]:
+        run, sample, inputs = self._run, self._sample, self._inputs
+        return (lambda: run(inputs.take())) if inputs.changed else lambda: run(sample)
+
+    @property
+    def refill(self) -> Refill:
+        return self._refill if self._inputs.changed or self._changed_state else None
+
+    @property
+    def max_calls(self) -> int | None:
+        """Of one part; None: any number."""
+        if self._changed_state:
+            return 1
+        return self._inputs.max_calls if self._inputs.changed else None
+
+    def _inputs_on_host(self) -> dict[str, str]:
+        if self._to_host is None:
+            return {}
+        return digests(Sample(tuple(map(self._to_host, self._sample.args)), {}))
+
+    def _refill(self, calls: int) -> None:
+        self._inputs.refill(calls)
+        if self._state is not None:
+            self._state.restore()
+
+    def _note(self, changed: tuple[str, ...]) -> str:
+        more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
+        return (
+            f"the model changes {', '.join(changed[:MAX_NAMED])}{more} in place: "
+            "each call got it as the first call had it, restored outside the timed part"
+        )
+
+
+class ModelState:
+    """Parameters, buffers and plain attributes of a model before its first call. Buffers and attributes are restored:
+    tensors, which are kept on the host, and numbers and flags, such as the place in a cache.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._tables = tables(model)
+        self._containers = {
+            name for name, value in self._attributes() if not isinstance(value, (Tensor, *PLAIN)) and has_tensors(value)
+        }
+
+    def digests(self) -> dict[str, str]:
+        parameters = {f"parameter {_plain(name)}": p for name, p in self._model.named_parameters()}
+        buffers = {f"buffer {_plain(name)}": b for name, b in self._model.named_buffers()}
+        tensors: dict[str, Tensor] = {**parameters, **buffers}
+        attributes = {
+            name: " ".join(map(tensor_digest, tensors_in(value)))
+            for name, value in self._attributes()
+            if has_tensors(value)
+        }
+        return {name: tensor_digest(tensor) for name, tensor in tensors.items()} | attributes
+
+    def check(self, changed: tuple[str, ...]) -> tuple[str, ...]:
+        """`changed` itself. Raises UserError where something is in it that cannot be restored: a parameter, or what an
+        attribute that was a list or an object already before the first call has in it.
+        """
+        fixed = [name for name in changed if name.startswith("parameter ") or name in self._containers]
+        if fixed:
+            raise UserError(
+                f"each forward changes {', '.join(fixed[:MAX_NAMED])}: two calls do not compute the same",
+                "change parameters in training only, or register what changes as a buffer",
+            )
+        return changed
+
+    def restore(self) -> None:
+        for table in self._tables:
+            table.restore()
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of all that is neither a parameter nor a buffer nor a module."""
+        for path, module in self._model.named_modules():
+            for name, value in vars(module).items():
+                if name not in OWN:
+                    yield f"attribute {_plain(f'{path}.{name}'.lstrip('.'))}", value
+
+
+def _plain(name: str) -> str:
+    """Without the wrapper of torch.compile."""
+    return name.replace("_orig_mod.", "")

@@ -1,0 +1,43 @@
+"""Arms that move bytes: they have no model, and are checked by comparing what arrived."""
+
+from typing import Any
+
+import torch
+
+from workers.backends.base import BaseBackend
+from workers.benchmark.case import Case
+from workers.benchmark.measurement import Arm, Unsupported, settled
+from workers.benchmark.timing import Timer
+
+
+def open_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
+    name, count = case.definition.name, case.sizes["bytes"]
+    host = torch.arange(count // 4, dtype=torch.float32)
+    pinned = backend.device.type == "cuda"
+    host = host.pin_memory() if pinned else host
+    if name != "memory-copy" and backend.device.type == "cpu":
+        raise Unsupported("the device's memory is the host's")
+    device = backend.to_device(host.clone())
+    backend.synchronize()
+    target = torch.empty_like(
+        device if name != "device-to-host" else host, pin_memory=pinned and name == "device-to-host"
+    )
+
+    def copy() -> Any:
+        return target.copy_(device)
+
+    def negate() -> Any:
+        """A lazy device copies nothing: it lets two tensors share. Negating reads and writes as much."""
+        return -device
+
+    def up() -> Any:
+        return target.copy_(host, non_blocking=pinned)
+
+    lazy = name == "memory-copy" and backend.device.type == "xla"
+    call = negate if lazy else up if name == "host-to-device" else copy
+    first_call_s = timer.alone(call)
+    arrived = bool(torch.equal(-call().cpu() if lazy else target.cpu(), host.cpu()))
+    accuracy = {"ok": arrived, "reason": "" if arrived else "what arrived is not what was sent"}
+    return settled(
+        call, timer, {"accuracy": accuracy, "first_call_s": first_call_s, "pinned": pinned, "by": call.__name__}
+    )

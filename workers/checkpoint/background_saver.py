@@ -1,0 +1,116 @@
+"""Saving while training goes on: a copy is taken, the caller returns, a thread writes it. One at a time.
+
+The copy lies in memory that is kept between saves, laid out as the files will be; the thread hashes it and hands it to
+the disk, so it costs the training next to nothing. CPU tensors are copied like all others: a step changes them.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.writer import Arena, Progress
+from workers.checkpoint.saver import Prepared, Saved, prepare, write
+
+
+class Saving:
+    """A save under way. `result()` waits for it; `path` is where it will be once it is done."""
+
+    def __init__(self, prepared: Prepared, blocked_s: float, work: Callable[[], Saved]):
+        self.path = prepared.to.path
+        self.step = prepared.manifest.step
+        self.blocked_s = blocked_s
+        self.answered = False
+        self._saved: Saved | None = None
+        self._error: BaseException | None = None
+        # Not a daemon: a process that ends now still finishes what it was told to save.
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"save-{self.step}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def settle(self) -> None:
+        """Until it has ended, well or not."""
+        self._thread.join()
+
+    def result(self, timeout_s: float | None = None) -> Saved:
+        """Wait until it is durable. Raises CheckpointError of the save, TimeoutError."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"step {self.step} is still being saved after {timeout_s} s")
+        self.answered = True
+        if self._error is not None:
+            raise self._error
+        assert self._saved is not None
+        return replace(self._saved, blocked_s=self.blocked_s)
+
+    def _run(self, work: Callable[[], Saved]) -> None:
+        try:
+            self._saved = work()
+        except BaseException as e:
+            self._error = e
+
+
+class Saver:
+    """Keeps the memory for copies, and lets one save be under way at a time."""
+
+    def __init__(self) -> None:
+        self._arena = Arena()
+        self._last: Saving | None = None
+
+    def save(
+        self,
+        root: str | os.PathLike[str],
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        keep: int | None = None,
+        attempt: str | None = None,
+        kind: str = "",
+        progress: Progress | None = None,
+        on_done: Callable[[Saved], None] | None = None,
+        around: "Callable[[Prepared], AbstractContextManager[Any]]" = nullcontext,
+        files: Files | None = None,
+    ) -> Saving:
+        """Like workers.checkpoint.save, but return when the copy is taken. A save still under way is waited for, and
+        if it failed, its error is raised here, unless somebody had it from `result`. `on_done` runs in the thread, and
+        writing inside `around`, which may refuse the copy.
+        """
+        started_s = time.perf_counter()
+        self.wait()
+        prepared = prepare(root, step, state, keep=keep, attempt=attempt, kind=kind, files=files)
+        prepared.snapshot(self._arena)
+
+        def work() -> Saved:
+            with around(prepared):
+                saved = write(prepared, keep, progress)
+            if on_done is not None:
+                on_done(replace(saved, blocked_s=saving.blocked_s))
+            return saved
+
+        saving = Saving(prepared, time.perf_counter() - started_s, work)
+        self._last = saving
+        saving.start()
+        return saving
+
+    def settle(self, root: "str | os.PathLike[str]") -> None:
+        """Until nothing is being written below `root`. Errors are left for whoever saved."""
+        last = self._last
+        if last is not None and str(last.path).startswith(str(root).rstrip("/")):
+            last.settle()
+
+    def wait(self) -> Saved | None:
+        """Until nothing is under way. Raises the error of the last save, once."""
+        last, self._last = self._last, None
+        return last.result() if last is not None and not (last.done() and last.answered) else None
+
+
+SHARED = Saver()
+"""This process's: one save in flight, one copy's worth of memory."""

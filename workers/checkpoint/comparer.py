@@ -1,0 +1,150 @@
+"""What differs between two checkpoints, tensor by tensor, in memory for a pair of buffers."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS, dtype_name
+from workers.checkpoint.format.manifest import Manifest
+from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
+from workers.checkpoint.inspect import checkpoint_folder
+from workers.checkpoint.state import bits
+from workers.checkpoint.state.tensor_fill import read_elements
+
+Progress = Callable[[int, int], None]
+AT_ONCE = 1 << 20
+"""Elements compared at once."""
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def diff(
+    a: str | Path, b: str | Path, progress: Progress | None = None, *, follow_links: bool = True
+) -> dict[str, Any]:
+    """{"a", "b", "same", "tensors": [row], "only_in_a", "only_in_b", "entries", "names"}; every byte read is verified.
+
+    A row of a changed tensor has "name", "dtype" and "shape" (of both, where they differ), and where values can be
+    compared "changed" (how many), "max_abs", "max_rel" and "max_ulp": the greatest distance in representable values of
+    their dtype. Rows of equal tensors are only counted, in "equal". "entries" names trees that differ.
+    "names" has a sentence for each module whose tensors are compared past wrappers that one side has in their names.
+    `follow_links`: files of both may be links.
+    """
+    folders = (checkpoint_folder(place, follow_links) for place in (a, b))
+    with Reader(next(folders), follow_links) as first, Reader(next(folders), follow_links) as second:
+        names_a, names_b = first.manifest.tensors, second.manifest.tensors
+        partners, sentences = _partners(first.manifest, second.manifest)
+        both = [name for name in names_a if partners.get(name, name) in names_b]
+        total, done, rows, equal = sum(_bytes(first, n) for n in both), 0, [], 0
+        for name in both:
+            row = _compared(first, second, name, partners.get(name, name))
+            rows += [row] if row else []
+            equal += not row
+            done += _bytes(first, name)
+            if progress is not None:
+                progress(done, total)
+        only_a = sorted(set(names_a) - set(both))
+        only_b = sorted(set(names_b) - {partners.get(name, name) for name in both})
+        entries = _entries(first, second)
+    return {
+        "a": str(first.folder),
+        "b": str(second.folder),
+        "same": not (rows or only_a or only_b or entries or sentences),
+        "equal": equal,
+        "tensors": rows,
+        "only_in_a": only_a,
+        "only_in_b": only_b,
+        "entries": entries,
+        "names": sentences,
+    }
+
+
+def _partners(a: Manifest, b: Manifest) -> tuple[dict[str, str], list[str]]:
+    """Names in a -> those in b of modules that are wrapped otherwise, and what was stripped."""
+    partners: dict[str, str] = {}
+    sentences: list[str] = []
+    for entry in (e for e in a.entries if e in b.entries and a.entries[e].kind == b.entries[e].kind == "module"):
+        places = {name.removeprefix(f"{entry}/"): name for name in b.own(entry)}
+        try:
+            found = fit([name.removeprefix(f"{entry}/") for name in a.own(entry)], places, sides=("first", "second"))
+        except AmbiguousNamesError:
+            continue
+        if found is not None and found.stripped:
+            partners |= {f"{entry}/{name}": places[other] for name, other in found.names.items()}
+            sentences.append(f"{entry}: {found.stripped}")
+    return partners, sentences
+
+
+def _entries(first: Reader, second: Reader) -> list[str]:
+    a, b = first.manifest.entries, second.manifest.entries
+    return sorted(name for name in {*a, *b} if name not in a or name not in b or a[name] != b[name])
+
+
+def _bytes(reader: Reader, name: str) -> int:
+    entry = reader.entry(name)
+    return math.prod(entry.shape) * bits.torch_dtype(entry.dtype).itemsize
+
+
+def _compared(first: Reader, second: Reader, name: str, partner: str) -> dict[str, Any] | None:
+    a, b = first.entry(name), second.entry(partner)
+    row: dict[str, Any] = {"name": name, "dtype": a.dtype, "shape": list(a.shape)}
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        row |= {"dtype_b": b.dtype, "shape_b": list(b.shape)}
+        if a.shape != b.shape or not {a.dtype, b.dtype} <= {*FLOATS, *COMPLEX, *INTEGERS}:
+            return row
+    told = _difference(first, second, name, partner)
+    if a.dtype == b.dtype and not told["changed"]:
+        return None
+    return row | told
+
+
+def _difference(first: Reader, second: Reader, name: str, partner: str) -> dict[str, Any]:
+    changed, max_abs, max_rel, max_ulp = 0, 0.0, 0.0, 0
+    for x, y in zip(_parts(first, name), _parts(second, partner), strict=True):
+        if x.dtype == y.dtype:
+            different = bits.movable(x) != bits.movable(y)
+            if x.dtype.itemsize == 16:
+                different = torch.view_as_real(x).view(torch.int64).ne(torch.view_as_real(y).view(torch.int64)).any(-1)
+            if not different.any():
+                continue
+            changed += int(different.sum())
+            if not _is_number(x):
+                continue
+            max_ulp = max(max_ulp, _ulp(x, y))
+        wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+        p, q = x.to(wide), y.to(wide)
+        if x.dtype != y.dtype:
+            changed += int(((p != q) & ~(p.isnan() & q.isnan())).sum())
+        error = (p - q).abs()
+        finite = error.isfinite()
+        relative = (error / p.abs())[finite & (p != 0)]
+        max_abs = max(max_abs, float(error[finite].max()) if finite.any() else 0.0)
+        max_rel = max(max_rel, float(relative.max()) if relative.numel() else 0.0)
+    return {"changed": changed, "max_abs": max_abs, "max_rel": max_rel, "max_ulp": max_ulp}
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    return dtype_name(tensor.dtype) in (*FLOATS, *COMPLEX, *INTEGERS)
+
+
+def _ulp(x: torch.Tensor, y: torch.Tensor) -> int:
+    """How many representable values lie between two numbers of one dtype, at most; 0 where that means nothing."""
+    if not x.is_floating_point():
+        return 0
+    kind = _BITS[x.element_size()]
+    least = torch.iinfo(kind).min
+    a, b = (t.view(kind).long() for t in (x, y))
+    a, b = (torch.where(t < 0, least - t, t) for t in (a, b))  # order of bits is then order of values
+    numbers = ~(x.isnan() | y.isnan())
+    return int((a - b).abs()[numbers].max()) if numbers.any() else 0
+
+
+def _parts(reader: Reader, name: str) -> Iterator[torch.Tensor]:
+    """A tensor in order, flat, as many elements at a time as the other side's."""
+    entry = reader.entry(name)
+    reader.prove(reader.chunks_of(entry.alias_of if entry.view else name))
+    count = math.prod(entry.shape)
+    for start in range(0, count, AT_ONCE):
+        yield read_elements(reader, reader.manifest.resolve(name), start, min(start + AT_ONCE, count))

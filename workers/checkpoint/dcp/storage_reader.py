@@ -1,0 +1,142 @@
+"""DCP's StorageReader over a checkpoint of ours, whoever saved it: each rank reads and proves only what it asks for."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from cluster.errors import NotFound
+from workers.checkpoint.dcp.names import tensors_of, values_of
+from workers.checkpoint.disk.reader import Reader as Verified
+from workers.checkpoint.format import tree
+from workers.checkpoint.format.boxes import Box, whole
+from workers.checkpoint.format.manifest import NAME, TensorEntry
+from workers.checkpoint.format.manifest_checks import box_of
+from workers.checkpoint.inspect import latest
+from workers.checkpoint.state import bits
+from workers.checkpoint.state.convert import check_convertible
+from workers.checkpoint.state.tensor_fill import Fill, fill, rehearse
+from workers.errors import CheckpointError
+
+
+class Reader(StorageReader):
+    """Load the checkpoint at a path, or the newest sound one of a root. Another dtype in the state dict is converted;
+    `on_lossy="error"` (default) refuses where a value would change, before anything is written.
+    """
+
+    def __init__(self, root_or_path: str | os.PathLike[str], *, on_lossy: str = "error"):
+        self._path = Path(root_or_path)
+        self._on_lossy = on_lossy
+        self._reader: Verified | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self._path = Path(checkpoint_id)
+        self._reader = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        manifest = self._opened().manifest
+        self._names, self._values = tensors_of(manifest), values_of(manifest)
+        described: dict[str, Any] = {
+            dotted: _metadata(self._opened().entry(name)) for dotted, name in self._names.items()
+        }
+        described |= {dotted: BytesStorageMetadata() for dotted in self._values}
+        return Metadata(state_dict_metadata=described)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """All that is needed was read with the metadata."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+        reader = self._opened()
+        fills: list[tuple[ReadItem, Fill]] = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                _set(planner, item, tree.decode(self._values[item.storage_index.fqn], tree.refuse))
+            else:
+                fills.append((item, self._fill(planner, item)))
+        work = [one for _, one in fills]
+        reader.prove(chunk for one in work for chunk in reader.chunks_of(one.name))
+        if self._on_lossy == "error":
+            _judge(rehearse(reader, work))
+        with torch.no_grad():
+            fill(reader, work)
+        for item, one in fills:
+            planner.commit_tensor(item, one.target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return Path(checkpoint_id).is_dir()
+
+    def _opened(self) -> Verified:
+        if self._reader is None:
+            self._reader = Verified(self._chosen(), follow=True)
+        return self._reader
+
+    def _chosen(self) -> Path:
+        if os.path.lexists(self._path / NAME):
+            return self._path
+        found = latest(self._path)
+        if found is None:
+            raise NotFound(f"no checkpoint in {self._path}", "save one first, or name another folder")
+        return found.path
+
+    def _fill(self, planner: LoadPlanner, item: ReadItem) -> Fill:
+        name = self._names[item.storage_index.fqn]
+        target = planner.resolve_tensor(item).detach()
+        check_convertible(name, bits.torch_dtype(self._opened().entry(name).dtype), target.dtype)
+        base = item.storage_index.offset or (0,) * len(item.lengths)
+        start = tuple(a + b for a, b in zip(base, item.storage_offsets, strict=True))
+        return Fill(self._opened().manifest.resolve(name), target, Box(start, tuple(item.lengths)))
+
+
+def _metadata(entry: TensorEntry) -> TensorStorageMetadata:
+    boxes = [whole(entry.shape)] if entry.view else [box_of(entry, stored) for stored in entry.shards]
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=bits.torch_dtype(entry.dtype)),
+        size=torch.Size(entry.shape),
+        chunks=[ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.shape)) for box in boxes],
+    )
+
+
+def _set(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
+    """What DefaultLoadPlanner.load_bytes does after unpickling; here nothing was pickled."""
+    fqn, known = item.dest_index.fqn, vars(planner)
+    if "state_dict" not in known:
+        raise CheckpointError(
+            f"{type(planner).__name__} cannot take {fqn}, which is no tensor", "derive it from DefaultLoadPlanner"
+        )
+    if known.get("flatten_state_dict"):
+        set_element(known["original_state_dict"], known["mappings"][fqn], value)
+    else:
+        known["state_dict"][fqn] = value
+
+
+def _judge(changes: dict[str, Any]) -> None:
+    lossy = {name: change for name, change in changes.items() if change.values_changed}
+    for name, change in lossy.items():
+        raise CheckpointError(
+            f"{name}: {change.values_changed} values would change, by at most {change.max_abs_error:.3g}"
+            f" ({len(lossy)} tensors are affected)",
+            'load it in the dtype it was saved in, or pass on_lossy="allow"',
+        )

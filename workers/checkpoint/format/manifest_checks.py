@@ -1,0 +1,272 @@
+"""Reading a manifest that anybody may have written: what it may not be, and what it may not say.
+
+A manifest that passes can be followed without harm: every name stays inside the folder, every file is a regular one,
+and nothing is allocated that the files do not hold. The time this takes grows as n log n with the manifest, its memory
+with the limits in manifest.py.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoint.format import links
+from workers.checkpoint.format.boxes import Box, tiles, whole
+from workers.checkpoint.format.chunks import chunk_count
+from workers.checkpoint.format.dtypes import DTYPES, FLOATS
+from workers.checkpoint.format.manifest import (
+    FILE,
+    FORMAT,
+    KINDS,
+    LARGEST_BYTES,
+    MOST_CONTAINERS,
+    MOST_FILES,
+    MOST_PARTS,
+    MOST_PLACES,
+    MOST_TENSORS,
+    MOST_VALUES,
+    NAME,
+    ROLES,
+    DamagedCheckpoint,
+    FileEntry,
+    Manifest,
+    Stored,
+    TensorEntry,
+    digest_of,
+)
+from workers.checkpoint.format.strict_types import WrongType, taken
+from workers.checkpoint.format.versions import READ, upgraded
+from workers.errors import CheckpointError
+
+
+def read_manifest(folder: Path, follow: bool = False) -> Manifest:
+    """The manifest of `folder`, whole and believable. Raises DamagedCheckpoint naming the file or tensor at fault."""
+    return parse_manifest(_read_regular(folder / NAME, follow), str(folder / NAME))
+
+
+def parse_manifest(text: bytes, where: str) -> Manifest:
+    """The same of the text of a manifest, wherever it came from."""
+    try:
+        manifest = taken(Manifest, upgraded(_parse(text, where)))
+    except WrongType as e:
+        raise DamagedCheckpoint(f"{where}: {e}") from None
+    if fault := _fault(manifest):
+        raise DamagedCheckpoint(f"{where}: {fault:.500}")
+    return manifest
+
+
+def read_json(folder: Path) -> dict[str, Any]:
+    """MANIFEST.json of `folder` with its digest and version checked, its content not yet."""
+    return _parse(_read_regular(folder / NAME), str(folder / NAME))
+
+
+def _parse(text: bytes, path: str) -> dict[str, Any]:
+    if text.startswith(links.LFS_POINTER):
+        raise DamagedCheckpoint(*links.pointer_words(path))
+    _check_size(text, path)
+    try:
+        data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        digest = digest_of(data) if isinstance(data, dict) else ""
+    except (ValueError, RecursionError) as e:
+        raise DamagedCheckpoint(f"{path} is not the JSON that was saved: {e}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise DamagedCheckpoint(f"{path} is not a {FORMAT} manifest")
+    if data.get("digest") != digest:
+        raise DamagedCheckpoint(f"{path} does not match its own digest")
+    if data.get("version") not in READ:
+        raise CheckpointError(
+            f"{path} has format version {data.get('version')}, this Polyfleet reads versions {READ[0]} to {READ[-1]}",
+            "read it with a newer Polyfleet",
+        )
+    return data
+
+
+def _check_size(text: bytes, path: str) -> None:
+    """Before it is parsed, since that takes up to a hundred times its size."""
+    if len(text) > LARGEST_BYTES:
+        raise DamagedCheckpoint(f"{path} has {len(text)} bytes, a manifest has at most {LARGEST_BYTES}")
+    if not text.isascii():
+        raise DamagedCheckpoint(f"{path} is not the JSON that was saved: it is not ASCII")
+    if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
+        raise DamagedCheckpoint(
+            f"{path} has more than {MOST_CONTAINERS} lists and objects, or {MOST_VALUES} values", "cut it in several"
+        )
+
+
+def open_regular(path: Path, follow: bool = False) -> int:
+    """A descriptor for reading. Raises DamagedCheckpoint for anything but a regular file: pipes, absence, and links,
+    unless they are to be followed (see links.py)."""
+    follow = follow or links.are_followed()
+    # Not blocking: opening a pipe would otherwise wait for its writer for ever.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as e:
+        raise _not_opened(path, e, follow) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedCheckpoint(f"{path} is not a regular file", "put a plain file there")
+    return descriptor
+
+
+def _not_opened(path: Path, error: OSError, follow: bool) -> DamagedCheckpoint:
+    """Only what is missing is damage. All else has a remedy of its own."""
+    said = f"{path} cannot be opened"
+    if path.is_symlink() and not follow:
+        return DamagedCheckpoint(f"{said}: it is a symbolic link", "put the file itself there")
+    if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
+        remedy = "restore that file, e.g. download it again"
+        return DamagedCheckpoint(f"{said}: it is a link to {path.readlink()}, which is not there", remedy)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return DamagedCheckpoint(f"{said}: {error.strerror}", "allow this user to read it, then try again")
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return DamagedCheckpoint(f"{said}: {error.strerror}", "try again with a higher limit of open files or memory")
+    return DamagedCheckpoint(f"{said}: {error.strerror}")
+
+
+def tensor_bytes(tensor: TensorEntry) -> int:
+    return math.prod(tensor.shape) * DTYPES[tensor.dtype].bytes
+
+
+def box_of(tensor: TensorEntry, stored: Stored) -> Box:
+    """Where a stored box lies in its tensor."""
+    return Box(stored.start, stored.shape) if stored.start else whole(tensor.shape)
+
+
+def box_bytes(tensor: TensorEntry, stored: Stored) -> int:
+    return box_of(tensor, stored).count * DTYPES[tensor.dtype].bytes
+
+
+def _fault(manifest: Manifest) -> str:
+    if fault := _count_fault(manifest):
+        return fault
+    for name, file in manifest.files.items():
+        if fault := _file_fault(name, file):
+            return f"file {name!r} {fault}"
+    for name, tensor in manifest.tensors.items():
+        if fault := _tensor_fault(manifest, tensor):
+            return f"tensor {name!r} {fault}"
+    for name, entry in manifest.entries.items():
+        if entry.kind not in KINDS:
+            return f"entry {name!r} is of the unknown kind {entry.kind!r}"
+    return _overlap(manifest)
+
+
+def _count_fault(manifest: Manifest) -> str:
+    if manifest.step < 0:
+        return f"step {max(manifest.step, -(2**63))} is negative"
+    if manifest.step >= 2**63:
+        return "its step is beyond 64 bits"
+    if len(manifest.files) > MOST_FILES:
+        return f"it lists {len(manifest.files)} files, at most {MOST_FILES} are read"
+    if len(manifest.tensors) > MOST_TENSORS:
+        return f"it has {len(manifest.tensors)} tensors, at most {MOST_TENSORS} are read"
+    if (places := sum(len(tensor.shards) for tensor in manifest.tensors.values())) > MOST_PLACES:
+        return f"its tensors have {places} parts together, at most {MOST_PLACES} are read"
+    return ""
+
+
+def _file_fault(name: str, file: FileEntry) -> str:
+    if not FILE.fullmatch(name):
+        return "is not the name of a shard in this folder"
+    if file.bytes < 8:
+        return f"claims {file.bytes} bytes"
+    if len(file.xxh3_128) != chunk_count(file.bytes):
+        return f"has {len(file.xxh3_128)} chunk hashes for {file.bytes} bytes"
+    return ""
+
+
+def _tensor_fault(manifest: Manifest, tensor: TensorEntry) -> str:
+    if tensor.role not in ROLES:
+        return f"has the unknown role {tensor.role!r}"
+    if tensor.alias_of:
+        return _tie_fault(manifest, tensor)
+    if fault := _form_fault(tensor):
+        return fault
+    if tensor.scale and manifest.tensors.get(tensor.scale, tensor).dtype not in FLOATS:
+        return f"is scaled by {tensor.scale!r}, which is no stored floating tensor"
+    faults = (_stored_fault(manifest, tensor, stored) for stored in tensor.shards)
+    return next(filter(None, faults), "") or _tiling_fault(tensor)
+
+
+def _tie_fault(manifest: Manifest, tensor: TensorEntry) -> str:
+    target = manifest.tensors.get(tensor.alias_of)
+    if target is None or target.alias_of:
+        return f"is tied to {tensor.alias_of!r}, which is not stored"
+    if tensor.view is None:
+        return ""
+    view, sizes = tensor.view, tensor.shape
+    if fault := _form_fault(tensor):
+        return fault
+    if tensor.dtype != target.dtype or len(view.strides) != len(sizes) or min(view.offset, 0, *view.strides) < 0:
+        return f"is no view of {tensor.alias_of!r}"
+    last = view.offset + sum((size - 1) * stride for size, stride in zip(sizes, view.strides, strict=True))
+    if math.prod(sizes) and last >= math.prod(target.shape):
+        return f"views element {last} of {tensor.alias_of!r}, which has {math.prod(target.shape)}"
+    return ""
+
+
+def _form_fault(tensor: TensorEntry) -> str:
+    if tensor.dtype not in DTYPES:
+        return f"has the unknown dtype {tensor.dtype!r}"
+    if len(tensor.shape) > 64 or any(not 0 <= size < 2**63 for size in tensor.shape):
+        return f"has the impossible shape {list(tensor.shape)[:65]}"
+    if tensor.layout and sorted(tensor.layout) != list(range(len(tensor.shape))):
+        return f"has layout {list(tensor.layout)} for {len(tensor.shape)} dimensions"
+    return ""
+
+
+def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> str:
+    if stored.file not in manifest.files:
+        return f"is in file {stored.file!r}, which is not listed"
+    if stored.start and not whole(tensor.shape).holds(box_of(tensor, stored)):
+        return f"has a shard from {list(stored.start)} of shape {list(stored.shape)}, outside {list(tensor.shape)}"
+    size_bytes, file_bytes = box_bytes(tensor, stored), manifest.files[stored.file].bytes
+    if stored.offset < 0 or stored.offset + size_bytes > file_bytes:
+        return f"claims {size_bytes} bytes from {stored.offset} on, its file has {file_bytes}"
+    return ""
+
+
+def _tiling_fault(tensor: TensorEntry) -> str:
+    if not tensor.shards:
+        return "is stored nowhere"
+    if len(tensor.shards) > MOST_PARTS:
+        return f"has {len(tensor.shards)} parts, at most {MOST_PARTS} are read"
+    if len(tensor.shards) == 1 and not tensor.shards[0].start:
+        return ""
+    return tiles(whole(tensor.shape), [box_of(tensor, stored) for stored in tensor.shards])
+
+
+def _overlap(manifest: Manifest) -> str:
+    places = sorted(
+        (stored.file, stored.offset, box_bytes(tensor, stored), name)
+        for name, tensor in manifest.stored().items()
+        for stored in tensor.shards
+    )
+    for before, after in pairwise(place for place in places if place[2]):
+        if before[0] == after[0] and before[1] + before[2] > after[1]:
+            return f"tensors {before[3]!r} and {after[3]!r} overlap in file {after[0]!r}"
+    return ""
+
+
+def _read_regular(path: Path, follow: bool = False) -> bytes:
+    with os.fdopen(open_regular(path, follow), "rb") as f:
+        size_bytes = os.fstat(f.fileno()).st_size
+        if size_bytes > LARGEST_BYTES:
+            raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")
+        return f.read(size_bytes)
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return data
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")

@@ -1,0 +1,92 @@
+"""A checkpoint to look into: tensors by name or by slice, mapped rather than read where nothing has to change."""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.errors import NotFound
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.format.boxes import Box, box_from, whole
+from workers.checkpoint.format.manifest import Stored, TensorEntry
+from workers.checkpoint.format.manifest_checks import box_bytes
+from workers.checkpoint.format.message_text import closest
+from workers.checkpoint.inspect import checkpoint_folder
+from workers.checkpoint.state import bits
+from workers.checkpoint.state.tensor_fill import Fill, fill, read_new
+from workers.errors import CheckpointError
+
+
+class OpenCheckpoint(Reader):
+    """`manifest` says everything about it. To be used in a `with`; tensors that were handed out stay valid after it."""
+
+    def __init__(self, folder: Path, verify: bool = True, follow: bool = False):
+        super().__init__(folder, follow)
+        self._verify = verify
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def names(self) -> list[str]:
+        """Of all tensors, ties included: `entry/name`."""
+        return [*self.manifest.tensors]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.entry(self._known(name)).shape
+
+    def tensor(self, name: str, index: Any = ...) -> torch.Tensor:
+        """On the CPU, bit for bit what was saved; `index` is a tuple of slices, as for indexing, and cuts out a part.
+
+        A whole tensor is mapped: no byte is copied, pages come from the file when they are touched, and what is written
+        into it stays in this process. A part, or one that lies in several shards, is read into new memory: only its own
+        rows. Raises NotFound, DamagedCheckpoint naming the chunk, CheckpointError for an index that fits not.
+        """
+        entry = self.entry(self._known(name))
+        box = self._box(name, entry, index)
+        if self._verify:
+            self.prove(self.chunks_of(entry.alias_of if entry.view else name))
+        if entry.view is None and box == whole(entry.shape):
+            mapped = self._mapped(entry)
+            return mapped if mapped is not None else read_new(self, name)
+        part = torch.empty(box.shape, dtype=bits.torch_dtype(entry.dtype))
+        fill(self, [Fill(self.manifest.resolve(name), part, box)])
+        return part
+
+    def _box(self, name: str, entry: TensorEntry, index: Any) -> Box:
+        try:
+            return box_from(index, entry.shape)
+        except (ValueError, IndexError) as e:
+            raise CheckpointError(
+                f"{name} has the shape {list(entry.shape)}: {e}", "give whole ranges, such as [:8]"
+            ) from e
+
+    def _mapped(self, entry: TensorEntry) -> torch.Tensor | None:
+        """Straight from the file; None where bytes lie apart, in another order, or off the boundary of their size."""
+        stored, dtype = entry.shards[0], bits.torch_dtype(entry.dtype)
+        size_bytes = box_bytes(entry, stored)
+        if len(entry.shards) > 1 or entry.layout or stored.offset % dtype.itemsize or not size_bytes:
+            return None
+        return self._bytes(stored, size_bytes).view(dtype).view(entry.shape)
+
+    def _bytes(self, stored: Stored, size_bytes: int) -> torch.Tensor:
+        if stored.file not in self._maps:
+            self._maps[stored.file] = mmap.mmap(self.descriptor(stored.file), 0, flags=mmap.MAP_PRIVATE)
+        return torch.frombuffer(self._maps[stored.file], dtype=torch.uint8, count=size_bytes, offset=stored.offset)
+
+    def _known(self, name: str) -> str:
+        if name not in self.manifest.tensors:
+            raise NotFound(f"{self.folder} has no tensor {name!r}", closest(name, self.names()))
+        return name
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str], *, verify: str = "chunks", follow_links: bool = True
+) -> OpenCheckpoint:
+    """Open one lazily. `verify`: "chunks" proves the chunks of a tensor when it is asked for, "full" all of them now,
+    "none" nothing: as fast as mapping a file is, and as trusting. `follow_links`: its files may be links."""
+    if verify not in ("chunks", "full", "none"):
+        raise CheckpointError(f"verify is {verify!r}", "use one of chunks, full, none")
+    opened = OpenCheckpoint(checkpoint_folder(Path(path), follow_links), verify != "none", follow_links)
+    if verify == "full":
+        opened.prove(opened.all_chunks())
+    return opened

@@ -1,0 +1,72 @@
+"""What a load did, as plain data: nothing is converted, re-tied, derived or skipped without a line here."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.serialization import to_plain
+from workers.checkpoint.format.manifest import Producer
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a conversion did to values. Errors are of those finite before and after, the relative one not of zeros."""
+
+    values_changed: int = 0
+    new_inf: int = 0
+    new_nan: int = 0
+    max_abs_error: float = 0.0
+    max_rel_error: float = 0.0
+
+    def __add__(self, other: "Change") -> "Change":
+        return Change(
+            self.values_changed + other.values_changed,
+            self.new_inf + other.new_inf,
+            self.new_nan + other.new_nan,
+            max(self.max_abs_error, other.max_abs_error),
+            max(self.max_rel_error, other.max_rel_error),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    bytes: int
+    stored_dtype: str
+    dtype: str
+    device: str
+    change: Change = Change()
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A newer checkpoint that was passed over, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Report:
+    """`random` says per stream `continued` or `derived: …`. `retied` maps a tie to the tensor it now shares."""
+
+    path: str
+    step: int
+    source: Producer
+    skipped: list[Skipped] = field(default_factory=list)
+    tensors: dict[str, TensorReport] = field(default_factory=dict)
+    retied: dict[str, str] = field(default_factory=dict)
+    random: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def converted(self) -> dict[str, TensorReport]:
+        return {name: t for name, t in self.tensors.items() if t.stored_dtype != t.dtype}
+
+    def lossy(self) -> dict[str, TensorReport]:
+        return {name: t for name, t in self.tensors.items() if t.change.values_changed}
+
+    def bytes(self) -> int:
+        return sum(t.bytes for t in self.tensors.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = to_plain(self)
+        return data

@@ -1,0 +1,213 @@
+"""Load: choose a checkpoint, check everything and prove its bytes, and only then touch live objects."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cluster.errors import NotFound
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.disk.verifying_reader import ProvingReader
+from workers.checkpoint.dtype_policy import Policy
+from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
+from workers.checkpoint.format.message_text import closest
+from workers.checkpoint.format.step_folders import newest_first, step_of
+from workers.checkpoint.load_report import Report, Skipped
+from workers.checkpoint.state import xla
+from workers.checkpoint.state.capture import kind_of
+from workers.checkpoint.state.load_stage import Apply, Stage
+from workers.checkpoint.state.modules import stage_modules
+from workers.checkpoint.state.optimizer import stage_optimizer
+from workers.checkpoint.state.values import check_kind, plain, stage_rng, stage_stateful, stage_tree
+from workers.errors import CheckpointError
+
+VERIFY = ("chunks", "full", "none", "once")
+ORDER = ("stateful", "module", "optimizer", "tree", "rng")
+"""In which live objects are changed: foreign code, which alone may still fail, first; random state last."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`state` has the live objects of `into` and, for other entries, plain values."""
+
+    step: int
+    state: dict[str, Any]
+    report: Report
+
+
+def load(
+    root_or_path: str | os.PathLike[str],
+    into: Mapping[str, Any] | None = None,
+    *,
+    step: "int | str" = "latest",
+    device: "torch.device | str | None" = None,
+    dtype: "str | Mapping[Any, Any] | Callable[[str, str], Any]" = "keep",
+    supported_dtypes: "Iterable[Any] | None" = None,
+    on_lossy: str = "error",
+    verify: str = "chunks",
+    rank: int = 0,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Load the newest sound checkpoint of a root, the one of a step, or the one at a path; from the URI of an object
+    store by way of a copy on this machine.
+
+    Without `into` everything comes back as plain values, tensors on `device` (default: the CPU). `into` maps entries
+    to live modules, optimizers, stateful objects, dicts or lists (filled anew), True for "rng", or None for a plain
+    value. Modules keep their device and dtype, and a stored tensor of another dtype is converted. Optimizers find their
+    parameters by name; imported ones without names by position, and then also without their modules. Plain entries that
+    `into` does not name are returned too; other entries are left out and named in the report.
+
+    `dtype`: "keep"; "native" converts what the device cannot hold; a mapping from dtypes or names (with `*`) to dtypes;
+    or a function of name and stored dtype. `on_lossy` is "error", "warn" or "allow" for conversions that change values.
+    `verify`: "chunks" proves the hashes of all that is loaded, "full" of the whole checkpoint, "none" nothing. "once"
+    proves what "chunks" does while it fills, in one pass: where it raises, what `into` names is to be thrown away.
+    Links are followed: its files may be links, and so may checkpoints below a root.
+    `rank` tells the random streams of ranks apart where they are derived. Raises CheckpointError, but for "once" before
+    anything live changed.
+    """
+    policy = Policy(dtype, supported_dtypes, on_lossy)
+    if verify not in VERIFY:
+        raise CheckpointError(f"verify is {verify!r}", f"use one of {', '.join(VERIFY)}")
+    _settle(root_or_path)
+    if "://" in str(root_or_path):
+        from workers.checkpoint.transfer.object_store import fetched
+
+        root_or_path = fetched(str(root_or_path), step)
+    path = Path(root_or_path)
+    if step != "latest" or os.path.lexists(path / NAME):
+        return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
+    skipped: list[Skipped] = []
+    for folder in newest_first(path, follow_links=True):
+        try:
+            return _load(folder, skipped, policy, into, device, verify, rank, progress)
+        except DamagedCheckpoint as e:
+            skipped.append(Skipped(str(folder), e.message))
+    raise _none_sound(path, skipped)
+
+
+def _load(
+    folder: Path,
+    skipped: list[Skipped],
+    policy: Policy,
+    into: Mapping[str, Any] | None,
+    device: "torch.device | str | None",
+    verify: str,
+    rank: int,
+    progress: Progress | None,
+) -> Loaded:
+    with (ProvingReader if verify == "once" else Reader)(folder, follow=True) as reader:
+        report = Report(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
+        stage = Stage(reader, policy, report, torch.device(device or "cpu"))
+        loading = _Loading(stage, into, rank)
+        stage.rescale()
+        if verify in ("chunks", "full"):
+            stage.prove(progress, everything=verify == "full")
+        if policy.on_lossy == "error":
+            stage.rehearse()
+            reader.settle()
+            policy.judge(report)
+        loading.apply(progress if verify == "once" else None)
+    policy.judge(report)
+    return Loaded(report.step, loading.state, report)
+
+
+class _Loading:
+    """All entries staged: `state` is what load returns, `apply` fills it and changes the live objects in it."""
+
+    def __init__(self, stage: Stage, into: Mapping[str, Any] | None, rank: int):
+        self._stage, self._rank = stage, rank
+        self._entries = stage.reader.manifest.entries
+        self._into = dict.fromkeys(self._entries) if into is None else into
+        for name in self._into:
+            if name not in self._entries:
+                raise CheckpointError(f"the checkpoint has no entry {name!r}", closest(name, self._entries))
+        self._live = stage_modules(stage, {n: live for n, live in self._into.items() if isinstance(live, nn.Module)})
+        self._applies: dict[str, list[Apply]] = {kind: [] for kind in ORDER} | {"module": self._live.applies}
+        self.state: dict[str, Any] = {}
+        for name in self._entries:
+            self._stage_entry(name)
+
+    def apply(self, progress: Progress | None = None) -> None:
+        """New tensors first, then foreign code, which alone may still refuse, then all that is live. What foreign code
+        gets is proved."""
+        told = _told_bytes(progress, self._stage.size_bytes())
+        self._stage.fill_new(told)
+        self._stage.reader.settle()
+        for kind in ORDER:
+            if kind == "module":
+                self._stage.fill_live(told)
+                self._stage.reader.settle()
+            if kind == "rng" and "xla" in self._live.device_types():
+                xla.settle()  # it moves the device's random stream, so it comes before that is set
+            for apply in self._applies[kind]:
+                apply()
+
+    def _stage_entry(self, name: str) -> None:
+        live = self._into.get(name)
+        if name not in self._into and self._entries[name].kind != "tree":
+            self._stage.report.left_out.append(name)
+            return
+        self.state[name] = plain(self._stage, name) if live is None else live
+        if live is not None:
+            kind = kind_of(name, live)
+            self._applies[kind] += self._staged(kind, name, live)
+
+    def _staged(self, kind: str, name: str, live: Any) -> list[Apply]:
+        check_kind(self._stage, name, kind, live)
+        match kind:
+            case "optimizer":
+                return [stage_optimizer(self._stage, name, live, self._live)]
+            case "stateful":
+                return [stage_stateful(self._stage, name, live)]
+            case "rng":
+                return [stage_rng(self._stage, name, self._live.device_types(), self._rank)]
+            case "tree":
+                return [stage_tree(self._stage, name, live)]
+        return []  # modules are staged together, for their ties
+
+
+def _told_bytes(progress: Progress | None, total: int) -> "Callable[[int], None] | None":
+    done = 0
+
+    def more(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
+        if progress is not None:
+            progress(min(done, total), total)
+
+    return None if progress is None else more
+
+
+def _settle(path: "str | os.PathLike[str]") -> None:
+    """What this process is still saving there in the background counts as saved."""
+    background = sys.modules.get("workers.checkpoint.background_saver")
+    if background is not None:
+        background.SHARED.settle(path)
+
+
+def _named(path: Path, step: "int | str") -> Path:
+    """The checkpoint at a path, or that of a step below it."""
+    if os.path.lexists(path / NAME):
+        return path
+    folders = newest_first(path, follow_links=True)
+    chosen = next((folder for folder in folders if step_of(folder) == step), None)
+    if chosen is None:
+        steps = sorted({step_of(folder) for folder in folders})
+        raise NotFound(f"no checkpoint of step {step} in {path}", f"there are: {', '.join(map(str, steps)) or 'none'}")
+    return chosen
+
+
+def _none_sound(root: Path, skipped: list[Skipped]) -> Exception:
+    if not skipped:
+        return NotFound(f"no checkpoint in {root}", "save one first, or name another folder")
+    return DamagedCheckpoint(
+        f"none of the {len(skipped)} checkpoints in {root} is sound; the newest: {skipped[0].reason}",
+        "copy one again from its source, or name another folder to begin anew",
+    )

@@ -1,0 +1,150 @@
+"""Before a checkpoint moves: what the target keeps, converts and refuses, whether it fits, and what cannot follow."""
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from cluster import catalogue
+from cluster.catalogue import EMULATED
+from cluster.errors import UserError
+from workers.checkpoint.format.dtypes import DTYPES
+from workers.checkpoint.format.manifest import RANDOM, Manifest, TensorEntry
+from workers.checkpoint.format.manifest_checks import read_manifest, tensor_bytes
+from workers.checkpoint.target_dtypes import Fate, fate, lacking, notes
+
+HOST_STREAMS = ("python", "numpy", "cpu")
+
+
+def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True) -> dict[str, Any]:
+    """What loading with dtype="native" would do on `count` devices of kind `to` ("tpu:v5e", "tpu:emulated", "amd").
+
+    "ok" is False where a dtype is refused or the devices are known to be too small; "memory"."fits" is `replicated`
+    (each device holds all), `sharded`, `no` or `unknown`; "cannot_follow" has a sentence for each thing that stays
+    behind. Only the manifest is read. Raises UserError for an unknown kind.
+    """
+    if count < 1:
+        raise UserError(f"count is {count}", "plan for at least one device")
+    kind = catalogue.known_kind(to)
+    manifest = read_manifest(Path(path), follow_links)
+    lacks = lacking(kind)
+    fates = {name: fate(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
+    dtypes = _dtypes(manifest, fates, kind)
+    memory = _memory(manifest, fates, kind, count)
+    random = _random(manifest, catalogue.vendor(kind.partition(":")[0]).torch_device)
+    return {
+        "step": manifest.step,
+        "source": {"backend": manifest.producer.backend, "kind": manifest.producer.kind, "world": manifest.world.size},
+        "target": {"backend": kind.partition(":")[0], "kind": kind, "count": count},
+        "bytes": manifest.size_bytes(),
+        "ok": all(line["action"] != "refuse" for line in dtypes) and memory["fits"] != "no",
+        "dtypes": dtypes,
+        "memory": memory,
+        "reshard": _reshard(manifest, count),
+        "random": random,
+        "cannot_follow": _left_behind(dtypes, memory, random),
+    }
+
+
+def _moving(manifest: Manifest) -> dict[str, TensorEntry]:
+    """Random states and numpy arrays stay on the host whatever the target, so they do not count."""
+    states = f"{RANDOM}/ranks/"
+    return {
+        name: tensor
+        for name, tensor in manifest.stored().items()
+        if tensor.role not in ("rng", "array") and not name.startswith(states)
+    }
+
+
+def _dtypes(manifest: Manifest, fates: dict[str, Fate], kind: str) -> list[dict[str, Any]]:
+    """One line per dtype and what becomes of it: tensors with a scale, and states, may fare differently."""
+    groups: dict[tuple[str, Fate], list[str]] = defaultdict(list)
+    for name, found in fates.items():
+        groups[manifest.tensors[name].dtype, found].append(name)
+    worth_knowing = notes(kind)
+    return [
+        {
+            "dtype": dtype,
+            "tensors": len(names),
+            "bytes": sum(tensor_bytes(manifest.tensors[name]) for name in names),
+            "action": found.action,
+            "to": found.to,
+            "may_lose": found.may_lose,
+            "reason": found.reason or worth_knowing.get(dtype, ""),
+            "example": names[0],
+        }
+        for (dtype, found), names in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].to))
+    ]
+
+
+def _memory(manifest: Manifest, fates: dict[str, Fate], kind: str, count: int) -> dict[str, Any]:
+    """Weights and states only: what a step needs besides is not in a checkpoint."""
+    tensors = manifest.tensors
+    needed_bytes = sum(math.prod(tensors[name].shape) * DTYPES[found.to].bytes for name, found in fates.items())
+    device_bytes = _device_bytes(kind)
+    fits = "unknown"
+    if device_bytes is not None:
+        each_bytes = -(-needed_bytes // count)
+        fits = "replicated" if needed_bytes <= device_bytes else "sharded" if each_bytes <= device_bytes else "no"
+    return {"needed_bytes": needed_bytes, "device_bytes": device_bytes, "fits": fits}
+
+
+def _device_bytes(kind: str) -> int | None:
+    """Of the smallest model that the kind may mean; None where nothing is written."""
+    if ":" not in kind or kind.endswith(f":{EMULATED}"):
+        return None
+    sizes = [size for row in catalogue.relatives(kind) if (size := row.memory_per_device_bytes)]
+    return min(sizes, default=None)
+
+
+def _reshard(manifest: Manifest, count: int) -> dict[str, Any]:
+    cut = [name for name, tensor in manifest.stored().items() if len(tensor.shards) > 1]
+    return {"from": manifest.world.size, "mesh": list(manifest.world.mesh), "to": count, "tensors_cut": len(cut)}
+
+
+def _random(manifest: Manifest, device_type: str) -> dict[str, str]:
+    return _of_ranks(manifest, device_type) or _of_streams(manifest, device_type)
+
+
+def _of_ranks(manifest: Manifest, device_type: str) -> dict[str, str]:
+    """A job's: each rank goes on exactly on the same type of device, else all its streams are seeded anew."""
+    entry = manifest.entries.get(RANDOM)
+    ranks = entry.tree.get("ranks") if entry and isinstance(entry.tree, dict) else None
+    if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
+        return {}
+
+    fates = {f"rank {i}": rank.get("device_type") for i, rank in enumerate(ranks)}
+    return {
+        rank: "continued"
+        if saved == device_type
+        else f"seeded anew: saved on {saved}, the target draws on {device_type}"
+        for rank, saved in fates.items()
+    }
+
+
+def _of_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
+    saved = next((entry.tree for entry in manifest.entries.values() if entry.kind == "rng"), None)
+    if not isinstance(saved, dict) or not isinstance(saved.get("torch"), dict):
+        return {}
+    streams = dict.fromkeys(HOST_STREAMS, "continued")
+    if device_type not in saved["torch"]:
+        streams[device_type] = (
+            f"derived: saved on {', '.join(saved['torch'])}, no stream of {device_type} to go on with"
+        )
+    else:
+        streams[device_type] = "continued"
+    return streams
+
+
+def _left_behind(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: dict[str, str]) -> list[str]:
+    refused = [f"{d['tensors']} tensors of {d['dtype']}: {d['reason']}" for d in dtypes if d["action"] == "refuse"]
+    broken = [f"random numbers of {name}: {fate}" for name, fate in random.items() if fate != "continued"]
+    small = (
+        [
+            f"{memory['needed_bytes'] / 2**30:.1f} GiB of state do not fit on devices of"
+            f" {memory['device_bytes'] / 2**30:.1f} GiB"
+        ]
+        if memory["fits"] == "no"
+        else []
+    )
+    return refused + broken + small

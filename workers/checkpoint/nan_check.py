@@ -1,0 +1,35 @@
+"""Whether a checkpoint that is about to be written holds what training has made useless."""
+
+import torch
+
+from workers.checkpoint.format.dtypes import FLOATS
+from workers.checkpoint.saver import Prepared
+from workers.errors import NotFinite
+
+ROLES = ("parameter", "optimizer", "master")
+"""Buffers may hold anything: masks are infinite, and memory that was never filled is arbitrary."""
+LOOKED_AT = (*FLOATS, "complex64", "complex128")
+PIECE_BYTES = 16 << 20
+
+
+def refuse_nan(prepared: Prepared) -> None:
+    """Looks at the copy, in memory. Raises NotFinite for the first parameter, or state of an optimizer, with NaN."""
+    if prepared.arena is None:
+        return
+    for layout in prepared.layouts:
+        for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
+            entry = prepared.tensors[piece.key]
+            if entry.role in ROLES and entry.dtype in LOOKED_AT and piece.bytes:
+                data = prepared.arena.piece(layout, offset, piece.bytes)
+                if _holds_nan(data, getattr(torch, entry.dtype)):
+                    raise NotFinite(f"{entry.role} {piece.key} of the checkpoint holds NaN", prepared.manifest.step)
+
+
+def _holds_nan(data: memoryview, dtype: torch.dtype) -> bool:
+    """A sum is NaN where any of it is: the quick look. Infinities of both signs add up to NaN as well."""
+    whole = torch.frombuffer(data, dtype=dtype)
+    for part in torch.split(whole, PIECE_BYTES // dtype.itemsize):
+        values = part.float() if dtype.itemsize == 1 else part
+        if torch.isnan(values.sum()) and torch.isnan(values).any():
+            return True
+    return False

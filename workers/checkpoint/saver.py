@@ -1,0 +1,291 @@
+"""Save: write aside, fsync, rename, manifest last. A crash at any point leaves the old, or the old and the new.
+
+1  .part-step-…/ is made and its shards written and fsynced      nobody looks at a folder of that name
+2  it is renamed to step-…/ and the root fsynced                 without a manifest it is not a checkpoint yet
+3  the manifest is written beside, fsynced, renamed, fsynced     the rename is the commit: before it old, after it new
+4  older checkpoints beyond `keep` go, manifest first            only now, once the new one was read back and verified
+
+With many ranks each writes its own shards in step 1, and rank 0 does the rest. In an object store there are no renames:
+all objects have names never used before, and the manifest, put last, is the commit.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
+from cluster.serialization import from_plain, to_plain
+from cluster.version import VERSION as POLYFLEET
+from workers.attempt.commit_guard import refuse_replaced
+from workers.checkpoint.disk.destination import Destination, OnDisk
+from workers.checkpoint.disk.files import Files
+from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
+from workers.checkpoint.disk.writer import Arena, Progress
+from workers.checkpoint.format.dtypes import dtype_name
+from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer, Stored, TensorEntry, World
+from workers.checkpoint.state import bits, sharded
+from workers.checkpoint.state.capture import Capture, capture
+from workers.checkpoint.state.pieces import pieces
+from workers.checkpoint.state.rank_group import Together, together
+from workers.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from workers.checkpoint.background_saver import Saving
+
+Part = tuple[dict[str, FileEntry], dict[str, TensorEntry]]
+_CANNOT = "free disk space, or check the folder's permissions"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """`path` is a Path, or a string for a URI. `notes` has what could not be tidied away: the checkpoint itself is
+    complete. `blocked_s` is how long the caller was held up, `seconds` how long it took until all was durable."""
+
+    path: "Path | Any"
+    step: int
+    bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+    blocked_s: float = 0.0
+
+
+class Prepared:
+    """A checkpoint whose content is settled: named, described, laid out. `arena` holds a copy, if one was taken."""
+
+    def __init__(self, to: Destination, step: int, state: Mapping[str, Any], producer: Producer, ranks: Together):
+        self.ranks = ranks
+        held = capture(state)
+        self.notes = tuple(held.notes)
+        mine = _mine(held, ranks)
+        self.bytes = sum(tensor.nbytes for tensor in mine.values())
+        stem = "shard-{:05d}" if ranks.size == 1 else f"shard-r{ranks.rank:05d}-{{:05d}}"
+        self.layouts = lay_out(pieces(mine), SHARD_BYTES, f"{stem}.safetensors")
+        self.tensors = _describe(held, mine, self.layouts)
+        self.manifest = Manifest(step, "", producer, {}, {}, held.entries, _world(held, ranks))
+        self.to = to
+        self.arena: Arena | None = None
+
+    def snapshot(self, arena: Arena) -> None:
+        """From here on the live tensors may change."""
+        arena.take(self.layouts)
+        self.arena = arena
+
+
+@overload
+def save(
+    root: str | os.PathLike[str],
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None = None,
+    attempt: str | None = None,
+    kind: str = "",
+    asynchronous: Literal[False] = False,
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> Saved: ...
+
+
+@overload
+def save(
+    root: str | os.PathLike[str],
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None = None,
+    attempt: str | None = None,
+    kind: str = "",
+    asynchronous: Literal[True],
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> "Saving": ...
+
+
+def save(
+    root: str | os.PathLike[str],
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None = None,
+    attempt: str | None = None,
+    kind: str = "",
+    asynchronous: bool = False,
+    progress: Progress | None = None,
+    files: Files | None = None,
+) -> "Saved | Saving":
+    """Write a checkpoint of `state` below `root` and return once it is durable: Saved. With `asynchronous`, return a
+    Saving once a copy is taken; a save still under way is waited for first, and its error raised here.
+
+    An entry of `state` is a module, an optimizer, anything with state_dict and load_state_dict, nested values and
+    tensors, or `"rng": True`. `keep` retains that many newest checkpoints, pinned ones apart. `attempt` is `job.epoch`:
+    an attempt older than one that saved here is refused. `kind` is the device kind. If any tensor is a DTensor, every
+    rank calls it, with the same `root` on a shared file system. `root` may be the URI of an object store. Raises
+    CheckpointError; then `root` is as it was.
+    """
+    if asynchronous:
+        from workers.checkpoint.background_saver import SHARED
+
+        return SHARED.save(root, step, state, keep=keep, attempt=attempt, kind=kind, progress=progress, files=files)
+    prepared = prepare(root, step, state, keep=keep, attempt=attempt, kind=kind, files=files)
+    saved = write(prepared, keep, progress)
+    return replace(saved, blocked_s=saved.seconds)
+
+
+def prepare(
+    root: "str | os.PathLike[str]",
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None,
+    attempt: str | None,
+    kind: str,
+    files: Files | None,
+) -> Prepared:
+    """Everything that can be refused without writing. Raises CheckpointError, on every rank."""
+    _check_arguments(step, keep)
+    producer = producer_of(attempt, kind)
+    ranks = together(state)
+    name = ranks.from_first(f"step-{step:08d}-{os.urandom(4).hex()}")
+    to = destination(root, name, files or Files())
+    ranks.first_does(lambda: to.refuse_older_attempt(producer))
+    return ranks.all_or_none(lambda: Prepared(to, step, state, producer, ranks))
+
+
+def destination(root: "str | os.PathLike[str]", name: str, files: Files) -> Destination:
+    """A folder of this machine, or an object store for a URI."""
+    if "://" not in str(root):
+        return OnDisk(Path(root), name, files)
+    from workers.checkpoint.transfer.object_store import InStore
+
+    return InStore(str(root), name)
+
+
+def write(prepared: Prepared, keep: int | None, progress: Progress | None) -> Saved:
+    """Write and commit. Raises CheckpointError, with nothing of this checkpoint left behind."""
+    started_s, to, ranks = time.perf_counter(), prepared.to, prepared.ranks
+    try:
+        with to.held() if ranks.first else nullcontext():
+            described = _write(prepared, progress)
+            notes = _retain(to, keep) if ranks.first and keep is not None else ()
+    except OSError as e:
+        step = prepared.manifest.step
+        raise CheckpointError(f"cannot save step {step} in {to.root}: {e.strerror or e}", _CANNOT) from e
+    seconds = time.perf_counter() - started_s
+    return Saved(to.path, described.step, described.size_bytes(), seconds, (*prepared.notes, *notes))
+
+
+def _retain(to: Destination, keep: int) -> tuple[str, ...]:
+    """The checkpoint is complete by now: an attempt that was replaced meanwhile leaves the older ones."""
+    try:
+        refuse_replaced()
+    except CheckpointError as e:
+        return (f"nothing older was deleted: {e.message}",)
+    return to.retain(keep)
+
+
+def _write(prepared: Prepared, progress: Progress | None) -> Manifest:
+    to, ranks, manifest = prepared.to, prepared.ranks, prepared.manifest
+    try:
+        ranks.first_does(lambda: to.begin(manifest.step, prepared.bytes * ranks.size, manifest.producer))
+        shards = ranks.all_or_none(lambda: to.put(prepared.layouts, prepared.arena, progress))
+        parts = _gathered(ranks, shards, prepared.tensors)
+        return ranks.first_does(lambda: _commit(prepared, parts)) or manifest
+    except BaseException:
+        if ranks.first:
+            to.undo()
+        raise
+
+
+def _gathered(ranks: Together, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
+    """What every rank wrote and where, on every rank."""
+    if ranks.size == 1:
+        return [(shards, tensors)]
+    mine = [{name: to_plain(entry) for name, entry in part.items()} for part in (shards, tensors)]
+    return [
+        (from_plain(dict[str, FileEntry], files), from_plain(dict[str, TensorEntry], entries))
+        for files, entries in ranks.gathered(mine)
+    ]
+
+
+def _commit(prepared: Prepared, parts: "list[Part]") -> Manifest:
+    created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    shards = {name: entry for part, _ in parts for name, entry in part.items()}
+    tensors = _joined([tensors for _, tensors in parts])
+    described = replace(prepared.manifest, created=created, files=shards, tensors=tensors)
+    refuse_replaced()
+    prepared.to.commit(described)
+    return described
+
+
+def _mine(held: Capture, ranks: Together) -> dict[str, torch.Tensor]:
+    """What this rank writes: its parts of sharded tensors, and on rank 0 all others."""
+    mine = {}
+    for name, tensor in held.own().items():
+        if not sharded.is_sharded(tensor):
+            if ranks.first:
+                mine[name] = tensor
+        elif sharded.is_mine(tensor, name) and (sharded.local(tensor).numel() or not tensor.numel()):
+            mine[name] = sharded.local(tensor)
+    return mine
+
+
+def _describe(held: Capture, mine: dict[str, torch.Tensor], layouts: list[Layout]) -> dict[str, TensorEntry]:
+    """All tensors in the order of the state; those another rank writes without a place yet."""
+    places = {
+        piece.key: Stored(layout.file, offset)
+        for layout in layouts
+        for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
+    }
+    entries = {name: _entry(held, name, places.get(name)) for name in held.tensors}
+    return entries | {name: TensorEntry(role, alias_of=stored) for name, (stored, role) in held.ties.items()}
+
+
+def _entry(held: Capture, name: str, place: Stored | None) -> TensorEntry:
+    tensor = held.tensors[name]
+    box = sharded.box_of(tensor) if place else None
+    place = replace(place, start=box.start, shape=box.shape) if place and box else place
+    base, view = held.views.get(name, ("", None))
+    return TensorEntry(
+        role=held.roles[name],
+        dtype=dtype_name(tensor.dtype),
+        shape=tuple(tensor.shape),
+        shards=(place,) if place else (),
+        device=str(tensor.device),
+        layout=() if view or sharded.is_sharded(tensor) else bits.memory_order(tensor),
+        scale=held.scales.get(name, ""),
+        alias_of=base,
+        view=view,
+    )
+
+
+def _joined(parts: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
+    """The same tensors as every rank described them, with the places of all."""
+    return {
+        name: replace(entry, shards=tuple(s for part in parts if name in part for s in part[name].shards))
+        for name, entry in parts[0].items()
+    }
+
+
+def _world(held: Capture, ranks: Together) -> World:
+    cut = next((tensor for tensor in held.tensors.values() if sharded.is_sharded(tensor)), None)
+    return World(ranks.size, *(sharded.mesh_of(cut) if cut is not None else ()))
+
+
+def producer_of(attempt: str | None, kind: str) -> Producer:
+    job, _, epoch = (attempt or "").rpartition(".")
+    if attempt and not (job and epoch.isdecimal()):
+        raise CheckpointError(f"attempt is {attempt!r}", "give it as job.epoch, such as mnist-1a2b3c.2")
+    return Producer(POLYFLEET, torch.__version__, kind.partition(":")[0], kind, job, int(epoch or 0))
+
+
+def _check_arguments(step: int, keep: int | None) -> None:
+    if type(step) is not int or not 0 <= step < 10**15:
+        raise CheckpointError(f"step is {step!r}", "give a whole number from 0 on")
+    if keep is not None and keep < 1:
+        raise CheckpointError(f"keep is {keep}", "keep at least 1 checkpoint, or None for all")

@@ -1,0 +1,185 @@
+"""What a load will do, worked out and checked before any live object is touched.
+
+Nothing of size is read here. Tensors that the load makes are allocated, those that live are noted; both are filled
+later, by way of tensor_fill.py, once all names, shapes, hashes and losses were found acceptable.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.dtype_policy import Policy
+from workers.checkpoint.format import tree
+from workers.checkpoint.format.boxes import Box
+from workers.checkpoint.format.dtypes import dtype_name
+from workers.checkpoint.format.manifest import DamagedCheckpoint, Entry
+from workers.checkpoint.load_report import Change, Report, TensorReport
+from workers.checkpoint.state import bits
+from workers.checkpoint.state.convert import check_convertible
+from workers.checkpoint.state.fp8 import scale_factor
+from workers.checkpoint.state.tensor_fill import (
+    Fill,
+    Progress,
+    fill,
+    put_scaled,
+    read_elements,
+    read_new,
+    rehearse,
+    view_of,
+)
+from workers.errors import CheckpointError
+
+AT_ONCE = 1 << 19
+"""Elements converted at once."""
+Apply = Callable[[], None]
+"""A change of a live object that is left to do once all checks have passed."""
+
+
+class Stage:
+    """Stored tensors and where they will go. Raises CheckpointError naming the tensor."""
+
+    def __init__(self, reader: Reader, policy: Policy, report: Report, device: torch.device):
+        self.reader = reader
+        self.policy = policy
+        self.report = report
+        self.device = device
+        self._new: list[Fill] = []
+        self._live: list[Fill] = []
+        self._read: dict[str, torch.Tensor] = {}
+        self._made: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def entry(self, name: str) -> Entry:
+        return self.reader.manifest.entries[name]
+
+    def dtype(self, name: str) -> str:
+        return self.reader.entry(self.known(name)).dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.reader.entry(self.known(name)).shape
+
+    def now(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU, bit for bit, proved and read at once: random states and others of a few bytes."""
+        name = self.known(name)
+        if name not in self._read:
+            self._read[name] = read_new(self.reader, name)
+        return self._read[name]
+
+    def wanted(self, name: str, device: torch.device) -> torch.dtype:
+        """The dtype the policy gives a tensor that no live one receives."""
+        return bits.torch_dtype(self.policy.wanted(name, self.reader.entry(self.known(name)), device.type))
+
+    def into(self, name: str, live: torch.Tensor, box: Box | None = None) -> None:
+        """Fill a live tensor, or a part of the stored one into it."""
+        self._note(self._live, self.known(name), live, box)
+
+    def note(self, name: str, dtype: torch.dtype) -> None:
+        """A tensor that `part` will hand out piece by piece: one element stands for all, so that losses are counted."""
+        shape = self.reader.entry(name).shape
+        self._note(self._live, name, torch.empty((), dtype=dtype).expand(shape))
+
+    def part(self, name: str, target: torch.Tensor, start: int, stop: int) -> None:
+        """Put elements of a noted tensor into a flat target of the noted dtype."""
+        factor = next(one.factor for one in self._live if one.name == name)
+        for at in range(start, stop, AT_ONCE):
+            end = min(at + AT_ONCE, stop)
+            put_scaled(target[at - start : end - start], read_elements(self.reader, name, at, end), factor, False)
+
+    def made(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A new tensor on `device`, empty until `fill_new`; the same object for a name and its ties."""
+        name = self.known(name)
+        key = (name, dtype, device)
+        if key not in self._made:
+            view = self._view(name, dtype, device)
+            self._made[key] = self._empty(name, dtype, device) if view is None else view
+        return self._made[key]
+
+    def value(self, encoded: Any, place: "Callable[[str], torch.Tensor] | None" = None) -> Any:
+        """A JSON tree as values; `place` says what becomes of its tensors. Arrays are always numpy's, on the host."""
+        place = place or (lambda name: self.made(name, self.wanted(name, self.device), self.device))
+
+        def leaf(name: str, tag: str) -> Any:
+            return self.now(name).numpy() if tag == "$array" else place(name)
+
+        return tree.decode(encoded, leaf)
+
+    def rescale(self) -> None:
+        """Where fp8 bits are carried to the other flavour, its scale is multiplied. Raises CheckpointError without."""
+        fills = (*self._new, *self._live)
+        factors: dict[str, float] = {}
+        for one in fills:
+            entry, target = self.reader.entry(one.name), dtype_name(one.target.dtype)
+            factor = scale_factor(entry.dtype, target)
+            if factor == 1.0:
+                continue
+            if entry.scale not in {other.name for other in fills}:
+                raise CheckpointError(
+                    f"{one.name} is {entry.dtype} and would become {target}, where its bits mean {1 / factor:g} times"
+                    " the value; no scale that could make up for it is loaded with it",
+                    "keep its dtype, or load it as bfloat16",
+                )
+            factors[entry.scale] = factor
+            self.report.notes.append(f"{entry.scale} times {factor:g}: the bits of {one.name} are now {target}")
+        for group in (self._new, self._live):
+            group[:] = [replace(one, factor=factors.get(one.name, 1.0)) for one in group]
+
+    def prove(self, progress: Callable[[int, int], None] | None = None, everything: bool = False) -> None:
+        """Read and hash all chunks that will be filled from (`everything`: all there are)."""
+        names = {self._stored_of(one.name) for one in (*self._new, *self._live)}
+        chunks = {chunk for name in names for chunk in self.reader.chunks_of(name)}
+        self.reader.prove(self.reader.all_chunks() if everything else chunks, progress)
+
+    def size_bytes(self) -> int:
+        """Of all that will be filled."""
+        return sum(one.target.nbytes for one in (*self._new, *self._live))
+
+    def rehearse(self) -> None:
+        """Count what conversions would change, into the report, and change nothing."""
+        self._tell(rehearse(self.reader, (*self._new, *self._live)))
+
+    def fill_new(self, progress: Progress | None = None) -> None:
+        self._tell(fill(self.reader, self._new, progress))
+
+    def fill_live(self, progress: Progress | None = None) -> None:
+        with torch.no_grad():
+            self._tell(fill(self.reader, self._live, progress))
+
+    def known(self, name: Any) -> str:
+        """The name under which `name` is stored. Raises DamagedCheckpoint where the manifest has none such."""
+        if not isinstance(name, str) or name not in self.reader.manifest.tensors:
+            raise DamagedCheckpoint(f"the manifest refers to tensor {name!r}, which it does not list")
+        return self.reader.manifest.resolve(name)
+
+    def _stored_of(self, name: str) -> str:
+        return self.reader.manifest.tensors[name].alias_of or name
+
+    def _empty(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        entry = self.reader.entry(name)
+        tensor = bits.empty(entry.shape, dtype, entry.layout)
+        if device.type != "cpu":
+            tensor = torch.empty_like(tensor, device=device)
+        self._note(self._new, name, tensor)
+        return tensor
+
+    def _view(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+        """On the CPU, what shared memory shares it again."""
+        entry = self.reader.entry(name)
+        if entry.view is None or device.type != "cpu" or self.reader.entry(entry.alias_of).layout:
+            return None
+        base = self.made(entry.alias_of, dtype, device)
+        self._report(name, dtype, device)
+        return view_of(base, entry.shape, entry.view.strides, entry.view.offset)
+
+    def _note(self, fills: list[Fill], name: str, target: torch.Tensor, box: Box | None = None) -> None:
+        check_convertible(name, bits.torch_dtype(self.dtype(name)), target.dtype)
+        fills.append(Fill(name, target, box))
+        self._report(name, target.dtype, target.device, target.nbytes)
+
+    def _report(self, name: str, dtype: torch.dtype, device: torch.device, size_bytes: int = 0) -> None:
+        self.report.tensors[name] = TensorReport(size_bytes, self.dtype(name), dtype_name(dtype), str(device))
+
+    def _tell(self, changes: dict[str, Change]) -> None:
+        for name, change in changes.items():
+            self.report.tensors[name] = replace(self.report.tensors[name], change=change)

@@ -1,0 +1,246 @@
+"""A checkpoint on its way into a folder: what is there already, what is missing, and the commit once all is.
+
+    .incoming-step-…/      chunks are written at their places, each against its hash; what a cut left is used for a week
+    step-…/                the same folder under its name, once every byte was read back and verified; manifest last
+
+Chunks that another checkpoint of the same folder holds (frozen layers, an earlier copy) are taken from there. Each one
+is brought to the disk and read back while others arrive (readback.py), and what an earlier try left before it counts.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cluster.errors import Conflict
+from cluster.untrusted_files import Unreadable, opened, read_bytes
+from workers.checkpoint.disk.buffers import aligned
+from workers.checkpoint.disk.damage_marks import note_verified
+from workers.checkpoint.disk.files import Files, Writing, rounded_up, write_file
+from workers.checkpoint.disk.pins import is_pinned, pin
+from workers.checkpoint.disk.reader import Chunk, read_at
+from workers.checkpoint.disk.retention import INCOMING, first_fault
+from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
+from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, SMALL_BYTES, DamagedCheckpoint
+from workers.checkpoint.format.manifest_checks import open_regular, parse_manifest, read_json, read_manifest
+from workers.checkpoint.format.step_folders import newest_first
+from workers.checkpoint.transfer.expected import Expected, described
+from workers.checkpoint.transfer.readback import ReadBack, digest_at, drop_cached
+from workers.errors import CheckpointError
+
+Progress = Callable[[int], None]
+
+
+class Incoming:
+    """For use in a `with`: one process writes an incoming checkpoint at a time. Raises Conflict for a second one."""
+
+    def __init__(
+        self, root: Path, name: str, text: bytes, files: Files | None = None, expected: Expected | None = None
+    ):
+        """`expected` is what the manifest `text` says, where it was read and checked elsewhere."""
+        self.root, self.name, self.text = root, name, text
+        self.manifest = expected or described(parse_manifest(text, f"{name}/{NAME}"))
+        self.folder, self.final = root / f"{INCOMING}{name}", root / name
+        self._files = files or Files()
+        self._open: dict[str, Writing] = {}
+        self._buffer: memoryview | None = None
+        self._on_disk: set[Chunk] = set()
+        self._read_back = ReadBack(self._prove)
+        self._lock = -1
+        self.arrived = False
+
+    def __enter__(self) -> Self:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.arrived = self._has_arrived()
+        if self.arrived:
+            return self
+        if not self.folder.is_dir():
+            self._files.make_folder(self.folder)
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if e.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
+                return self  # no locks here: hashes still keep what is written right
+            os.close(self._lock)
+            raise Conflict(f"another copy of {self.name} into {self.root} is under way", "let it finish") from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._read_back.close()
+        for file in self._open.values():
+            file.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._open, self._lock = {}, -1
+
+    def _has_arrived(self) -> bool:
+        """Whether it has arrived before. The same checkpoint with damaged bytes is marked, and replaced by this copy.
+
+        Raises DamagedCheckpoint where another one is there, or nobody can tell which.
+        """
+        if not os.path.lexists(self.final / NAME):
+            return False
+        if not self._is_the_same():
+            fault = first_fault(self.final) or "it is another checkpoint of that name"
+            raise DamagedCheckpoint(f"{self.final} is there already: {fault}", "delete it, or name another folder")
+        fault = self._fault_there()
+        note_verified(self.final, [fault] if fault else [])
+        return not fault
+
+    def _is_the_same(self) -> bool:
+        """A large manifest is not parsed again: this one has been."""
+        try:
+            if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
+                return bool(read_json(self.final)["digest"] == self.manifest.digest)
+            return read_bytes(self.final / NAME, LARGEST_BYTES) == self.text
+        except (CheckpointError, Unreadable, FileNotFoundError):
+            return False
+
+    def _fault_there(self) -> str:
+        if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
+            return first_fault(self.final)
+        try:
+            for file, index in self.manifest.chunks():
+                data = memoryview(bytearray(self.manifest.size_of((file, index))))
+                with opened(self.final / file) as descriptor:
+                    read_at(self.final / file, descriptor, index * CHUNK_BYTES, data)
+                if chunk_digest(data) != self.manifest.digest_of((file, index)):
+                    return f"{self.final / file}: chunk {index + 1} is not what was saved"
+        except (DamagedCheckpoint, Unreadable, FileNotFoundError) as e:
+            return str(e)
+        return ""
+
+    def missing(self, progress: Progress | None = None) -> list[Chunk]:
+        """Chunks that have to travel, in order. What other checkpoints of this folder hold is put in place here."""
+        absent = [chunk for chunk in self.manifest.chunks() if not self._was_here(chunk, progress)]
+        elsewhere = self._elsewhere({self.manifest.digest_of(chunk) for chunk in absent}) if absent else {}
+        return [chunk for chunk in absent if not self._reuse(chunk, elsewhere, progress)]
+
+    def write(self, chunk: Chunk, data: bytes | memoryview) -> None:
+        """Raises DamagedCheckpoint where `data` is not what the manifest says: nothing wrong is ever written. What is
+        wrong with the disk may come out with a later chunk. One thread at a time.
+        """
+        if len(data) != self.manifest.size_of(chunk) or chunk_digest(data) != self.manifest.digest_of(chunk):
+            raise DamagedCheckpoint(
+                f"{self.name}/{chunk[0]}: {self.manifest.name_of(chunk)} arrived damaged",
+                "is its source sound? `verify` tells",
+            )
+        if self._buffer is None:
+            self._buffer = aligned(CHUNK_BYTES)
+        self._buffer[: len(data)] = data
+        file, offset = self._writing(chunk[0]), chunk[1] * CHUNK_BYTES
+        self._files.write(file, self._buffer[: rounded_up(len(data))], len(data), offset)
+        if not file.direct:
+            drop_cached(file.descriptor, [(offset, len(data))])  # the kernel begins to write it to the disk
+        self._read_back.add(chunk)
+
+    def commit(self) -> None:
+        """Everything durable, read back and compared; then its name, and the manifest last."""
+        self._read_back.finish()
+        self._prove([chunk for chunk in self.manifest.chunks() if chunk not in self._on_disk])
+        self._on_disk.clear()  # whoever tries again after an error reads it all again
+        for name in list(self._open):
+            self._files.finish(self._open[name])
+            del self._open[name]
+        for path in self.folder.iterdir():
+            if path.name not in self.manifest.files:
+                self._files.remove(path)  # of a cut-off commit
+        self._files.sync_folder(self.folder)
+        pinned = is_pinned(self.final)
+        if self.final.exists():
+            self._clear(self.final)
+        self._files.rename(self.folder, self.final)
+        self._files.sync_folder(self.root)
+        part = self.final / f".{NAME}.part"
+        write_file(self._files, part, self.text)
+        self._files.rename(part, self.final / NAME)
+        if pinned:
+            pin(self.final)
+        self._files.sync_folder(self.final)
+
+    def _clear(self, folder: Path) -> None:
+        """What an earlier commit left, cut between its two renames; or a damaged copy: manifest first, so that what is
+        half deleted is no checkpoint."""
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != NAME):
+            self._files.remove(path)
+        self._files.remove_folder(folder)
+
+    def _writing(self, file: str) -> Writing:
+        if file not in self._open:
+            self._open[file] = self._files.open_or_create(self.folder / file, self.manifest.files[file].bytes)
+        return self._open[file]
+
+    def _was_here(self, chunk: Chunk, progress: Progress | None) -> bool:
+        """Left by an earlier try."""
+        if chunk[0] not in self._open:
+            self._sync(chunk[0], [(0, 0)])
+        if not self._is_here(chunk):
+            return False
+        self._on_disk.add(chunk)
+        if progress is not None:
+            progress(self.manifest.size_of(chunk))
+        return True
+
+    def _prove(self, chunks: list[Chunk]) -> None:
+        """Bring them to the disk, and compare what it has. Raises CheckpointError."""
+        places: dict[str, list[tuple[int, int]]] = {}
+        for file, index in chunks:
+            places.setdefault(file, []).append((index * CHUNK_BYTES, self.manifest.size_of((file, index))))
+        for file, some in places.items():
+            if not self._writing(file).direct:
+                self._sync(file, some)
+        for chunk in chunks:
+            if not self._is_here(chunk):
+                raise CheckpointError(
+                    f"{self.folder / chunk[0]}: {self.manifest.name_of(chunk)} does not read back as it was written",
+                    "is the disk sound?",
+                )
+            self._on_disk.add(chunk)
+
+    def _sync(self, file: str, places: list[tuple[int, int]]) -> None:
+        """What is then read at these (offset, bytes) comes from the disk."""
+        descriptor = self._writing(file).descriptor
+        if os.fstat(descriptor).st_size:
+            self._files.sync(descriptor)
+            drop_cached(descriptor, places)
+
+    def _is_here(self, chunk: Chunk) -> bool:
+        start, size_bytes = chunk[1] * CHUNK_BYTES, self.manifest.size_of(chunk)
+        return digest_at(self._writing(chunk[0]), start, size_bytes) == self.manifest.digest_of(chunk)
+
+    def _elsewhere(self, wanted: set[str]) -> dict[str, tuple[Path, int]]:
+        """Digest -> file and offset, in other checkpoints of this folder."""
+        found: dict[str, tuple[Path, int]] = {}
+        for folder in newest_first(self.root):
+            try:
+                if os.lstat(folder / NAME).st_size > SMALL_BYTES:
+                    continue  # what it would save is not worth reading that
+                files = read_manifest(folder).files
+            except (CheckpointError, OSError):
+                continue
+            for file, entry in files.items():
+                places = ((digest, (folder / file, i * CHUNK_BYTES)) for i, digest in enumerate(entry.xxh3_128))
+                found |= {digest: place for digest, place in places if digest in wanted and digest not in found}
+        return found
+
+    def _reuse(self, chunk: Chunk, elsewhere: dict[str, tuple[Path, int]], progress: Progress | None) -> bool:
+        place = elsewhere.get(self.manifest.digest_of(chunk))
+        if place is None:
+            return False
+        data = memoryview(bytearray(self.manifest.size_of(chunk)))
+        try:
+            descriptor = open_regular(place[0])
+            try:
+                read_at(place[0], descriptor, place[1], data)
+            finally:
+                os.close(descriptor)
+            self.write(chunk, data)
+        except DamagedCheckpoint:
+            return False
+        if progress is not None:
+            progress(len(data))
+        return True

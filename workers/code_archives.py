@@ -1,0 +1,108 @@
+"""Submitted folders on a node, by the SHA-256 of the archive they came in.
+
+An archive comes from a user, so nothing in it is believed: a process with limits checks and unpacks it once
+(cluster/archive_unpack.py), and every attempt gets a copy of what came out.
+"""
+
+import hashlib
+import re
+import shutil
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from cluster import archive_unpack
+from cluster.archive_checks import LARGEST_ARCHIVE_BYTES
+from cluster.errors import Conflict, NotFound, UserError
+from cluster.last_used import Uses
+from cluster.paths import private_dir
+
+DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+INCOMING = ".incoming-"
+
+
+class Packages:
+    """Folders under `folder`; safe to use from several threads. `read` unpacks an archive."""
+
+    def __init__(self, folder: Path, read: archive_unpack.Read = archive_unpack.read_apart):
+        self._folder, self._read = private_dir(folder), read
+        self._uses = Uses()
+        self._lock = threading.Lock()
+        for left in self._folder.glob(f"{INCOMING}*"):  # of an agent that was killed: its upload begins anew
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+    def has(self, sha: str) -> bool:
+        """Asking counts as use: an attempt that wants it follows."""
+        self._uses.note(sha)
+        return self._path(sha).is_dir()
+
+    def idle(self) -> list[str]:
+        """Those that nobody used for an hour."""
+        return self._uses.idle(path.name for path in self._folder.iterdir() if DIGEST.fullmatch(path.name))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Those of them that are still idle. A name is free at once, its files are removed afterwards."""
+        for sha in names:
+            gone = self._folder / f"{INCOMING}{sha}.gone"
+            with self._uses.removing(sha) as idle:
+                if not idle or not self._path(sha).is_dir():
+                    continue
+                self._path(sha).replace(gone)
+            shutil.rmtree(gone)
+
+    def put(self, sha: str, offset: int, data: bytes, last: bool) -> None:
+        """Append one piece. After the last one the digest is checked, and the archive unpacked.
+
+        Raises Conflict when a piece does not follow the one before, UserError for a wrong digest or a hostile archive.
+        """
+        with self._lock:
+            if self.has(sha):
+                return
+            part = self._folder / f"{INCOMING}{sha}"
+            self._append(part, offset, data)
+            if last:
+                self._commit(part, sha)
+
+    def _append(self, part: Path, offset: int, data: bytes) -> None:
+        have = part.stat().st_size if part.exists() else 0
+        if offset not in (0, have):
+            raise Conflict(
+                f"piece at byte {offset} of an upload that has {have}", "send the archive again from its start"
+            )
+        if offset + len(data) > LARGEST_ARCHIVE_BYTES:
+            part.unlink(missing_ok=True)
+            raise UserError(
+                f"the archive is larger than {LARGEST_ARCHIVE_BYTES >> 20} MiB", "leave data out of working_dir"
+            )
+        with part.open("ab" if offset else "wb") as f:
+            f.write(data)
+
+    def _commit(self, part: Path, sha: str) -> None:
+        with part.open("rb") as f:
+            found = hashlib.file_digest(f, "sha256").hexdigest()
+        try:
+            if found != sha:
+                raise UserError(f"the archive arrived as {found[:12]}…, not {sha[:12]}…", "send it again")
+            out = private_dir(self._folder / f"{INCOMING}{sha}.d")
+            try:
+                self._read(part, out)
+                out.replace(self._path(sha))
+            finally:
+                shutil.rmtree(out, ignore_errors=True)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def unpack(self, sha: str, target: Path) -> None:
+        """Copy the folder's files below `target`, an empty folder. Raises NotFound."""
+        folder = self._path(sha)
+        self._uses.note(sha)
+        if not folder.is_dir():
+            raise NotFound(
+                f"package {sha[:12]}… is not on this node", "the controller sends it again at the next start"
+            )
+        shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
+
+    def _path(self, sha: str) -> Path:
+        if not DIGEST.fullmatch(sha):
+            raise UserError(f"{sha[:80]!r} is not a SHA-256", "64 hexadecimal digits name a package")
+        return self._folder / sha

@@ -1,0 +1,212 @@
+"""Measures implementations against what a model computes without us, and remembers what was right, and its speed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.errors import PolyfleetError, UserError, nearest
+from workers import kernels as registry
+from workers.backends.parts.precision import name_of
+from workers.benchmark import accuracy
+from workers.benchmark.timing import Timer
+from workers.kernels import operators
+from workers.kernels.parts.classes import shape_class
+from workers.kernels.parts.fastest import backend_of
+from workers.kernels.parts.probes import Arguments, Probe, operations, probes
+from workers.kernels.tuner import BASE, REFERENCE, Measured, Situation, remember, software_of
+from workers.optimizers.timing import race
+
+ROUNDS = 9
+Told = Callable[[Measured], None]
+Call = Callable[..., Any]
+
+
+def tune(
+    wanted: Sequence[str] = (),
+    kernels: Sequence[str] = (),
+    device: Any = "cpu",
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
+    compiled: bool = True,
+    rounds: int = ROUNDS,
+    told: Told = lambda one: None,
+) -> list[Measured]:
+    """Every operation of `wanted` (all) by each of `kernels` (all that compute on `device`, and are no interpreters),
+    in several sizes, forward and backward, and inside torch.compile where `compiled`. Results are checked against
+    float64 first: what is wrong is remembered as such and not timed. Times are of both in turns, by the clock of the
+    device.
+
+    Forgets what torch.compile has compiled in this process: give it a process of its own. Raises UserError for unknown
+    names, KernelsUnavailable for kernels that were named and cannot compute here.
+    """
+    _require_known(wanted)
+    base = registry.create(BASE, device)
+    wishes = [
+        (operation, dtype, probe)
+        for operation in wanted or operations()
+        for dtype in dtypes
+        for probe in probes(operation, base.device)
+    ]
+    found = _candidates(kernels, base.device)
+    return measure([(probe, dtype) for _, dtype, probe in wishes], found, base.device, compiled=compiled, rounds=rounds,
+                   told=told)  # fmt: skip
+
+
+def measure(
+    wishes: Sequence[tuple[Probe, torch.dtype]],
+    kernels: Sequence[Any],
+    device: torch.device,
+    *,
+    compiled: bool = False,
+    rounds: int = ROUNDS,
+    told: Told = lambda one: None,
+) -> list[Measured]:
+    """Each of `kernels` on each probe, as `tune` does."""
+    backend = backend_of(device)
+    timer, kind = Timer(backend), str(backend.kind)
+    measured = []
+    for one in kernels:
+        software = software_of(one)
+        for probe, dtype in wishes:
+            if one.supports(dtype):
+                for result in _Lab(one, probe, dtype, kind, software, timer, rounds).results(compiled):
+                    remember(result)
+                    told(result)
+                    measured.append(result)
+    return measured
+
+
+def _require_known(wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in operations():
+            raise UserError(f"unknown operation {name!r}", nearest(name, operations()))
+
+
+def _candidates(names: Sequence[str], device: torch.device) -> list[Any]:
+    """Raises for a name that was given and cannot be measured; the others are left out without a word."""
+    found = []
+    for name in names or (n for n in registry.names() if n not in (BASE, REFERENCE)):
+        try:
+            made = registry.create(name, device)
+        except PolyfleetError:
+            if names:
+                raise
+            continue
+        if made.interpreted and names:
+            raise UserError(f"kernels {name!r} are interpreted here", "an interpreter has no speed: tune on a device")
+        if not made.interpreted:
+            found.append(made)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Lab:
+    """One implementation with one operation's arguments of one dtype."""
+
+    kernels: Any
+    probe: Probe
+    dtype: torch.dtype
+    kind: str
+    software: str
+    timer: Timer
+    rounds: int
+
+    def results(self, compiled: bool) -> Iterator[Measured]:
+        """Forward, backward where it has one of its own, and inside torch.compile if it is faster outside."""
+        forward = self.measure(_forward, check=True)
+        yield forward
+        if forward.right and self.probe.operation in self.kernels.own_gradients:
+            yield self.measure(_backward, gradient=True)
+        if compiled and forward.low > 1 and self.probe.operation in _OPERATORS:
+            torch.compiler.reset()
+            yield self.measure(_inside, inside=True)
+
+    def measure(
+        self,
+        make: Callable[..., tuple[Call, Call]],
+        *,
+        gradient: bool = False,
+        inside: bool = False,
+        check: bool = False,
+    ) -> Measured:
+        shapes = (*self.probe.shapes, ())
+        situation = Situation(
+            self.kind, self.probe.operation, name_of(self.dtype), shape_class(self.probe.operation, *shapes[:2]),
+            gradient, inside,
+        )  # fmt: skip
+        try:
+            arguments = self.probe.arguments(self.dtype, self.kernels.device)
+            theirs, ours = make(self.kernels, self.probe, arguments)
+            if check and not _is_right(ours(), self.probe, arguments):
+                return Measured(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
+            ratio = race(theirs, ours, self.timer, self.rounds).ratio
+        except PolyfleetError:
+            return Measured(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
+        median, low, high = (round(value, 4) for value in ratio)
+        return Measured(situation, self.kernels.name, self.software, median, low, high)
+
+
+def _forward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
+    method, options = getattr(kernels, probe.operation), probe.options
+
+    def plain() -> Any:
+        with torch.no_grad():
+            return probe.plain(*arguments)
+
+    return plain, lambda: method(*arguments, **options)
+
+
+def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
+    """The gradients alone, of a forward that was computed before."""
+    learning = tuple(one.detach().requires_grad_() for one in arguments)
+    result = probe.plain(*learning)
+    grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype).to(result.device)
+    method = getattr(kernels, f"{probe.operation}_backward")
+    options = probe.options
+    first = (result.detach(),) if probe.operation == "softmax" else arguments
+    if probe.operation == "attention":
+        first = (*arguments, *kernels.attention(*arguments, **options, return_lse=True))
+    return lambda: torch.autograd.grad(result, learning, grad, retain_graph=True), lambda: method(
+        grad, *first, **options
+    )
+
+
+def _inside(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
+    """Between what a compiler would fuse with torch's own: a residual that is added before, and a product after."""
+    operator, options = _OPERATORS[probe.operation], probe.options
+
+    def block(compute: Call) -> Call:
+        def run(residual: Tensor, *given: Tensor) -> Any:
+            return compute(given[0] + residual, *given[1:]) * 2
+
+        ready = torch.compile(run, fullgraph=True)
+        residual = torch.ones_like(arguments[0])
+
+        def call() -> Any:
+            with torch.no_grad():
+                return ready(residual, *arguments)
+
+        return call
+
+    def ours(*given: Tensor) -> Tensor:
+        answer: Tensor = operator(*given, **options, kernels=kernels.name)
+        return answer
+
+    return block(probe.plain), block(ours)
+
+
+def _is_right(have: Tensor, probe: Probe, arguments: Arguments) -> bool:
+    """As near to float64 as the dtype allows."""
+    reference = registry.create(REFERENCE)
+    wide = tuple(one.cpu().double() for one in arguments)
+    want = getattr(reference, probe.operation)(*wide, **probe.options)
+    rounding = accuracy.Rounding(have.dtype, probe.depth, probe.roundings)
+    return bool(accuracy.measure(have.cpu(), want.to(have.dtype), rounding)["ok"])
+
+
+_OPERATORS: dict[str, Call] = {
+    name: getattr(operators, name)
+    for name in ("rmsnorm", "layernorm", "softmax", "silu", "swiglu", "apply_rope", "matmul", "attention")
+}

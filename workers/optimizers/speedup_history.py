@@ -1,0 +1,26 @@
+"""What passes have been measured to bring on this machine: lines of JSON in POLYFLEET_HOME."""
+
+from pathlib import Path
+from statistics import geometric_mean
+
+from workers import measurement_files
+
+NAME = "optimizations"
+LAST = 20
+
+
+def path() -> Path:
+    return measurement_files.path(NAME)
+
+
+def remember(kind: str, torch: str, name: str, speedup: float) -> None:
+    measurement_files.add(NAME, {"kind": kind, "torch": torch, "pass": name, "speedup": round(speedup, 4)})
+
+
+def speedups(kind: str) -> dict[str, float]:
+    """The geometric mean of the last measurements of each pass on this kind of device."""
+    found: dict[str, list[float]] = {}
+    for line in measurement_files.lines(NAME):
+        if line.get("kind") == kind and isinstance(line.get("speedup"), int | float) and line["speedup"] > 0:
+            found.setdefault(str(line.get("pass")), []).append(float(line["speedup"]))
+    return {name: round(geometric_mean(values[-LAST:]), 3) for name, values in found.items()}

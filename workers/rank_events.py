@@ -1,0 +1,100 @@
+"""What ranks tell in events.jsonl: checked by the agent that reads it, and again by the server before it stores it.
+
+User code can write there too. An event holds what is listed here, in these types and bounds, or it does not count.
+Standard library only.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.untrusted_files import Unreadable, parse_json
+from workers.message_fields import LARGEST_COUNT, Fields, Unusable, is_count, is_number, is_text
+
+LONGEST_LINE_BYTES = 64 << 10
+LONGEST_PATH = 4096
+LARGEST_STEP = LARGEST_COUNT
+LATEST_S = 253_370_764_800.0
+"""The year 9999: later times have no date."""
+KINDS = ("report", "checkpoint", "note", "phase")
+ALWAYS = ("t", "rank", "type")
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvent:
+    """One thing that a rank told. `type` is one of KINDS, `t` the rank's wall clock in epoch seconds; `at` is the byte
+    after its line in the attempt's events file, so the same event always has the same; `data` holds its other fields.
+    """
+
+    type: str
+    rank: int
+    t: float
+    at: int
+    data: dict[str, Any]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"type": self.type, "rank": self.rank, "t": self.t, "at": self.at, "data": self.data}
+
+    @classmethod
+    def parse(cls, data: Any, since_s: float = 0.0, until_s: float = LATEST_S) -> "RankEvent":
+        """Raises Unusable. A time that does not lie between the two, in epoch seconds, becomes the nearer one: a clock
+        may be set while attempts run, and what was told counts all the same.
+        """
+        fields = Fields(data, cls.__slots__)
+        return cls._checked(fields.count("at"), fields.object("data"), data, since_s, until_s)
+
+    @classmethod
+    def of_line(cls, line: bytes, at: int, since_s: float, until_s: float) -> "RankEvent":
+        """A line of events.jsonl that ends at byte `at`; see `parse`. Raises Unusable."""
+        if len(line) > LONGEST_LINE_BYTES:
+            raise Unusable(f"is longer than {LONGEST_LINE_BYTES} bytes")
+        try:
+            told = parse_json(line, "the event")
+        except Unreadable as e:
+            raise Unusable(e.why) from None
+        if not isinstance(told, dict):
+            raise Unusable("is no JSON object")
+        data = {name: value for name, value in told.items() if name not in ALWAYS}
+        return cls._checked(at, data, told, since_s, until_s)
+
+    @classmethod
+    def _checked(
+        cls, at: int, data: dict[str, Any], told: dict[str, Any], since_s: float, until_s: float
+    ) -> "RankEvent":
+        t, rank, kind = (told.get(name) for name in ALWAYS)
+        if not is_number(t):
+            raise Unusable("has no time `t` that is a finite number")
+        if not 0.0 <= t <= LATEST_S:
+            raise Unusable(f"has the time {t:.6g}, which is no date")
+        if not is_count(rank):
+            raise Unusable("has no `rank` that is a whole number")
+        if kind not in KINDS:
+            raise Unusable(f"has none of the types {', '.join(KINDS)}")
+        if why := {"report": _bad_report, "checkpoint": _bad_checkpoint}.get(kind, _accepted)(data):
+            raise Unusable(why)
+        return cls(kind, rank, min(max(t, since_s), until_s), at, data)
+
+
+def _accepted(_: dict[str, Any]) -> str:
+    """Notes and phases stay on the node."""
+    return ""
+
+
+def _bad_report(data: dict[str, Any]) -> str:
+    if not is_count(data.get("step")):
+        return f"has no `step` that is a whole number from 0 to {LARGEST_STEP}"
+    wrong = [name for name, value in data.items() if not (is_text(name) and _is_scalar(value))]
+    return f"has a value of {wrong[0][:40]!r} that is no single number, text or null" if wrong else ""
+
+
+def _bad_checkpoint(data: dict[str, Any]) -> str:
+    path = data.get("path")
+    if not is_count(data.get("step")):
+        return f"has no `step` that is a whole number from 0 to {LARGEST_STEP}"
+    if not is_text(path) or not 0 < len(path) <= LONGEST_PATH or "\0" in path:
+        return "has no `path` of a checkpoint"
+    measured = [data[name] for name in ("bytes", "seconds", "blocked_s") if name in data]
+    return "" if all(is_number(n) and n >= 0 for n in measured) else "measures its checkpoint in no finite numbers"
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or is_number(value) or is_text(value)

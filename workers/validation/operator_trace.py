@@ -1,0 +1,110 @@
+"""One forward of a model on fake tensors, every operator written down with where in the model it was called."""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from workers.memory.fake_copies import fake_sample, twin_of
+from workers.optimizers.pass_context import Sample
+from workers.torch_logs import silenced
+
+NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator (`aten::nonzero`), its dtypes in and out, and where: module path and source line."""
+
+    operator: Any
+    dtypes: tuple[torch.dtype, ...]
+    module: str
+    line: str
+
+    @property
+    def name(self) -> str:
+        return str(self.operator.name())
+
+    @property
+    def where(self) -> str:
+        return ", ".join(filter(None, (self.module or "the model itself", self.line)))
+
+
+@dataclass(slots=True)
+class Trace:
+    """`stopped` is why tracing ended before the forward did, "" when it did not; `last` is where."""
+
+    calls: list[Call] = field(default_factory=list)
+    stopped: str = ""
+    needs_values: bool = False
+    last: str = ""
+
+
+def trace(model: nn.Module, sample: Sample) -> Trace:
+    """The model's tensors are replaced by fake twins: nothing is allocated, and the caller's model is only read."""
+    found = Trace()
+    shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    with silenced(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
+        twin, inputs = twin_of(model, None).eval(), fake_sample(sample, None, None, None)
+        path: list[str] = []
+        with _followed(twin, path), torch.no_grad(), _Watch(found, path):
+            try:
+                twin(*inputs.args, **inputs.kwargs)
+            except Exception as e:  # the user's forward on tensors without values: anything may come out of it
+                found.last = ", ".join(filter(None, (path[-1] if path else "", _raised_at(e))))
+                found.needs_values = "data-dependent" in str(e).lower() or "DataDependent" in type(e).__name__
+                found.stopped = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"
+    return found
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, found: Trace, path: list[str]):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found, self.path = found, path
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operator(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs or {}, out)) if isinstance(t, torch.Tensor)]
+        dtypes = tuple(dict.fromkeys(t.dtype for t in tensors))
+        self.found.calls.append(Call(operator, dtypes, self.path[-1] if self.path else "", _called_at()))
+        return out
+
+
+@contextmanager
+def _followed(model: nn.Module, path: list[str]) -> Iterator[None]:
+    """`path` holds the names of the modules whose forward is running, the innermost last."""
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: path.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: path.pop() and None))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _called_at() -> str:
+    """The innermost line that is neither torch's nor ours. Frames are walked by hand: it runs for every operator."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(NOT_THE_USERS) and not name.startswith("<"):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _raised_at(error: Exception) -> str:
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THE_USERS)]
+    return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
