@@ -47,10 +47,10 @@ import json, sys
 from time import perf_counter
 import psutil
 from orchestrator.runtime.jobs import Jobs
-from orchestrator.store import records
+from orchestrator.store import record_codec
 from orchestrator.store.event_store import EventStore
 
-records._adapter()
+record_codec._adapter()
 process = psutil.Process()
 before = process.memory_info().rss
 begun = perf_counter()

@@ -144,7 +144,7 @@ def nodes_run_on_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def full_name(function: ast.expr, path: Path) -> str:
-    """`yaml.load` as the module it comes from: with `from cluster import yaml` it is cluster.strict_yaml.load."""
+    """`x.load` as the module it comes from: with `from cluster import strict_yaml` it is cluster.strict_yaml.load."""
     first, dot, rest = ast.unparse(function).partition(".")
     modules = [module for _, module, _ in imports(path) if module.split(".")[-1] == first]
     return f"{modules[0] if modules else first}{dot}{rest}"

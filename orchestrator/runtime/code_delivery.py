@@ -47,7 +47,7 @@ def _unpacker() -> Callable[[bytes], tuple[str, str]]:
         import tempfile
 
         needs = "import workers.agent, workers.attempt.supervisor, workers.attempt.rank_main"
-        script = f"{needs}\nfrom cluster import code\nprint(code.export())"
+        script = f"{needs}\nfrom cluster import code_export\nprint(code_export.export())"
         with tempfile.TemporaryDirectory(prefix="polyfleet-") as whole:
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
                 tar.extractall(whole, filter="data")

@@ -16,9 +16,9 @@ print(*[find_spec(name).submodule_search_locations[0] for name in ("cluster", "w
 EXPORT = """
 import sys
 from pathlib import Path
-from cluster import code
-code.SOURCE = Path(sys.argv[1])
-print(code.export())
+from cluster import code_export
+code_export.SOURCE = Path(sys.argv[1])
+print(code_export.export())
 """
 
 

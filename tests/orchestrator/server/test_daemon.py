@@ -213,10 +213,10 @@ def test_the_record_is_json_with_the_documented_keys(home):
 UPGRADES = """
 import logging, os, time
 from pathlib import Path
-from orchestrator.server import record
+from orchestrator.server import server_record
 home = Path(os.environ["POLYFLEET_HOME"])
-with record.telling(home):
-    logging.getLogger(record.LONG_WORK).info("bringing the tables up to date")
+with server_record.telling(home):
+    logging.getLogger(server_record.LONG_WORK).info("bringing the tables up to date")
     while not (home / "go-on").exists():
         time.sleep(0.01)
 """

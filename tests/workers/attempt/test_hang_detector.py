@@ -185,8 +185,8 @@ def test_a_task_of_ours_without_steps_tells_its_python_stacks_where_its_job_sets
     node.folder().shared.mkdir(parents=True)
     code = f"""
 import pathlib, time
-from workers.attempt import child
-child._tell_stacks(pathlib.Path({str(node.folder().stacks(0))!r}))
+from workers.attempt import rank_main
+rank_main._tell_stacks(pathlib.Path({str(node.folder().stacks(0))!r}))
 def measures():
     time.sleep(600)
 measures()

@@ -114,11 +114,11 @@ def test_a_rank_asked_for_its_stacks_tells_them_and_survives_the_question_also_w
     code = f"""
 import faulthandler, os
 from pathlib import Path
-from workers.attempt import child
-child._tell_stacks(Path({str(tmp_path / "stacks")!r}))
-os.kill(os.getpid(), child.SIGNAL)
-faulthandler.unregister(child.SIGNAL)  # as the interpreter does at its end
-os.kill(os.getpid(), child.SIGNAL)
+from workers.attempt import rank_main
+rank_main._tell_stacks(Path({str(tmp_path / "stacks")!r}))
+os.kill(os.getpid(), rank_main.SIGNAL)
+faulthandler.unregister(rank_main.SIGNAL)  # as the interpreter does at its end
+os.kill(os.getpid(), rank_main.SIGNAL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert 'File "<string>", line 6 in <module>' in (tmp_path / "stacks").read_text()
