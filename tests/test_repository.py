@@ -18,8 +18,8 @@ PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglo
 CORE = "orchestrator/core/"
 SIMULATOR = "orchestrator/simulate/"
 TELLING = {
-    *("attempts", "commands", "control", "draft", "explain", "fold", "messages", "model", "nodes", "crash_points", "states"),
-    *("waiting_queue", "offer", "policy", "remaining_time", "throughput", "timing", "what_if"),
+    *("attempts", "commands", "control", "crash_points", "draft", "explain", "fold", "messages", "model", "nodes"),
+    *("offer", "policy", "remaining_time", "states", "throughput", "timing", "waiting_queue", "what_if"),
 }
 """Modules of the core that say what things are, and the one function `step`. All others decide."""
 TOLD_BY_DECIDING = {
