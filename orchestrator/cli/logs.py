@@ -30,12 +30,14 @@ def logs(
 ) -> None:
     """What a job printed. With `-o json` one object per line.
 
-    Exit code 3 when a part of what was asked for is not shown, because the node that has it does not answer.
+    Exit code 3 when a part of what was asked for is not shown, because the node that has it does not answer. With
+    `--follow` on a job that still runs this is a note on stderr: its new lines are shown.
     """
     from orchestrator.client import connect
 
     with connect(progress=say) as client:
-        ref = client.job(ref)["id"]  # of a name, once: another job may be called so by the next page
+        first = client.job(ref)
+        ref = first["id"]  # of a name, once: another job may be called so by the next page
         if follow:
             printed = print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
         else:
@@ -44,9 +46,11 @@ def logs(
             return
         view = client.job(ref)
         away = client.logs(ref, rank=rank, epoch=epoch, tail=tail or 0)["away"] if view["attempts"] else []
-        if away:
+        if away and printed and follow and not first["ended_at"]:
+            say(f"note: an earlier part of the log is not shown: {'; '.join(away)}")
+        elif away:
             raise FleetError(f"{'a part of the log is not shown: ' if printed else ''}{'; '.join(away)}")
-        if not printed:
+        elif not printed:
             _say_why_nothing(view, rank, epoch)
 
 

@@ -4,6 +4,7 @@ is up, a node is away, or what was asked for has another name.
 
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,7 +206,9 @@ def test_jobs_are_chosen_by_a_pattern_and_none_that_matches_is_not_no_jobs(here,
     assert "no job matches --state 'FAILED'" in here("jobs", "--state", "FAILED").stdout
 
 
-def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be_a_part(here, live, talking, wait_for):
+def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be_a_part(
+    here, live, talking, wait_for, command
+):
     job = submit(talking.spec | {"resources": {"pool": "cpu"}})["id"]
     talking.say("first\n")
     wait_for(lambda: here("logs", job).stdout == "first\n")
@@ -230,7 +233,12 @@ def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be
         shown = str(o.job(job).logs()).splitlines()
         assert shown[0] == "second" and shown[1].startswith(f"… not shown: {why}")
         assert o.job(job).logs(tail=1).away == ()
-    talking.end()
+    words = [*command, "logs", "-f", job]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+        assert following.stdout.readline() == "second\n"
+        talking.end()
+        rest, notes = following.communicate()
+    assert (following.returncode, rest) == (0, "") and f"note: an earlier part of the log is not shown: {why}" in notes
     wait_for(lambda: live.service.job(job)["state"] == "SUCCEEDED")
     followed = here("logs", "-f", job)
     assert (followed.returncode, followed.stdout) == (3, "second\n") and why in followed.stderr
