@@ -88,8 +88,8 @@ class OneNode:
     def logs_tail(self, ref: str, *where: Any) -> dict[str, Any]:
         return self._logs.tail(self._records[ref], *where)
 
-    def logs_away(self, ref: str, epoch: int | None) -> list[str]:
-        return self._logs.away(self._records[ref], epoch)
+    def logs_away(self, ref: str, *where: Any) -> list[str]:
+        return self._logs.away(self._records[ref], *where)
 
     def close(self) -> None:
         """Nothing is held."""
